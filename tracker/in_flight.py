@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tracker.dead_letter_targets import dead_letters_of
-from tracker.messages import MESSAGES, attempts_of, concat, int64, is_rejected, where, with_columns
+from tracker.backoff import DEFAULT_BACKOFF
+from tracker.dead_letter_targets import dead_letter_masks, dead_letters_of
+from tracker.messages import MESSAGES, Int64Array, concat, int64, is_rejected, where, with_columns
 from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
+from tracker.subscriptions import by_topic
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
 
@@ -65,9 +67,11 @@ class InFlight:
 
     Args:
         store: where the releases are kept.
+        names: by topic the names of its subscriptions, by number.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, names: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._names = names or {}
         self._store = store
         self._saved = store.get(_LIST, (0, 0))
         self._releases = [_Entry(*entry) for entry in json.loads(self._saved)] if self._saved else []
@@ -105,7 +109,7 @@ class InFlight:
             if entry.tick > tick or (wanted and entry.open == wanted):
                 kept.append(entry)
                 continue
-            rows = _open_rows(self._get(entry), wanted) if wanted else None
+            rows = self._open_rows(self._get(entry), wanted) if wanted else None
             if rows is None or not rows.num_rows:
                 self._store.remove(_TABLE, entry.key)
                 continue
@@ -131,8 +135,10 @@ class InFlight:
             if not mask:
                 continue
             rows = self._get(entry)
-            taken.append(_open_rows(rows, mask).drop_columns([PLACE]))
-            left = _open_rows(rows, {topic: ~mask.get(topic, 0) for topic in rows["topic"].unique().to_pylist()})
+            taken.append(self._open_rows(rows, mask).drop_columns([PLACE]))
+            topics = rows["topic"].unique().to_pylist()
+            others = {name: ~mask.get(name, 0) for topic in topics for name in (topic, dead_letters_of(topic))}
+            left = self._open_rows(rows, others)
             self._put(entry, left)
             is_open = entry.open and {topic: bits & ~mask.get(topic, 0) for topic, bits in entry.open.items()}
             self._releases[i] = _Entry(entry.tick, entry.kind, left.num_rows, is_open)
@@ -148,6 +154,34 @@ class InFlight:
 
     def _put(self, entry: _Entry, rows: pa.Table) -> None:
         self._store.put(_TABLE, entry.key, pack(_renamed(rows, SUBSCRIPTION_MASK, _STORED_MASK)))
+
+    def _open_rows(self, rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
+        """Returns the rows of a release for some subscriptions. Their places stay: sequence ids are made of them.
+
+        Args:
+            rows: as `Release.rows`.
+            wanted: as the values of OpenReleases, with REJECTED where rejected rows are wanted.
+        """
+        if PLACE not in rows.column_names:
+            rows = rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
+        others = by_topic(rows, lambda topic: wanted.get(topic, 0))
+        dead = by_topic(rows, lambda topic: wanted.get(dead_letters_of(topic), 0))
+        are_dead = self._dead_letters(rows)
+        mask, rejected = (others & ~are_dead) | (dead & are_dead), is_rejected(rows)
+        left = np.where(rejected, 0, int64(rows, SUBSCRIPTION_MASK) & mask & ~REJECTED)
+        return where(with_columns(rows, subscription_mask=pa.array(left)), (left != 0) | (rejected & (mask < 0)))
+
+    def _dead_letters(self, rows: pa.Table) -> Int64Array:
+        """Returns the subscriptions for which rows of a release went out as dead letters, as bits, int64, (rows,)."""
+        sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
+        limits = sending.get("attempts", {})
+
+        def most_retries(number: int, topic: str) -> int:
+            name = self._names[topic][number] if number < len(self._names.get(topic, ())) else ""
+            most: int = limits.get(topic, {}).get(name, DEFAULT_BACKOFF.attempts)
+            return most
+
+        return dead_letter_masks(rows, max(map(len, self._names.values()), default=0), most_retries)
 
     def save(self) -> None:
         """Writes what is not in the store yet."""
@@ -173,25 +207,3 @@ class _Entry(NamedTuple):
 def _renamed(rows: pa.Table, column: str, to: str) -> pa.Table:
     names = [to if name == column else name for name in rows.column_names]
     return rows.rename_columns(names).replace_schema_metadata(rows.schema.metadata)
-
-
-def _open_rows(rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
-    """Returns the rows of a release for some subscriptions. Their places stay: sequence ids are made of them.
-
-    Args:
-        rows: as `Release.rows`.
-        wanted: by topic the subscriptions, as bits, with REJECTED where rejected rows are wanted. Of those whose dead
-            letters are wanted the retries are: some may be none.
-    """
-    if PLACE not in rows.column_names:
-        rows = rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
-    topics = rows["topic"].combine_chunks().dictionary_encode()
-    masks, dead = (
-        np.array([wanted.get(name(topic), 0) for topic in topics.dictionary.to_pylist()], np.int64)
-        for name in (str, dead_letters_of)
-    )
-    indices = topics.indices.to_numpy()
-    mask = masks[indices] | np.where(attempts_of(rows) > 0, dead[indices], 0)
-    rejected = is_rejected(rows)
-    left = np.where(rejected, 0, int64(rows, SUBSCRIPTION_MASK) & mask & ~REJECTED)
-    return where(with_columns(rows, subscription_mask=pa.array(left)), (left != 0) | (rejected & (mask < 0)))

@@ -103,7 +103,7 @@ class Shard:
         self._tracker = DelayedDeliveryTracker(store)
         self._control = Control(store, subscriptions, tick_time_millis, compression, place)
         self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
-        self._in_flight = InFlight(store)
+        self._in_flight = InFlight(store, self._names)
         self._shaper = Shaper(store, self._subscriptions, self._control.operations, place)
         self._releasing = Releasing(self._subscriptions, self._tracker, self._control, self._shaper, self._in_flight)
         self._entries = EntryLog(store, place.is_home)
@@ -246,6 +246,7 @@ class Shard:
     def _apply_commands(self, step: TickInProgress, taken: _Taken, named: Named) -> None:
         given = step.input
         resumes = not all(change.is_paused for change in given.pause_changes)
+        payload_rows, in_state = self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows)
         step.outcomes.append(
             self._control.apply(
                 step.commands,
@@ -253,7 +254,8 @@ class Shard:
                 named.known,
                 named.is_new,
                 step.moment,
-                payload_rows=self._named.payload_rows(step.commands, taken.new, named.known, given.payload_rows),
+                payload_rows=payload_rows,
+                in_state=in_state,
                 pause_changes=given.pause_changes,
                 held=self._named.held(given) if resumes else empty_table(MESSAGES),
                 first_answers=given.first_answers,

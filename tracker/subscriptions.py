@@ -47,6 +47,10 @@ class Subscriptions:
         """Returns how the messages of a topic's subscription, given by its number, are retried."""
         return self.backoffs.get(topic, {}).get(subscription, DEFAULT_BACKOFF)
 
+    def most_retries(self, subscription: int, topic: str) -> int:
+        """Returns how many retries a message gets from a topic's subscription, given by its number."""
+        return self.backoff(topic, subscription).attempts
+
     @staticmethod
     def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
         """Makes `Subscriptions` of names by topic, all of them in the settings; returns `Subscriptions` unchanged."""

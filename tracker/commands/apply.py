@@ -19,6 +19,7 @@ from tracker.commands.retries import retry_rows
 from tracker.commands.run import Decision, Run
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.messages import (
+    MESSAGES,
     BoolArray,
     Int64Array,
     attempts_of,
@@ -79,6 +80,7 @@ class Executor:
         payload_rows: pa.Table,
         moment: Moment,
         ownership: ShardOwnership | None = None,
+        in_state: pa.Table | None = None,
     ) -> tuple[pa.Table, pa.Table]:
         """Applies commands to known messages.
 
@@ -89,6 +91,7 @@ class Executor:
             payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
             moment: of this tick.
             ownership: which commands and messages are this shard's; None: all.
+            in_state: as MESSAGES, rows of the messages that have not been handed out; None: there are none.
 
         Returns:
             OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
@@ -117,7 +120,8 @@ class Executor:
             part = slice(first, last)
             if first < last:
                 pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows)
-                outcomes += self._apply_run(Run(pairs, self._operations.moves), moment)
+                rows = [empty_table(MESSAGES) if in_state is None else in_state, *self._operations.moves]
+                outcomes += self._apply_run(Run(pairs, rows), moment)
         return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
     def _apply_run(self, run: Run, moment: Moment) -> list[pa.Table]:

@@ -293,6 +293,7 @@ class Control:
         moment: Moment,
         *,
         payload_rows: pa.Table = _NO_MESSAGES,
+        in_state: pa.Table = _NO_MESSAGES,
         pause_changes: Sequence[PauseChange] = (),
         held: pa.Table = _NO_MESSAGES,
         first_answers: FirstAnswers = no_answers,
@@ -307,7 +308,8 @@ class Control:
                 shard is the entry's home, those that are here.
             is_new: bool, (known,): the message came in only in this tick.
             moment: of this tick.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled or restored.
+            payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
+            in_state: those of them that have not been handed out.
             pause_changes: pauses and resumes of all shards' commands.
             held: as MESSAGES, the rows held back, where a change resumes.
             first_answers: reads the answers to request ids that come again.
@@ -342,7 +344,9 @@ class Control:
 
         is_released = are_released(known, is_new, moment)
         ownership = self._ownership(commands, known)
-        applied, unmatched = self._executor.apply(commands, known, is_released, payload_rows, moment, ownership)
+        applied, unmatched = self._executor.apply(
+            commands, known, is_released, payload_rows, moment, ownership, in_state
+        )
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._in_advance.wait(unmatched, moment)

@@ -19,7 +19,17 @@ from tracker.commands.outcome_rows import Pairs
 from tracker.commands.retries import CLOCKS_MILLIS
 from tracker.commands.schema import CANCEL, OF_SCHEDULES, RESCHEDULE, RETRY, SKIP
 from tracker.commands.standing import Standing, standing
-from tracker.messages import BoolArray, Int64Array, concat, has_keys, has_occurrences, int64
+from tracker.messages import (
+    BoolArray,
+    Int64Array,
+    concat,
+    has_keys,
+    has_occurrences,
+    int64,
+    is_among,
+    subscription_numbers,
+    with_columns,
+)
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
@@ -78,17 +88,18 @@ class Run:
 
     Args:
         pairs: of commands and messages.
-        moves: as MESSAGES, what this tick has moved so far.
+        in_state: as MESSAGES, rows that have not been handed out, with what this tick has moved so far.
     """
 
-    def __init__(self, pairs: Pairs, moves: Sequence[pa.Table]) -> None:
+    def __init__(self, pairs: Pairs, in_state: Sequence[pa.Table]) -> None:
         self.pairs = pairs
         self.commands = pairs.commands.take(pa.array(pairs.command))
         self.rows = pairs.known.take(pa.array(pairs.row))
         self.kind: str = self.commands["kind"][0].as_py()
         self.payload_rows = pairs.payload_rows
         if has_occurrences(self.payload_rows):  # the next one may have become that in this tick
-            self.payload_rows = concat([self.payload_rows, *moves])
+            self.payload_rows = concat([self.payload_rows, *in_state])
+        self._in_state = in_state
         self._masks = int64(self.commands, "subscriptions")
 
     def with_payload(self, payload_rows: pa.Table) -> Run:
@@ -140,6 +151,8 @@ class Run:
         is_late = stand.is_late
         if self.kind == RETRY:
             is_late = is_late & (np.where(stand.moves > 0, stand.moved_to, due) <= moment.now + CLOCKS_MILLIS)
+            # Due, but not handed out: it waits for a place, or a command before this one has moved it to now.
+            is_late &= ~self._are_in_state(rows, stand.moves, subscription, subscriptions)
         names = subscriptions.names_of(rows["topic"], subscription)
         payload_row = rows_of(rows, self.payload_rows, stand.moves, names)
         number = self._occurrences(payload_row)
@@ -165,6 +178,25 @@ class Run:
             starts=starts,
             until=np.maximum(due, stand.moved_to),
         )
+
+    def _are_in_state(
+        self, rows: pa.Table, sequences: Int64Array, subscription: int, subscriptions: Subscriptions
+    ) -> BoolArray:
+        """Tells of which messages the row of their last move for a subscription is in state: bool, (rows,).
+
+        Args:
+            rows: as KNOWN.
+            sequences: int64, (rows,): of the last moves; 0: there is none.
+            subscription: its number.
+            subscriptions: those of each source topic.
+        """
+        ids = ["ledger_id", "entry_id", "batch_index"]
+        in_state = concat(self._in_state)
+        number = subscription_numbers(in_state, subscriptions.names)
+        in_state = in_state.filter(pc.or_(pc.is_null(in_state["subscription"]), pa.array(number == subscription)))
+        in_state = with_columns(in_state, sequence=pc.fill_null(in_state["sequence"], 0))
+        last = rows.select(ids).append_column("sequence", pa.array(sequences))
+        return is_among(last, in_state, [*ids, "sequence"])
 
     def _occurrences(self, payload_row: Int64Array) -> Int64Array:
         """Returns which occurrence of a recurring message each row is, int64, (n,); 0: its message does not recur.

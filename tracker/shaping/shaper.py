@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +13,11 @@ import pyarrow.compute as pc
 from tracker.buckets.waiting_rows import Queue
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
+from tracker.dead_letter_targets import dead_letter_masks
 from tracker.messages import (
     MESSAGES,
     BoolArray,
     Int64Array,
-    attempts_of,
     concat,
     empty_table,
     int64,
@@ -306,14 +305,7 @@ class Shaper:
         """Returns the subscriptions for which each row is shaped, as bits, int64, (rows,): not for its dead letters."""
         shaping = self._subscriptions.shaping
         masks = by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
-        if (attempts := attempts_of(rows)).any():
-            for number in range(int(masks.max()).bit_length()):
-                masks[attempts > by_topic(rows, partial(self._most_attempts, number))] &= ~(1 << number)
-        return masks
-
-    def _most_attempts(self, number: int, topic: str) -> int:
-        """Returns how many retries a message gets from a subscription, given by its number."""
-        return self._subscriptions.backoff(topic, number).attempts
+        return masks & ~dead_letter_masks(rows, self._subscriptions.most, self._subscriptions.most_retries)
 
     def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
         """Yields topic and number of each subscription, with the indexes of its rows, int64, ascending."""

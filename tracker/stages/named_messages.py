@@ -70,24 +70,31 @@ class NamedMessages:
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
         return Named(known, is_new)
 
-    def payload_rows(self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table) -> pa.Table:
-        """Returns rows, as MESSAGES, of the known messages that commands move or restore, wherever they are.
+    def payload_rows(
+        self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table
+    ) -> tuple[pa.Table, pa.Table]:
+        """Returns rows, as MESSAGES, of the known messages that commands move or restore.
 
         Args:
             commands: as COMMAND_ROWS.
             messages: as MESSAGES, those that came in.
             known: as `Named.known`.
             sealed: as MESSAGES, those that the delayed index has.
+
+        Returns:
+            all of them, wherever they are, and those in state, which have not been handed out.
         """
+        nothing = empty_table(MESSAGES)
         if not commands.num_rows:
-            return empty_table(MESSAGES)
+            return nothing, nothing
         kinds = pc.is_in(commands["kind"], pa.array(OF_ROWS))
         if not pc.any(kinds).as_py():
-            return empty_table(MESSAGES)
+            return nothing, nothing
         wanted = _entries_of(commands.filter(kinds))
         known = known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
-        return concat(of_entries(rows, wanted) for rows in (messages, self._tracker.find(times), sealed))
+        in_state = of_entries(self._tracker.find(times), wanted)
+        return concat([of_entries(messages, wanted), in_state, of_entries(sealed, wanted)]), in_state
 
     def held(self, tick_input: TickInput) -> pa.Table:
         """Returns all rows that are held back, as MESSAGES: sealed ones, and those in state."""

@@ -11,6 +11,7 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import GivenUp
 from tracker.commands.schema import OUTCOME_ROWS
+from tracker.dead_letter_targets import dead_letter_masks
 from tracker.in_flight import PLANNED, SENDING, InFlight, Release
 from tracker.key_order import KeyOrder
 from tracker.messages import are_recurring, concat, has_occurrences, in_order, int64, is_rejected, where
@@ -39,6 +40,7 @@ class Releasing:
         shaper: Shaper,
         in_flight: InFlight,
     ) -> None:
+        self._n_subscriptions, self._most_retries = subscriptions.most, subscriptions.most_retries
         self._tracker = tracker
         self._control = control
         self._shaper = shaper
@@ -61,8 +63,10 @@ class Releasing:
         masks = self._control.hand_out(rows, step.moment)
         next_sequence = partial(self._control.next_sequence, step.moment)
         recurs = are_recurring(rows)
-        given_up, others = step.giving_up.take(rows, np.where(recurs, 0, masks), next_sequence)
-        masks = np.where(recurs, masks, others)
+        # Dead letters go to another topic, which can be written.
+        spared = np.where(recurs, masks, masks & dead_letter_masks(rows, self._n_subscriptions, self._most_retries))
+        given_up, others = step.giving_up.take(rows, masks & ~spared, next_sequence)
+        masks = spared | others
         placed = None
         if self._shaper:
             masks, placed, waiting = self._shaper.shape(

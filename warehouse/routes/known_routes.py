@@ -290,6 +290,8 @@ def _changed(before: Sequence[KnownSubscription], after: Sequence[KnownSubscript
                 yield f"{now.name} goes to {now.destination}, not {was.destination}"
             if now.shaping != was.shaping:
                 yield f"{now.name} has another rate, or other windows"
+            if now.backoff != was.backoff:
+                yield f"{now.name} has another backoff"
             if now.is_in_order != was.is_in_order:
                 what = "in order" if now.is_in_order else "in no order any more"
                 yield f"{now.name} gets the messages of a key {what}, from what is handed out next"

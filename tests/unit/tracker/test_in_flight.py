@@ -123,18 +123,19 @@ def test_the_store_has_the_column_names_that_checkpoints_have() -> None:
     assert in_flight.all()[0].rows["subscription_mask"].to_pylist() == [0, 1]
 
 
-def test_of_dead_letters_that_have_not_arrived_the_retries_are_kept() -> None:
-    in_flight = InFlight(MemoryStore())
+def test_dead_letters_are_open_by_themselves_as_the_release_says_what_one_is() -> None:
+    in_flight = InFlight(MemoryStore(), {TOPIC: ["a", "b"]})
     rows = with_columns(messages([(1, entry, 5) for entry in range(3)]), attempt=pa.array([None, 1, 9], pa.int32()))
-    rows = rows.append_column(SUBSCRIPTION_MASK, pa.array([0b11, 0b11, 0b11]))
-    in_flight.add(Release(1, PLANNED, rows))
-    open_releases = {(1, PLANNED): {TOPIC: 0b01, f"{TOPIC} dlq": 0b10}}
+    sending = f'{{"attempts": {{"{TOPIC}": {{"a": 10}}}}}}'
+    in_flight.add(Release(1, PLANNED, release_rows(rows, 0b11, sending)))
+    open_releases = {(1, PLANNED): {TOPIC: 0b01, f"{TOPIC} dlq": 0b11}}
     [opened] = in_flight.confirm(1, open_releases)
-    assert opened.rows[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b11, 0b11]
+    assert opened.rows[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b01, 0b11]
     assert in_flight.confirm(2, open_releases) == []
-    in_flight.confirm(3, {(1, PLANNED): {f"{TOPIC} dlq": 0b10}})
+    taken = in_flight.take_open({(1, PLANNED): {TOPIC: 0b11}})
+    assert taken[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b01, 0b01]
     [left] = in_flight.all()
-    assert (left.rows["entry_id"].to_pylist(), left.rows[SUBSCRIPTION_MASK].to_pylist()) == ([1, 2], [0b10, 0b10])
-    assert left.rows["place"].to_pylist() == [1, 2]
+    assert (left.rows["entry_id"].to_pylist(), left.rows[SUBSCRIPTION_MASK].to_pylist()) == ([2], [0b10])
+    assert left.rows["place"].to_pylist() == [2]
     in_flight.confirm(4, {})
     assert in_flight.all() == []

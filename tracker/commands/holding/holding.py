@@ -14,6 +14,7 @@ from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.schema import PauseChange
+from tracker.dead_letter_targets import dead_letter_masks
 from tracker.key_order import order_keys
 from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, int64, message_ids, typed
 from tracker.subscriptions import Subscriptions, by_topic
@@ -106,6 +107,11 @@ class Holding:
             return -1
         return self.paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
+    def _only_unwritable(self, topic: str) -> int:
+        """Returns a mask of the subscriptions that can't have a topic's messages for their destination's sake alone."""
+        is_missing = topic in self._subscriptions.without_route
+        return 0 if is_missing else self.unwritable.get(topic, 0) & ~self.paused.get(topic, 0)
+
     def hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
         """Moves due rows to HELD_DELIVER_AT for the subscriptions that can't have them now.
 
@@ -121,6 +127,9 @@ class Holding:
         if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return masks
         held_back = masks & by_topic(rows, self.held_back)
+        # Dead letters go to another topic.
+        dead = dead_letter_masks(rows, self._subscriptions.most, self._subscriptions.most_retries)
+        held_back &= ~(dead & by_topic(rows, self._only_unwritable))
         for subscription in range(int(held_back.max(initial=0)).bit_length()):
             held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
             was_due = pc.coalesce(held["was_due"], held["shaped_from"], held["deliver_at"]).to_numpy()

@@ -16,6 +16,7 @@ from tests.support.examples import examples
 from tests.support.key_order_history import Came, violations
 from tests.support.key_order_service import Service, settings_of
 from tests.support.messages import TOPIC, messages, tick_at
+from tracker.messages import concat
 from tracker.packing import pack
 from tracker.shard import Shard
 from tracker.store import MemoryStore
@@ -111,3 +112,19 @@ def test_a_message_with_an_ordering_key_alone_stays_with_the_others_of_its_key(p
     plan = plan_release(SETTINGS, Assignment("app", 0, 1, release.kind, pack(release.rows)), Attempt())
     assert len({send.topic for send in plan.sends}) == 1
     assert len(plan.sends) == 20
+
+
+def test_bytes_are_keys_too_and_messages_without_a_key_have_no_order() -> None:
+    of_bytes: dict[str, object] = {"ordering_key_bytes": b"\xff\x00", "key": "a"}
+    of_java: dict[str, object] = {"key": "/wA=", "key_encoding": "base64"}  # as the client gives a key of bytes
+    kinds: list[dict[str, object]] = [of_bytes, of_java, {"key": None}, of_bytes | {"key": None}, of_java]
+    rows = concat(messages([(1, 65 * i, 100 - 10 * i)], **kind) for i, kind in enumerate(kinds))
+    tick = tick_at(1, 100, sending=Offset(lanes=1, routes=ROUTES.to_json()).to_tick().sending)
+    effects = Shard(MemoryStore(), ROUTES.subscriptions, 100).apply(tick, TickInput(messages=rows))
+    by_key: dict[object, list[int]] = defaultdict(list)
+    for one in effects.releases:
+        plan = plan_release(SETTINGS, Assignment("app", 0, 1, one.kind, pack(one.rows)), Attempt())
+        for send, _ in by_time([plan]):
+            if send.subscription == "one":
+                by_key[send.key and send.key[2]].append(plan.columns["entry_id"][send.row] // 65)
+    assert by_key == {b"\xff\x00": [3, 0], b"/wA=": [4, 1], None: [2]}

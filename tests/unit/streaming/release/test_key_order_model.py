@@ -176,6 +176,56 @@ def test_places_of_one_shard_are_in_the_order_in_which_messages_were_due(
 
 
 @pytest.mark.slow
+@effort(max_examples=examples(60), deadline=None)
+@given(
+    HISTORY,
+    st.lists(st.tuples(st.integers(0, 19), st.booleans(), st.sampled_from(SHAPED)), max_size=4),
+    st.integers(0, 1 << 30),
+    st.integers(1, 2),
+)
+def test_settings_that_are_edited_between_two_runs_lose_and_double_nothing_and_hold_for_what_is_handed_out_then(
+    history: list[Step], edits: list[tuple[int, bool, dict[str, Any]]], seed: int, shards: int
+) -> None:
+    story = Story(seed, shards, {})
+    service, since, is_ordered = story.service, 0, True
+    phases: list[tuple[int, int]] = []  # ticks after the first and up to the second were in order
+    for number, step in enumerate(history):
+        for at, is_on, shaped in edits:
+            if at == number:
+                phases += [(since, service.tick)] if is_ordered else []
+                since, is_ordered = service.tick, is_on
+                service.settings = settings_of(**MANY_RETRIES, **shaped, order="key" if is_on else "none")
+                service.routes = service.routes.taken_on(service.settings)
+                service.start()
+        story.go_on(*step)
+    story.end()
+    phases += [(since, service.tick)] if is_ordered else []
+    for name in ("one", "other"):
+        assert Counter(one.position[1] // ENTRY for one in service.came(name)) == story.expected(name)
+    for first, last in phases:
+        assert violations([one for one in story.came("one") if first < one.tick <= last]) == []
+
+
+@pytest.mark.parametrize("is_handed_out", [False, True])
+def test_attempts_that_are_lowered_hold_for_retries_that_wait_and_not_for_what_was_handed_out(
+    is_handed_out: bool,
+) -> None:
+    story = Story(1, 1, {})
+    service = story.service
+    for later, entries in [(100, [(1, 5_000)])] + [(900, [])] * 6:
+        story.go_on(later, entries, ("", 0, 0), 100, False)
+    story.go_on(500, [], (RETRY, 0, 3_000), 100, False)
+    assert story.expected("one") == {0: 2}
+    if is_handed_out:
+        story.go_on(2_500, [], ("", 0, 0), 0, False)
+    service.settings = settings_of(backoff={"attempts": 0})
+    service.routes = service.routes.taken_on(service.settings)
+    service.start()
+    story.end()
+    came = [[one.attempt for one in service.came(name)] for name in ("one", "one-dlq")]
+    assert came == ([[None, 1], []] if is_handed_out else [[None], [1]])
+
+
 def test_without_it_the_same_history_has_messages_of_a_key_overtake_each_other() -> None:
     # The other subscription has the same messages, but no order.
     found = 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.backoff import Backoff
 from tracker.commands.match import NOT_KEPT
-from tracker.commands.schema import KNOWN, RETRY, SKIP
+from tracker.commands.schema import KNOWN, RETRY, SKIP, PauseChange
 from tracker.messages import concat
 from tracker.properties.retry_of import sent_back, with_reason
 from tracker.properties.schedule import BadScheduleError
@@ -28,6 +28,9 @@ from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 BACKOFF = Backoff(first_millis=2_000, factor=3.0, max_millis=10_000, jitter=0.0, attempts=3)
+
+# What is recorded with a release of how it is sent.
+SENDING = json.dumps({"attempts": {TOPIC: {"a": 3, "b": 3}}})
 
 
 class Job:
@@ -49,7 +52,7 @@ class Job:
         self.number += 1
         given = TickInput(segment=self.due(now), first_answers=self.answers, **tick_input)
         tick = tick_at(self.number, now, load_horizon=now + 6_000, near_until=now + 2_000, ingested_through=self.number)
-        tick = replace(tick, confirmed=confirmed, unwritable=unwritable or {})
+        tick = replace(tick, confirmed=confirmed, unwritable=unwritable or {}, sending=SENDING)
         effects = self.shard.apply(tick, given)
         self.loaded = now + 6_000
         self.index.append(effects.bucket)
@@ -276,7 +279,7 @@ def test_dead_letters_that_can_not_be_written_are_open_and_hold_nothing_back() -
         job.number += 1
         unwritable = {TOPIC: {"b dlq": {"since": 1, "open": [[2, False]]}}}
         at = tick_at(job.number, now, load_horizon=now + 6_000, near_until=now + 2_000, ingested_through=job.number)
-        return job.shard.apply(replace(at, confirmed=2, unwritable=unwritable, **others), given)
+        return job.shard.apply(replace(at, confirmed=2, unwritable=unwritable, sending=SENDING, **others), given)
 
     at_once = messages([(3, 0, 30_000)])
     again = tick(31_000, TickInput(messages=concat([at_once, sent_back_row(1, retryAfter="1ms")])))
@@ -285,6 +288,34 @@ def test_dead_letters_that_can_not_be_written_are_open_and_hold_nothing_back() -
     # Another run hands out again what is open of it.
     [first, *_] = tick(32_000, TickInput(), run_id="another").releases
     assert [(row["attempt"], row["place"]) for row in first.rows.to_pylist()] == [(4, 0)]
+
+
+def test_dead_letters_that_have_arrived_are_not_rejected_with_the_others_of_their_release() -> None:
+    job = Job(due=90_000)
+    others = concat([messages([(3, 0, 30_000)]), sent_back_row(1, **{"delaylake.attempt": "2", "retryAfter": "1ms"})])
+    dead = sent_back_row(0, **{"delaylake.attempt": "3"})
+    assert job.rows(job.tick(30_000, messages=concat([dead, others]))) == [(0b10, 30_000, 4), (0b11, 30_000, None)]
+    assert job.rows(job.tick(30_500)) == [(0b10, 30_001, 3)]
+    opened = [[number, kind] for number in (2, 3) for kind in (0, 1)]
+    stuck = {TOPIC: {"b": {"since": 1, "open": opened, "rejects": "b's topic can't be written: terminated"}}}
+    effects = job.tick(31_000, confirmed=3, unwritable=stuck)
+    assert sorted(effects.rejects["entry_id"].to_pylist()) == [0, 1]
+    assert {row["attempt"] for row in effects.rejects.to_pylist()} == {None, 3}
+
+
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_dead_letters_go_out_where_only_the_destination_of_the_others_can_not_be_written(is_rejected: bool) -> None:
+    job = Job(due=90_000)
+    rejects = {"rejects": "b's topic can't be written: terminated"} if is_rejected else {}
+    stuck = {TOPIC: {"b": {"since": 1, "open": []} | rejects}}
+    dead = sent_back_row(0, **{"delaylake.attempt": "3"})
+    effects = job.tick(30_000, messages=concat([dead, messages([(3, 0, 30_000)])]), unwritable=stuck)
+    assert job.rows(effects)[:2] == [(0b10, 30_000, 4), (0b01, 30_000, None)]
+    assert effects.rejects["ledger_id"].to_pylist() == [3] * is_rejected
+    pause = PauseChange("p", TOPIC, 0b10, is_paused=True)
+    again = sent_back_row(1, **{"delaylake.attempt": "3"})
+    effects = job.tick(31_000, messages=again, unwritable=stuck, pause_changes=[pause], request_ids={"p": 1})
+    assert job.rows(effects) == []
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])
