@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import psutil
 
+from tests.chaos.commands import MOST_AHEAD_MILLIS
 from tests.chaos.world import CONTROL, DESTINATIONS, OTHER_DESTINATION, PARTS, SECOND, SOURCE, World
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.support.harness import Api, now, wait_until
 
 _MOST_PARTITIONS = 8
-_MOST_AHEAD_MILLIS = 5_000  # more than the longest lookahead
 
 
 class Fault(ABC):
@@ -359,6 +359,17 @@ class RemakeDestination(Fault):
         return None
 
 
+class PauseSubscription(Fault):
+    """A subscription is paused, and resumed some seconds later: other faults may come in between."""
+
+    name, weight = "pause subscription", 25
+
+    def apply(self, world: World) -> str | None:
+        topic, name = world.chance.choice([(SOURCE, "a"), (SECOND, "c")])
+        is_begun = world.commander.pause(topic, name, world.chance.uniform(1, 15))
+        return None if is_begun else "it is paused"
+
+
 class RenameSubscription(Fault):
     """One has another name for some seconds: it is removed, and another one with its destination added."""
 
@@ -369,7 +380,7 @@ class RenameSubscription(Fault):
             world.job.terminate()
             world.job.stop()
             # What was handed out for the one, and not sent, neither of them gets.
-            world.ledger.may_miss("b", now() + _MOST_AHEAD_MILLIS)
+            world.ledger.may_miss("b", now() + MOST_AHEAD_MILLIS)
             world.edit(lambda routes: routes[0]["subscriptions"][_index(routes[0], before)].update(name=after))
             world.start_job()
 
@@ -410,6 +421,6 @@ ALL: list[Fault] = [
         KillWorker, KillMaintenance, KillApi, KillDriver, KillJvm, KillExecutor, KillBroker, PauseWorker, PauseDriver,
         PauseJvm, PauseBroker, UnloadSource, UnloadDestination, UnloadControl, AddPartition, LoseCheckpoint, FillDisk,
         RollBackCheckpoint, SwapSubscriptions, AddAndRemoveSubscription, RouteOutAndBack, CloseDestination,
-        RemakeDestination, RenameSubscription, ChangeDestination,
+        RemakeDestination, PauseSubscription, RenameSubscription, ChangeDestination,
     )
 ]  # fmt: skip

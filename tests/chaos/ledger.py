@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pulsar
 
 from jobs.demo.consumers import SteadyClock
-from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 _PAYLOAD = struct.Struct(">qq")  # a message's number and when it is due, ms since the epoch
+_BEHIND_SECONDS = 100  # of so much of the load, the newest, it is known how much is to come
 _SHOWN = 5
 
 # What may become of a message for a subscription, by its route and the answers to the commands that name it.
 DELIVERED, NOT_MEANT, EITHER = 0, 1, 2
 
 
+# Which of a message's deliveries: the occurrence of a recurring one, and the attempt of a retry; 0: neither.
+Which = tuple[int, int]
+ONCE: Which = (0, 0)
+
+
 def payload(number: int, due: int) -> bytes:
     return _PAYLOAD.pack(number, due)
+
+
+def which_of(message: Any) -> Which:
+    """Which delivery of its message it is."""
+    given = message.properties()
+    return int(given.get("delaylake.occurrence", 0)), int(given.get("delaylake.attempt", 0))
 
 
 def number_of(message: Any) -> int:
@@ -33,8 +42,29 @@ def number_of(message: Any) -> int:
     return int(number)
 
 
+@dataclass
+class Further:
+    """An occurrence or a retry of a message for a subscription."""
+
+    due: int  # it must not come before, ms since the epoch
+    expected: int
+    times: int = 0
+    first: int = 0  # a hash of the delivery's message id
+    is_early: bool = False
+
+
+@dataclass
+class Pause:
+    """A pause of a subscription: what is due from `begin` on must not come before `end`, both ms since the epoch."""
+
+    begin: int
+    end: int | None = None  # None: it goes on
+
+
 class Ledger:
     """The messages of one run, by their number, and what became of each for each subscription.
+
+    A message that is to come several times has a row in `further` for each of its deliveries but for the plain one.
 
     Args:
         subscriptions: by name the destination.
@@ -46,13 +76,14 @@ class Ledger:
         self.due = np.zeros(size, np.int64)
         self.is_sent = np.zeros(size, np.bool_)
         self.sent = 0
-        self.outstanding = 0  # deliveries that are to come, also of messages that wait or were skipped
         self._expected = {name: np.zeros(size, np.int8) for name in self.names}
         self._times = {name: np.zeros(size, np.uint8) for name in self.names}
         self._first = {name: np.zeros(size, np.int64) for name in self.names}  # a hash of the delivery's message id
         self._early = {name: np.zeros(size, np.bool_) for name in self.names}
         # By name and number of a message that is to be rescheduled, when it came, ms since the epoch; 0: not yet.
         self._came_at: dict[tuple[str, int], int] = {}
+        self.further: dict[tuple[str, int, Which], Further] = {}
+        self.pauses: dict[str, list[Pause]] = {name: [] for name in self.names}
         self.not_stored = 0  # messages that the broker has acknowledged, and does not have
         self.wrong: list[str] = []
         self.max_late_millis = 0
@@ -69,10 +100,15 @@ class Ledger:
         self.is_sent[number] = True
         with self._lock:
             self.sent += 1
-            self.outstanding += sum(int(expected[number] == DELIVERED) for expected in self._expected.values())
 
     def expect(self, name: str, number: int, what: int) -> None:
         self._expected[name][number] = what
+
+    def expect_further(self, name: str, number: int, which: Which, due: int, what: int) -> None:
+        """Says of an occurrence or a retry what is to become of it, and before which time it must not come."""
+        with self._lock:
+            found = self.further.setdefault((name, number, which), Further(due, what))
+            found.due, found.expected = due, what
 
     def may_miss(self, name: str, until: int) -> None:
         """Messages that were due by a time, ms since the epoch, and have not come, need not: nobody is to get them."""
@@ -88,29 +124,59 @@ class Ledger:
         if 0 < self._came_at[name, number] < at:
             self._early[name][number] = True
 
-    def receive(self, name: str, message: Any, received_at: int) -> None:
-        """A message came to a destination. Twice from a broker that lost an acknowledgement is once."""
+    def receive(self, name: str, message: Any, received_at: int) -> bool:
+        """A message came to a destination. Twice from a broker that lost an acknowledgement is once.
+
+        Returns:
+            whether it is the first time.
+        """
         number, due = _PAYLOAD.unpack(message.data())
+        which = which_of(message)
         where = hash((str(message.message_id()), message.topic_name())) or 1
+        came_at = min(message.publish_timestamp(), received_at)
         with self._lock:
-            if self._first[name][number] == where:
-                return
-            if not self._times[name][number]:
-                self._first[name][number] = where
-                self.outstanding -= 1
-            self._times[name][number] += self._times[name][number] < 255
             if due != self.due[number]:
                 self.wrong.append(f"{name}: message {number} is due at {due}, not at {self.due[number]}")
-            came_at = min(message.publish_timestamp(), received_at)
+            if which != ONCE:
+                return self._receive_further(name, number, which, where, came_at)
+            if self._first[name][number] == where:
+                return False
+            is_first = not self._times[name][number]
+            if is_first:
+                self._first[name][number] = where
+            self._times[name][number] += self._times[name][number] < 255
             if came_at < due:
                 self._early[name][number] = True
             if self._came_at.get((name, number)) == 0:
                 self._came_at[name, number] = came_at
+            self._check_pauses(name, number, due, came_at)
             self.max_late_millis = max(self.max_late_millis, received_at - due)
+            return is_first
+
+    def _receive_further(self, name: str, number: int, which: Which, where: int, came_at: int) -> bool:
+        found = self.further.get((name, number, which))
+        if found is None:
+            self.wrong.append(f"{name}: message {number} came as {which}, which nobody has asked for")
+            return False
+        if found.first == where:
+            return False
+        is_first = not found.times
+        if is_first:
+            found.first = where
+        found.times += 1
+        found.is_early |= came_at < found.due
+        self._check_pauses(name, number, found.due, came_at)
+        return is_first
+
+    def _check_pauses(self, name: str, number: int, due: int, came_at: int) -> None:
+        for pause in self.pauses[name]:
+            if pause.begin <= due and pause.begin <= came_at and (pause.end is None or came_at < pause.end):
+                self.wrong.append(f"{name}: message {number} came during a pause, at {came_at}: {pause}")
 
     def lost(self, n: int) -> set[int]:
         """Those of the first n messages of which a delivery has not come that must."""
-        return {int(number) for name in self.names for number in np.flatnonzero(self._lost(name, n))}
+        plain = {int(number) for name in self.names for number in np.flatnonzero(self._lost(name, n))}
+        return plain | {number for _, number, _ in self._further_lost()}
 
     def was_not_stored(self, numbers: set[int]) -> None:
         """The broker does not have these messages, although it has acknowledged them."""
@@ -120,10 +186,25 @@ class Ledger:
 
     def missing(self, n: int) -> int:
         """How many deliveries of the first n messages have not come that must."""
-        return sum(int(self._lost(name, n).sum()) for name in self.names)
+        return sum(int(self._lost(name, n).sum()) for name in self.names) + len(self._further_lost())
+
+    def outstanding(self, n: int, rate: int) -> int:
+        """How many deliveries are to come of the newest of n messages, also of those that wait or were skipped.
+
+        Args:
+            rate: messages a second.
+        """
+        begin = max(0, n - _BEHIND_SECONDS * rate)
+        return sum(int(self._lost(name, n, begin).sum()) for name in self.names)
 
     def delivered(self) -> int:
-        return sum(int((times > 0).sum()) for times in self._times.values())
+        plain = sum(int((times > 0).sum()) for times in self._times.values())
+        return plain + sum(found.times > 0 for found in self.further.values())
+
+    def comes_again(self) -> dict[str, int]:
+        """How many occurrences and retries have come."""
+        came = [which for (_, _, which), found in self.further.items() if found.times]
+        return {kind: sum(which[i] > 0 for which in came) for i, kind in enumerate(("occurrences", "retries"))}
 
     def report(self, n: int) -> dict[str, Any]:
         """What is wrong with the first n messages: counts, and under `examples` some of each kind."""
@@ -134,7 +215,10 @@ class Ledger:
             "wrong": self._delivered_although_not_meant,
         }
         kinds = {kind: {name: of(name, n) for name in self.names} for kind, of in of_kind.items()}
-        counts: dict[str, Any] = {kind: sum(int(f.sum()) for f in found.values()) for kind, found in kinds.items()}
+        further = self._further_wrong()
+        counts: dict[str, Any] = {
+            kind: sum(int(f.sum()) for f in found.values()) + len(further[kind]) for kind, found in kinds.items()
+        }
         counts["wrong"] += len(self.wrong)
         counts["examples"] = {
             kind: [
@@ -142,13 +226,36 @@ class Ledger:
                 for name, f in found.items()
                 for i in np.flatnonzero(f)[:_SHOWN]
             ]
+            + [
+                {"subscription": name, "message": number, "which": which, "due": self.further[name, number, which].due}
+                for name, number, which in further[kind][:_SHOWN]
+            ]
             for kind, found in kinds.items()
             if counts[kind]
         } | ({"other": self.wrong[:_SHOWN]} if self.wrong else {})
         return counts
 
-    def _lost(self, name: str, n: int) -> Any:
-        return self.is_sent[:n] & (self._expected[name][:n] == DELIVERED) & (self._times[name][:n] == 0)
+    def _further_lost(self) -> list[tuple[str, int, Which]]:
+        with self._lock:
+            return [
+                key
+                for key, one in self.further.items()
+                if one.expected == DELIVERED and not one.times and self.is_sent[key[1]]
+            ]
+
+    def _further_wrong(self) -> dict[str, list[tuple[str, int, Which]]]:
+        """By kind of what is wrong the occurrences and retries."""
+        of_kind: dict[str, Callable[[Further], bool]] = {
+            "doubled": lambda one: one.times > 1,
+            "early": lambda one: one.is_early,
+            "wrong": lambda one: one.expected == NOT_MEANT and one.times > 0,
+        }
+        found = {kind: [key for key, one in self.further.items() if is_so(one)] for kind, is_so in of_kind.items()}
+        return {"lost": self._further_lost(), **found}
+
+    def _lost(self, name: str, n: int, begin: int = 0) -> Any:
+        of = slice(begin, n)
+        return self.is_sent[of] & (self._expected[name][of] == DELIVERED) & (self._times[name][of] == 0)
 
     def _doubled(self, name: str, n: int) -> Any:
         return self._times[name][:n] > 1
@@ -161,10 +268,20 @@ class Ledger:
 
 
 class Receivers:
-    """Consumes the destinations, each as (subscription, topic), into a ledger, in a thread each."""
+    """Consumes the destinations, each as (subscription, topic), into a ledger, in a thread each.
 
-    def __init__(self, client: pulsar.Client, ledger: Ledger, destinations: Iterable[tuple[str, str]]) -> None:
-        self._client, self._ledger = client, ledger
+    Args:
+        on_first: called with the subscription and each message, when it has come for the first time.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client,
+        ledger: Ledger,
+        destinations: Iterable[tuple[str, str]],
+        on_first: Callable[[str, Any], None] = lambda name, message: None,
+    ) -> None:
+        self._client, self._ledger, self._on_first = client, ledger, on_first
         self._clock = SteadyClock()
         self._stopped = threading.Event()
         self._threads = [
@@ -189,76 +306,9 @@ class Receivers:
                         message = consumer.receive(300)
                     except pulsar.Timeout:
                         continue
-                    self._ledger.receive(name, message, self._clock.now())
+                    if self._ledger.receive(name, message, self._clock.now()):
+                        self._on_first(name, message)
                     consumer.acknowledge(message)
                 consumer.close()
             except pulsar.PulsarException:
                 self._stopped.wait(1)
-
-
-class Asked(NamedTuple):
-    """A command for a message."""
-
-    number: int
-    name: str  # the subscription that it is for
-    deliver_at: int | None = None  # of a reschedule the new time, ms since the epoch, later than the first; None: none
-
-
-_DONE = {int(Result.APPLIED), int(Result.ALREADY_APPLIED)}
-
-
-@dataclass
-class Commands:
-    """The commands that were sent, and what they were answered."""
-
-    asked: dict[str, Asked] = field(default_factory=dict)  # by request id
-    # By request id all last answers, one however often it is told. One for no subscription is for all.
-    answers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    not_stored: int = 0  # commands that were sent, and that the broker does not have
-
-    def take(self, data: bytes) -> None:
-        published = ControlOutcome.FromString(data)
-        asked = self.asked.get(published.request_id)
-        if asked and published.subscription in ("", asked.name) and published.result != Result.WAITING:
-            self.answers[published.request_id].add(published.result)
-
-    def unanswered(self) -> set[str]:
-        """The request ids of commands that were not answered."""
-        return {request for request in list(self.asked) if not self.answers.get(request)}
-
-    def contradicted(self) -> dict[str, list[str]]:
-        """By request id the answers to a command, where the last word was not the last."""
-        return {r: sorted(map(Result.Name, a)) for r, a in list(self.answers.items()) if len(a) > 1}
-
-    def were_not_stored(self, request_ids: set[str]) -> None:
-        """The broker does not have these commands."""
-        self.not_stored += len(request_ids)
-        for request_id in request_ids:
-            del self.asked[request_id]
-
-    def settle(self, ledger: Ledger) -> None:
-        """What was answered APPLIED must not come, or not before its time; what was not answered may have been done."""
-        for request, (number, name, deliver_at) in self.asked.items():
-            answers = self.answers.get(request, set())
-            if deliver_at is None:
-                ledger.expect(name, number, EITHER if not answers else NOT_MEANT if answers & _DONE else DELIVERED)
-            elif answers & _DONE:
-                ledger.not_before(name, number, deliver_at)
-
-
-def follow_outcomes(client: pulsar.Client, topic: str, commands: Commands, stopped: threading.Event) -> None:
-    """Consumes the outcome topic, in a thread: a reader would pass over what the broker drops when it unloads it."""
-
-    def run() -> None:
-        consumer = client.subscribe(topic, "chaos", initial_position=pulsar.InitialPosition.Earliest)
-        while not stopped.is_set():
-            try:
-                message = consumer.receive(300)
-                commands.take(message.data())
-                consumer.acknowledge(message)
-            except pulsar.Timeout:
-                continue
-            except pulsar.PulsarException:
-                time.sleep(0.5)
-
-    threading.Thread(target=run, daemon=True).start()

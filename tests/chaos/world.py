@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +22,12 @@ from broker.client import FIRST_SEQUENCE_ID, connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from streaming.release.producer_names import NAMES_FILE
-from tests.chaos.ledger import Asked, Commands, Ledger, Receivers, follow_outcomes, number_of, payload
+from tests.chaos.commands import Commander, Commands, follow_outcomes
+from tests.chaos.keyed import Keyed
+from tests.chaos.ledger import DELIVERED, ONCE, Ledger, Receivers, number_of, payload, which_of
 from tests.chaos.unanswered import stored_messages
 from tests.support.harness import Api, Job, now, wait_until
-from tracker.wire.delaylake_pb2 import ControlCommand, SkipEntry
+from tracker.wire.delaylake_pb2 import ControlCommand
 from warehouse.audit.accounts import Audit, run_audit
 
 SOURCE = "persistent://public/default/chaos"
@@ -41,11 +42,16 @@ _OF_SOURCE = {SOURCE: ["a", "b"], SECOND: ["c"]}
 
 _TICK_SECONDS = 0.05
 _BEHIND_SECONDS = 5
-_LATER_MILLIS = 5_000  # by how much messages are rescheduled
 _MOST_BEHIND_SECONDS = 90  # messages wait 13 s in the mean, some go to two subscriptions, and each 14th is skipped
 _TMPFS_BYTES = 3 << 30
 _RETENTION = {"retentionTimeInMinutes": 600, "retentionSizeInMB": -1}
 
+# Of the messages to SECOND each tenth has one of some schedule keys, and each hundredth recurs.
+_KEYS = 40
+_MODES = ("replace", "keep", "debounce")
+_EVERY_SECONDS = 2
+_OCCURRENCES = 4
+_RETRIED = ("a", "c")  # what of them consumers fail on
 
 T = TypeVar("T", int, str)
 
@@ -90,7 +96,10 @@ class World:
         self._stopped = threading.Event()
         self._stopped_sending = threading.Event()
         destinations = [*DESTINATIONS.items(), ("a", OTHER_DESTINATION)]
-        self._receivers = Receivers(self.client, self.ledger, destinations)
+        self.commander = Commander(self.client, CONTROL, self.ledger, self.commands)
+        self.keyed = Keyed("c")
+        self._to_fail: set[int] = set()  # messages on which consumers fail, once
+        self._receivers = Receivers(self.client, self.ledger, destinations, self._consume)
         follow_outcomes(self.client, f"{CONTROL}_outcomes", self.commands, self._stopped)
         self.api: Api | None = None  # until a fault wants one
         self.number = 0
@@ -225,32 +234,38 @@ class World:
             )
             for i, topic in enumerate(sources)
         }
-        commander = self.client.create_producer(
-            CONTROL, initial_sequence_id=FIRST_SEQUENCE_ID, send_timeout_millis=0, block_if_queue_full=True
-        )
         began = time.monotonic()
         while not self._stopped_sending.is_set() and self.number < self._size:
             wanted = min(self._size, int((time.monotonic() - began) * self.rate))
-            if self.ledger.outstanding > _MOST_BEHIND_SECONDS * self.rate:  # more would only make it slower
+            if (
+                self.ledger.outstanding(self.number, self.rate) > _MOST_BEHIND_SECONDS * self.rate
+            ):  # more would only make it slower
                 wanted = self.number
                 began = time.monotonic() - self.number / self.rate
             elif wanted - self.number > self.rate:  # after a stop the load goes on, it does not catch up
                 began += (wanted - self.number) / self.rate
                 wanted = self.number + 1
             while self.number < wanted:
-                self._send_one(producers, commander, self.number)
+                self._send_one(producers, self.number)
                 self.number += 1
             time.sleep(_TICK_SECONDS)
         for producer in producers.values():
             producer.flush()
-        commander.flush()
+        self.commander.flush()
 
-    def _send_one(self, producers: dict[str, pulsar.Producer], commander: pulsar.Producer, number: int) -> None:
+    def _send_one(self, producers: dict[str, pulsar.Producer], number: int) -> None:
         delay = self.chance.choice([0.0, self.chance.uniform(0, 3), self.chance.uniform(3, 25)])
-        due = now() + int(delay * 1000)
         topic = SECOND if number % 5 == 0 else SOURCE
         names = _OF_SOURCE[topic]
-        is_asked = delay > 8 and number % 7 == 0
+        is_keyed, recurs = number % 50 == 5, number % 500 == 10
+        is_plain = not (is_keyed or recurs)
+        is_asked = is_plain and delay > 8 and number % 7 == 0
+        if recurs:
+            delay = max(delay, 5.0)  # it begins in time
+        if is_plain and not is_asked and delay > 12 and number % 120 in (1, 20):
+            self._to_fail.add(number)
+        due = now() + int(delay * 1000)
+        properties = {"deliverAt": str(due)}
 
         def sent(result: Any, message_id: Any) -> None:
             # In the client's own thread; an exception here would hang the process.
@@ -259,37 +274,31 @@ class World:
                     self.problems.append(f"message {number} was not taken: {result}")
                     return
                 self.ledger.acknowledge(number)
+                if is_keyed:
+                    self.keyed.stored(number, message_id)
                 if is_asked and message_id.ledger_id() >= 0:
-                    self._command(commander, topic, number, message_id, names[0])
+                    self.commander.change(topic, number, message_id, names[0])
 
-        self.ledger.send(number, due, names)
+        self.ledger.send(number, due, [] if recurs else names)
+        if is_keyed:
+            place = number // 50 % _KEYS
+            mode = _MODES[place % len(_MODES)]
+            properties |= {"scheduleKey": f"key-{place}", "scheduleMode": mode, "debounceMax": "1h"}
+            self.keyed.send(number, properties["scheduleKey"])
+        if recurs:
+            properties |= {"repeat": f"@every {_EVERY_SECONDS}s", "repeatTimes": f"{_OCCURRENCES}", "misfire": "all"}
+            for name in names:
+                for i in range(_OCCURRENCES):
+                    at = due + i * _EVERY_SECONDS * 1000
+                    self.ledger.expect_further(name, number, (i + 1, 0), at, DELIVERED)
         key = f"{number % 9}" if number % 2 else None
-        producers[topic].send_async(payload(number, due), sent, properties={"deliverAt": str(due)}, partition_key=key)
+        producers[topic].send_async(payload(number, due), sent, properties=properties, partition_key=key)
 
-    def _command(self, commander: pulsar.Producer, topic: str, number: int, message_id: Any, name: str) -> None:
-        """Skips, reschedules or, where it is alone in its entry, cancels a message."""
-        command = ControlCommand(
-            request_id=uuid.uuid4().hex, topic=topic, subscriptions=[name], issued_at=now(), issued_by="chaos"
-        )
-        entry = SkipEntry(ledger_id=message_id.ledger_id(), entry_id=message_id.entry_id())
-        if message_id.batch_index() >= 0:
-            entry.batch_indexes.append(message_id.batch_index())
-        if message_id.partition() >= 0:
-            entry.partition = message_id.partition()
-        due, deliver_at = int(self.ledger.due[number]), None
-        kind = number // 7 % 3
-        if kind == 0 and message_id.batch_index() < 0:
-            command.topic = f"{topic}-partition-{message_id.partition()}"
-            command.cancel.ledger_id, command.cancel.entry_id = entry.ledger_id, entry.entry_id
-            command.cancel.deliver_at = due
-        elif kind == 1:
-            command.reschedule.entries.append(entry)
-            command.reschedule.deliver_at = deliver_at = due + _LATER_MILLIS
-            self.ledger.watch(name, number)
-        else:
-            command.skip.entries.append(entry)
-        self.commands.asked[command.request_id] = Asked(number, name, deliver_at)
-        commander.send_async(command.SerializeToString(), None)
+    def _consume(self, name: str, message: Any) -> None:
+        """What a consumer does with a message that has come for the first time: it fails on some."""
+        if name in _RETRIED and which_of(message) == ONCE and (number := number_of(message)) in self._to_fail:
+            self.commander.retry(number, name, message)
+            self._to_fail.discard(number)
 
     # The end.
 
@@ -300,19 +309,31 @@ class World:
             self.keep_running()
             return condition()
 
+        def is_done() -> bool:
+            self._settle()
+            return not (self._to_fail or self.commands.unanswered() or self.ledger.missing(self.number))
+
+        self.commander.end_pauses()
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: running(lambda: not self.commands.unanswered()), seconds, "answers")
+            wait_until(lambda: running(lambda: not any(map(self.commander.is_paused, DESTINATIONS))), seconds, "pauses")
+        self.problems += [f"{name} is paused" for name in DESTINATIONS if self.commander.is_paused(name)]
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: running(is_done), seconds, "answers and deliveries")
         if unanswered := self.commands.unanswered():
             self.commands.were_not_stored(unanswered - self._stored(unanswered, [CONTROL], _request_id))
-        self.commands.settle(self.ledger)
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: running(lambda: self.ledger.missing(self.number) == 0), seconds, "deliveries")
+        self.ledger.wrong += self._settle()
         if lost := self.ledger.lost(self.number):
             self.ledger.was_not_stored(lost - self._stored(lost, _OF_SOURCE, number_of))
         time.sleep(3)  # for what would come twice
         with contextlib.suppress(AssertionError):
             wait_until(lambda: run_audit(self.job.settings).taken_in >= self.ledger.sent, seconds / 2, "entries")
         return run_audit(self.job.settings)
+
+    def _settle(self) -> list[str]:
+        """Has the ledger expect what answers and outcomes say by now; returns what is wrong with the latter."""
+        self.commands.settle(self.ledger)
+        sql = "SELECT subscription, position, superseded_by FROM {table} WHERE result = 'SUPERSEDED'"
+        return self.keyed.settle(self.ledger, self.job.rows("outcomes", sql))
 
     def _stored(self, ids: set[T], topics: Iterable[str], id_of: Callable[[pulsar.Message], T]) -> set[T]:
         """Those of some messages of topics that the broker has stored."""

@@ -177,6 +177,10 @@ class Tenures:
             return Tenures()
         return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
 
+    def has(self, topic: str, subscription: str) -> bool:
+        """Whether a topic's subscription is there: the job has begun with it, or nothing tells of the topic."""
+        return topic not in self.last or subscription in self.last[topic]
+
     def of_topic(self, topic: str) -> list[str]:
         """Returns the topic's subscriptions that were absent for some time, before they were added or added again."""
         return [name for of, name in self._absences if of == topic]

@@ -20,7 +20,8 @@ from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 
 _log = logging.getLogger(__name__)
 
-_MESSAGE = ["ledger_id", "entry_id", "batch_index", "occurrence"]  # names what is sent of a message of a topic
+# What tells apart what is sent of a topic's messages to a subscription.
+_MESSAGE = ["ledger_id", "entry_id", "batch_index", "attempt", "occurrence"]
 _RETRY_SECONDS = 1.0
 
 

@@ -13,6 +13,14 @@ from warehouse.audit.accounts import run_audit
 MESSAGES = 700
 
 
+def wait_until_written(job: Job, deliveries: int) -> None:
+    """Waits until deliveries are in their table.
+
+    A job that is told to end does not wait for it for long; to an audit what has arrived late would then be overdue.
+    """
+    wait_until(lambda: len(job.rows("deliveries", "SELECT 1 AS n FROM {table}")) >= deliveries, 20, job.log)
+
+
 def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once_and_in_order_when_it_is_there_again(
     broker: EmbeddedBroker,
     pulsar_client: pulsar.Client,
@@ -75,6 +83,7 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
         wait_until(lambda: len(collector.received[stuck_to]) >= MESSAGES, 20, job.log)
         check_exactly_once(sent[stuck], collector.received[stuck_to])
         wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        wait_until_written(job, 2 * MESSAGES)
         assert job.terminate() == 0
     finally:
         job.stop()
@@ -82,6 +91,75 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
     assert found.is_clean, found.findings
     in_order = [int(m.payload) for m in collector.received[stuck_to]]
     assert in_order == sorted(in_order)
+
+
+def test_an_offline_partition_holds_up_no_other_destination_and_gets_its_messages_once_and_in_order_when_it_is_back(
+    broker: EmbeddedBroker,
+    pulsar_client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    collector: Collector,
+) -> None:
+    offline_to, well_to = f"{topic}-a", f"{topic}-b"
+    job = Job(
+        tmp_path,
+        broker.settings,
+        [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}],
+        release={"retry_max_millis": 2_000},
+    )
+    path = f"{broker.settings.admin_url}/admin/v2/{offline_to.replace('://', '/')}"
+    http.put(f"{path}/partitions", json=2).raise_for_status()
+    http.put(f"{path}/subscription/keeps-it").raise_for_status()
+    collector.collect(well_to)
+
+    def status() -> tuple[int, str]:
+        done = job.command("status")
+        return done.returncode, done.stdout + done.stderr
+
+    def names_it() -> bool:
+        code, text = status()
+        return code == 1 and offline_to in text and well_to not in text
+
+    def is_offline() -> bool:
+        # Without the bookies that its policy asks for, a partition can't be loaded.
+        http.put(f"{path}-partition-1/unload")
+        return not http.get(f"{path}-partition-1/stats").is_success
+
+    try:
+        job.start()
+        ensemble = {f"bookkeeper{name}": 3 for name in ("Ensemble", "WriteQuorum", "AckQuorum")}
+        http.post(f"{path}/persistence", json=ensemble | {"managedLedgerMaxMarkDeleteRate": 0}).raise_for_status()
+        wait_until(is_offline, 20, "the policy holds")
+        producer = pulsar_client.create_producer(topic)
+        begin, sent = now() + 3_000, {}
+        for i in range(MESSAGES):
+            sent[f"{i}"] = due = begin + i * 20
+            producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
+        producer.flush()
+
+        last = begin + MESSAGES * 20
+        wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
+        check_exactly_once(sent, collector.received[well_to])
+        late = sorted(m.published_at - sent[m.payload.decode()] for m in collector.received[well_to])
+        assert late[len(late) // 2] < 5_000 * job.pace, late[-20:]
+        wait_until(names_it, 10, f"the status names {offline_to}: {status()}")
+
+        http.delete(f"{path}/persistence").raise_for_status()
+        collector.collect(offline_to)
+        wait_until(lambda: len(collector.received[offline_to]) >= MESSAGES, 20, job.log)
+        check_exactly_once(sent, collector.received[offline_to])
+        wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        wait_until_written(job, 2 * MESSAGES)
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    found = run_audit(job.settings)
+    assert found.is_clean, found.findings
+    for partition in range(2):
+        of_partition = [m for m in collector.received[offline_to] if m.topic.endswith(f"-partition-{partition}")]
+        in_order = [int(m.payload) for m in of_partition]
+        assert in_order
+        assert in_order == sorted(in_order)
 
 
 def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_also_where_rejects_can_not_be_written(

@@ -212,6 +212,20 @@ def test_what_the_first_batch_after_a_rebuild_adds_again_has_been_added(tmp_path
     assert Tenures.of(f"file:{tmp_path}/warehouse").were_missed(table, TOPIC, "b").tolist() == [False, True, False]
 
 
+def test_to_a_subscription_that_the_job_has_not_begun_with_nothing_is_to_have_come(tmp_path: Path) -> None:
+    history = History(tmp_path, 3)
+    first, both = known(tmp_path, ("a",), ("a", "b"))
+    history.change(KnownRoutes({}), first, 0)
+    history.deliver("a", 0, 1)
+    for names in (("a", "b"), ("b",)):
+        audit = run_audit(settings(tmp_path, *names), NOW + DAY)
+        found = [(e["subscription"], e["position"]) for one in audit.findings.values() for e in one["examples"]]
+        assert found == [(name, "1:2:-1:-1") for name in names if name == "a"]
+    history.change(first, both, 2)
+    pending = {row["subscription"]: row["pending"] for row in run_audit(settings(tmp_path, "a", "b"), NOW).counts}
+    assert pending == {"a": 1, "b": 1}
+
+
 @pytest.mark.parametrize("is_first_known", [True, False])
 def test_a_subscription_that_a_rebuild_finds_new_gets_what_is_due_from_now_on(
     tmp_path: Path, is_first_known: bool

@@ -1,0 +1,46 @@
+"""What a run before has written down of a part, of all that is sent for a destination."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streaming.release.driver.written_down import WrittenDown, of_target
+from tests.support.messages import TOPIC
+from warehouse.delta.tables import Tables
+from warehouse.schemas import DELIVERIES
+
+Delivery = tuple[int, int | None, int | None]  # entry, attempt, occurrence
+
+
+def rows(*deliveries: Delivery, **columns: Any) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {"topic": TOPIC, "subscription": "a", "ledger_id": 1, "entry_id": entry, "batch_index": -1, "batch_id": 5}
+            | {"attempt": attempt, "occurrence": occurrence, **columns}
+            for entry, attempt, occurrence in deliveries
+        ],
+        schema=DELIVERIES,
+    )
+
+
+FIRST, RETRY, OCCURRENCE, OTHER = (1, None, None), (1, 1, None), (1, None, 2), (2, None, None)
+
+
+@pytest.mark.parametrize("written", [FIRST, RETRY, OCCURRENCE])
+def test_only_the_very_delivery_counts_as_written_down(tmp_path: Path, written: Delivery) -> None:
+    """A message's first delivery, its retries and its occurrences have the same position."""
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    tables.append("deliveries", rows(written), {"run": 5})
+    for others in ({"subscription": "b"}, {"batch_id": 4}):
+        tables.append("deliveries", rows(OTHER, **others), {})
+    sent = [FIRST, RETRY, OCCURRENCE, OTHER]
+    written_down = WrittenDown(tables, "app", threading.Event())
+    missing = written_down.missing("deliveries", rows(*sent), [5, 9], *of_target((TOPIC, "a")))
+    found = [missing[name].to_pylist() for name in ("entry_id", "attempt", "occurrence")]
+    assert list(zip(*found, strict=True)) == [one for one in sent if one != written]
