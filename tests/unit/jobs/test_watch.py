@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,12 +82,15 @@ def test_on_a_terminal_it_is_drawn_over_and_ctrl_c_ends_it_cleanly(
     if command[0] == "pending":
         Tables(f"file:{tmp_path}/warehouse").create()
     terminal, side = pty.openpty()
+    # Its width, whatever a library may have put into the environment.
+    termios.tcsetwinsize(side, (24, 80))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     # Tests that were started in the background ignore it, and so would the program.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         job = subprocess.Popen(
             [sys.executable, PROGRAM, "--config", settings, *command, "--watch", "0.2"],
-            stdin=side, stdout=side, stderr=side, start_new_session=True,
+            stdin=side, stdout=side, stderr=side, start_new_session=True, env=environment,
         )  # fmt: skip
     finally:
         signal.signal(signal.SIGINT, before)
