@@ -1,18 +1,14 @@
-"""Recurring messages in a shard: any history against a naive reading, and single behaviours."""
+"""Recurring messages in a shard: single behaviours."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, given
-from hypothesis import settings as effort
-from hypothesis import strategies as st
 
-from tests.support.examples import examples
 from tests.support.messages import TOPIC, batches, command, commands
 from tests.support.recurring import NAMES, SECOND, Job, recurring
 from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE, Rebuilt
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 MINUTE, DAY = 60_000, 86_400_000
@@ -269,90 +265,3 @@ def test_a_command_after_a_rebuild_is_for_the_first_occurrence_that_was_not_done
     assert outcome["occurrence"] == (None if got is None else 3)
     job.run(50 - job.now // SECOND)
     assert list(zip(job.numbers("a"), job.times("a"), strict=True)) == (got or [])
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
-    kinds = st.sampled_from(
-        ["run", "run", "new", CANCEL, SKIP_NEXT, "pause", "resume", RESCHEDULE, PAUSE_SCHEDULE, RESUME_SCHEDULE]
-    )
-    return draw(st.lists(st.tuples(kinds, st.integers(0, 3), st.integers(0, 40), st.integers(1, 3)), max_size=14))
-
-
-@pytest.mark.slow
-@effort(max_examples=examples(150), deadline=None, phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink])
-@given(history=histories(), lookahead=st.sampled_from([0, 2_500]))
-def test_any_history_against_a_naive_reading(history: list[tuple[str, int, int, int]], lookahead: int) -> None:
-    """Every 7 s, with misfire `all`: each subscription gets each occurrence once, but for those that are skipped."""
-    job = Job(lookahead=lookahead)
-    job.step()
-    expected: dict[str, dict[int, set[int]]] = {"a": {}, "b": {}}
-    starts: dict[int, int] = {}
-    next_of: dict[tuple[str, int], int] = {}
-    ended: set[tuple[str, int]] = set()
-    paused: set[str] = set()
-    asleep: dict[tuple[str, int], list[int | None]] = {}
-
-    def see() -> None:
-        for name in ("a", "b"):
-            for entry in starts:
-                numbers = job.numbers(name, entry)
-                next_of[name, entry] = max([next_of.get((name, entry), 1), *(n + 1 for n in numbers if n)])
-
-    for kind, entry, seconds, bits in history:
-        names = [name for bit, name in enumerate(("a", "b")) if bits >> bit & 1]
-        numbers = tuple(bit for bit in range(2) if bits >> bit & 1)
-        if kind == "new" and entry not in starts:
-            starts[entry] = job.now + seconds * SECOND
-            job.step(recurring(entry, starts[entry], "@every 7s", misfire="all"), seals=seconds % 2 == 0)
-        elif kind == "run":
-            for _ in range(seconds):
-                job.step(seals=seconds % 3 != 0)
-        elif kind in ("pause", "resume"):
-            job.pause(bits, kind == "pause")
-            paused = paused | set(names) if kind == "pause" else paused - set(names)
-        elif entry in starts and kind in (PAUSE_SCHEDULE, RESUME_SCHEDULE):
-            for name, result in zip(names, job.order(kind, entry, numbers), strict=True):
-                is_asleep = (name, entry) in asleep
-                assert (result == Result.INVALID) is ((name, entry) in ended)
-                assert (result == Result.ALREADY_APPLIED) is (
-                    (name, entry) not in ended and is_asleep is (kind == PAUSE_SCHEDULE)
-                )
-                if kind == PAUSE_SCHEDULE and result == Result.APPLIED:
-                    asleep[name, entry] = job.numbers(name, entry)
-                elif result == Result.APPLIED:
-                    del asleep[name, entry]
-        elif entry in starts and kind in (CANCEL, SKIP_NEXT, RESCHEDULE):
-            see()
-            before = {name: next_of[name, entry] for name in names}
-            got = {name: len(job.got[name]) for name in names}
-            results = job.order(kind, entry, numbers, at=job.now + seconds * SECOND if kind == RESCHEDULE else None)
-            for name, result in zip(names, results, strict=True):
-                is_ended = (name, entry) in ended
-                is_refused = is_ended or (kind == RESCHEDULE and (name, entry) in asleep)
-                assert (result == Result.APPLIED) is not is_refused, (kind, name, result)
-                if is_ended:
-                    continue
-                if kind == CANCEL:
-                    ended.add((name, entry))
-                    assert all(of != entry for of, *_ in job.got[name][got[name] :])
-                elif kind == SKIP_NEXT:
-                    expected[name].setdefault(entry, set()).add(before[name])
-                    next_of[name, entry] = before[name] + 1
-        for (name, of), had in asleep.items():
-            assert job.numbers(name, of) == had
-    for name, entry in asleep.keys() - ended:
-        assert job.order(RESUME_SCHEDULE, entry, ("ab".index(name),)) == [Result.APPLIED]
-    if paused:
-        job.pause(sum(1 << "ab".index(name) for name in paused), False)
-    job.step(later=100 * SECOND)
-    job.run(30)
-    for name in ("a", "b"):
-        for entry in starts:
-            skipped = expected[name].get(entry, set())
-            numbers_got = job.numbers(name, entry)
-            assert numbers_got == sorted(set(range(1, max([0, *(n for n in numbers_got if n)]) + 1)) - skipped)
-            due = sorted(time for of, _, time in job.got[name] if of == entry)
-            if (name, entry) not in ended:
-                assert due
-                assert job.now - due[-1] <= 7 * SECOND + 40 * SECOND
