@@ -294,7 +294,7 @@ def test_what_was_skipped_rescheduled_and_has_ended_stays_so_after_a_lost_checkp
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("is_sealed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_what_is_paused_stays_so_after_a_lost_checkpoint_until_it_is_resumed(
     tmp_path: Path, is_durable: bool, is_sealed: bool
 ) -> None:
@@ -333,7 +333,7 @@ def test_what_is_paused_stays_so_after_a_lost_checkpoint_until_it_is_resumed(
     assert findings == {}, findings
 
 
-@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+@pytest.mark.parametrize("misfire", ["once", *(pytest.param(one, marks=pytest.mark.long) for one in ("all", "skip"))])
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_resume_and_a_lost_checkpoint_are_as_a_resume(tmp_path: Path, misfire: str, is_lost: bool) -> None:
     service = Service(tmp_path)

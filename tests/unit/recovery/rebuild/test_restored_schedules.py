@@ -26,7 +26,11 @@ def run(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("is_paused", "days", "result"),
-    [(False, 10, Result.APPLIED), (True, 2, Result.APPLIED), (True, 10, Result.TOO_LATE)],
+    [
+        (False, 10, Result.APPLIED),
+        pytest.param(True, 2, Result.APPLIED, marks=pytest.mark.long),
+        pytest.param(True, 10, Result.TOO_LATE, marks=pytest.mark.long),
+    ],
 )
 def test_it_goes_on_after_maintenance_and_is_paused_still_while_it_is_retained(
     tmp_path: Path, is_paused: bool, days: int, result: int

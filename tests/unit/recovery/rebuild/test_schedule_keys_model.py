@@ -20,7 +20,7 @@ from tracker.keys import cold_keys
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DEBOUNCE_MAX = 15 * SECOND
 
