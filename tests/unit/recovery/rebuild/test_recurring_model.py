@@ -25,7 +25,7 @@ from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # A move; of which message, which subscriptions, how long; what arrives.
 Move = tuple[str, int, int, list[bool]]
