@@ -8,12 +8,13 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from conf.settings import Settings
 from warehouse.audit.accounts import run_audit
+from warehouse.delta import opening
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS
 
@@ -80,7 +81,7 @@ def go_on(warehouse: Warehouse, batch: int) -> list[Callable[[], None]]:
 def test_what_is_retried_or_restored_meanwhile_is_no_finding(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opens = deltalake.DeltaTable
+    opens = opening.open_table
     # After how many tables have been opened each of the three is written.
     histories = list(combinations_with_replacement(range(1, len(SCHEMAS)), 3))
     begin(warehouse, len(histories))
@@ -93,14 +94,14 @@ def test_what_is_retried_or_restored_meanwhile_is_no_finding(
                 steps.popleft()[1]()
 
         def open_table(
-            path: str, opened: list[str] = opened, write: Callable[[int], None] = write
-        ) -> deltalake.DeltaTable:
+            folder: str, name: str, opened: list[str] = opened, write: Callable[[int], None] = write
+        ) -> DeltaTable:
             write(len(opened))
-            opened.append(path)
-            return opens(path)
+            opened.append(name)
+            return opens(folder, name)
 
         with monkeypatch.context() as patched:
-            patched.setattr(deltalake, "DeltaTable", open_table)
+            patched.setattr(opening, "open_table", open_table)
             found = run_audit(warehouse.settings)
         assert found.is_clean, (written_at, found.findings)
         assert len(opened) == len(SCHEMAS)

@@ -237,9 +237,9 @@ def test_a_program_that_ends_while_a_broker_does_not_answer_is_not_aborted() -> 
             except Unavailable as error:
                 print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "does not answer" in done.stdout
 
