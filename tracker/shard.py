@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.waiting_rows import Queue
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import GivingUp
 from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
@@ -308,10 +309,21 @@ class Shard:
             self._shaper.notice_late(concat([at_once, planned]), step.moment)
             self._shaper.give(tick.places, self._tracker.number_waiting)
         if self._tracker.number_waiting:
-            planned = in_order(concat([self._tracker.take_waiting(self._shaper.most_of_waiting), planned]))
+            waited = self._tracker.take_waiting(self._most_of_waiting, tick.cutoff)
+            planned = in_order(concat([waited, planned]))
         step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
+
+    def _most_of_waiting(self, queue: Queue) -> int | None:
+        """Returns how many rows of a queue come due again in this tick; None: all, also where they can't go now.
+
+        What is held back is so as a whole: else what is first in the queue would come behind the rest.
+        """
+        topic, name = queue
+        names = self._names.get(topic, ())
+        is_held = name in names and self._control.held_back(topic) >> names.index(name) & 1
+        return None if is_held else self._shaper.most_of_waiting(queue)
 
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tracker.buckets.chunks import Chunks
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.mutable_bucket import MutableBucket
-from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
+from tracker.buckets.time_slots import TimeSlots
 from tracker.buckets.waiting_rows import Queue, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
 from tracker.store import Store
@@ -124,9 +124,15 @@ class DelayedDeliveryTracker:
         """Takes back rows that were due: they wait at the end of a queue until `take_waiting`."""
         self._waiting.add(queue, rows)
 
-    def take_waiting(self, most: Callable[[Queue], int | None]) -> pa.Table:
-        """Removes and returns the first rows of each queue: see `WaitingRows.take`."""
-        return self._waiting.take(most)
+    def take_waiting(self, most: Callable[[Queue], int | None], cutoff: int) -> pa.Table:
+        """Removes and returns the first rows of each queue: see `WaitingRows.take`.
+
+        Of these, what is due after the cutoff, ms, goes to its time slot instead: the clock has been set back.
+        """
+        rows = self._waiting.take(most)
+        is_due = int64(rows, "deliver_at") <= cutoff
+        self._slots.add(where(rows, ~is_due))
+        return where(rows, is_due)
 
     @property
     def number_waiting(self) -> dict[Queue, int]:
@@ -156,7 +162,8 @@ class DelayedDeliveryTracker:
 
     def waiting(self, start: int, end: int) -> pa.Table:
         """Returns the messages in state that are due from `start` to `end`, both included, ms; they stay."""
-        rows = self.find(range(start // SLOT_MILLIS * SLOT_MILLIS, end + 1, SLOT_MILLIS))
+        within = (*self._slots.within(start, end), *self._waiting.within(start, end))
+        rows = concat([self._mutable.all(), *within])
         due = int64(rows, "deliver_at")
         return where(rows, (due >= start) & (due <= end))
 

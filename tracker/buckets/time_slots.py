@@ -74,7 +74,13 @@ class TimeSlots:
         Args:
             times: ms since the epoch.
         """
-        slots = {time // SLOT_MILLIS for time in times} & self.meta.keys()
+        return self._of({time // SLOT_MILLIS for time in times} & self.meta.keys())
+
+    def within(self, start: int, end: int) -> list[pa.Table]:
+        """Returns the rows of the slots to which times from `start` to `end` belong, ms; they stay."""
+        return self._of(slot for slot in self.meta if start // SLOT_MILLIS <= slot <= end // SLOT_MILLIS)
+
+    def _of(self, slots: Iterable[int]) -> list[pa.Table]:
         return [self._get(slot, chunk) for slot in sorted(slots) for chunk in range(self.meta[slot][0])]
 
     def _take(self, slot: int) -> pa.Table:

@@ -94,12 +94,22 @@ class WaitingRows:
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
         """Returns the rows of the pieces that reach into the time slots of some times, ms; they stay."""
-        slots = sorted({time // SLOT_MILLIS for time in times})
+        slots = sorted({time // SLOT_MILLIS for time in times}) if self._pieces else []
+        return self._where(
+            lambda first, last: bisect_left(slots, first // SLOT_MILLIS) < bisect_right(slots, last // SLOT_MILLIS)
+        )
+
+    def within(self, start: int, end: int) -> list[pa.Table]:
+        """Returns the rows of the pieces that reach into the time from `start` to `end`, ms; they stay."""
+        return self._where(lambda first, last: first <= end and start <= last)
+
+    def _where(self, is_wanted: Callable[[int, int], bool]) -> list[pa.Table]:
+        """Returns the pieces whose first and last time, ms, are wanted."""
         return [
             self._get(number)
             for pieces in self._pieces.values()
             for number, _, first, last in pieces
-            if bisect_left(slots, first // SLOT_MILLIS) < bisect_right(slots, last // SLOT_MILLIS)
+            if is_wanted(first, last)
         ]
 
     def _put(self, rows: pa.Table) -> list[int]:

@@ -22,6 +22,7 @@ from tests.support.examples import examples
 from tests.support.messages import TOPIC, command, commands, messages
 from tests.unit.tracker.shaping.test_bucket import most_within
 from tracker.backoff import Backoff
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.schema import KNOWN, RESCHEDULE, PauseChange
 from tracker.messages import concat, int64, where, with_columns
@@ -532,3 +533,65 @@ def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pyte
         kept.clear()
     assert len(of_ticks) > 20
     assert max(of_ticks) <= len(service.stores)  # the piece that was cut, in each
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 20)
+    service = Service(rate(50, burst=10), shards, places_at_most=20)
+    service.subscriptions = replace(service.subscriptions, in_order={TOPIC: 1})
+    service.step(100, concat(messages([(7, i, START + 5_000 + i)], key="k") for i in range(300)))
+    while not any(effects.waiting for effects in service.step(400)):
+        pass
+    for is_paused, request in ((True, "p"), (False, "r")):
+        held = concat(where(part, int64(part, "deliver_at") > START + 10**12) for part in service.sealed)
+        change = PauseChange(request, TOPIC, 1, is_paused=is_paused)
+        payload = {} if is_paused else {"payload_rows": held}
+        service.step(400, pause_changes=[change], request_ids={request: 1}, **payload)
+        service.step(400)
+    service.run_until(START + 40_000)
+    out = sorted(service.of("s"), key=lambda row: (row[0], row[3]))
+    assert sorted(row[1] for row in out) == list(range(300))
+    ids = pa.table({"ledger_id": [7] * 300, "entry_id": list(range(300))})
+    for number in range(shards):
+        of_shard = [row[1] for row in out if shards_of(ids, shards)[row[1]] == number]
+        assert of_shard == sorted(of_shard)
+
+
+def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 50)
+    rule = rule_of(None, [Window.model_validate({"from": "01:00"})])  # open now
+    service = Service(rule, shards=1)
+    service.step(100, many(300, START + 5_000))
+    while not any(effects.waiting for effects in service.step(400)):
+        pass
+    n_before = len(service.of("s"))
+    service.now -= 60_000
+    service.near = 0
+    service.step(400)
+    service.run_until(START - 10_000)
+    assert len(service.of("s")) == n_before < 300
+    service.run_until(START + 10_000)
+    assert sorted(row[1] for row in service.of("s")) == list(range(300))
+
+
+def test_rows_that_an_earlier_version_let_wait_get_the_places_that_its_offset_has() -> None:
+    service = Service(rate(50, burst=2))
+    service.step(100, many(300, START + 3_000))
+    while not any(effects.waiting for effects in service.step(400)):
+        pass
+    for store in service.stores:  # where they were in their time slots
+        tracker = DelayedDeliveryTracker(store)
+        rows = tracker.take_waiting(lambda _: None, service.cutoff)
+        assert rows.num_rows
+        tracker._slots.add(rows)
+        tracker.save()
+    service.step(400, many(300, service.now, first=300))
+    service.run_until(START + 60_000, 900)
+    at = [float(row[3]) for row in service.of("s")]
+    assert sorted(row[1] for row in service.of("s")) == list(range(600))
+    assert most_within(at, 1_000) <= 52
