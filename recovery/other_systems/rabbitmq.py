@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _DELAY = "x-delay"
 
+# Headers that a quorum queue adds to what it gives out: they count how often that was.
+_COUNTS = ("x-delivery-count", "x-acquired-count")
+
 
 class RabbitMQ:
     """The messages of queues, which are put back at the end: nothing is acknowledged.
@@ -122,7 +125,9 @@ def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object
     headers = {
         name: str(value)
         for name, value in (about.headers or {}).items()
-        if isinstance(value, str | int | float) and name != _DELAY and not name.startswith(RESERVED_PREFIX)
+        if isinstance(value, str | int | float)
+        and name not in (_DELAY, *_COUNTS)
+        and not name.startswith(RESERVED_PREFIX)
     }
     return headers | {
         "exchange": method.exchange,
@@ -136,7 +141,8 @@ def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object
 
 
 def _digest(method: Basic.GetOk, about: BasicProperties, body: bytes) -> str:
-    """Returns a hash of all that a message has."""
-    told = {name: value for name, value in vars(about).items() if value is not None}
+    """Returns a hash of all that a message has, however often it was read."""
+    headers = {name: value for name, value in (about.headers or {}).items() if name not in _COUNTS}
+    told = {name: value for name, value in (vars(about) | {"headers": headers or None}).items() if value is not None}
     text = json.dumps([method.exchange, method.routing_key, told], sort_keys=True, default=str)
     return hashlib.sha256(text.encode(errors="backslashreplace") + b"\0" + body).hexdigest()

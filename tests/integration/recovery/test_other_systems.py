@@ -226,14 +226,15 @@ def test_what_pulsar_itself_delays_for_a_subscription_moves_over(
     assert job.rows("rejects") == []
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_messages_of_rabbitmq_are_read_and_put_back_and_imported_once(
-    tmp_path: Path, broker: EmbeddedBroker, topic: str
+    tmp_path: Path, broker: EmbeddedBroker, topic: str, kind: str
 ) -> None:
     need_rabbitmq()
     job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
     (folder := tmp_path / "rabbitmq").mkdir()
     with rabbitmq_server(folder) as url:
-        check_rabbitmq(url)
+        check_rabbitmq(url, kind)
         left = {"without x-delay and expiration": 1}
         found = run_import(job, "rabbitmq", url, "--queue", "waits", "--dry-run")
         assert (found["items"], found["rejected"], found["already_there"], found["left"]) == (3, 0, 0, left)
@@ -248,10 +249,10 @@ def test_messages_of_rabbitmq_are_read_and_put_back_and_imported_once(
     assert [row["deliver_at"] for row in rows[1:]] == [STAMPED_DUE] * 2
 
 
-def check_rabbitmq(url: str) -> None:
+def check_rabbitmq(url: str, kind: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
-        channel.queue_declare("waits", durable=True)
+        channel.queue_declare("waits", durable=True, arguments={"x-queue-type": kind})
         stamped = BasicProperties(expiration="3600000", timestamp=STAMPED_DUE // 1000 - 3_600)
         for body, about in [
             (b"delayed", BasicProperties(headers={"x-delay": 500})),
@@ -260,7 +261,7 @@ def check_rabbitmq(url: str) -> None:
             (b"ready", BasicProperties()),
         ]:
             channel.basic_publish("", "waits", body, about)
-        while channel.queue_declare("waits", passive=True).method.message_count < 4:
+        while channel.queue_declare("waits", durable=True, passive=True).method.message_count < 4:
             time.sleep(0.05)
     source = RabbitMQ(url, ["waits"])
     first, *twice = source.items()

@@ -9,7 +9,7 @@ import pytest
 from pika.spec import Basic, BasicProperties
 
 from recovery.other_systems.item import SourceError
-from recovery.other_systems.rabbitmq import RabbitMQ, message
+from recovery.other_systems.rabbitmq import RabbitMQ, _digest, message
 
 NOW = 1_800_000_000_000
 GOT = Basic.GetOk(1, False, "later", "mail", 0)
@@ -42,6 +42,16 @@ def test_a_message_has_its_plain_headers_and_what_rabbitmq_has_of_it_as_properti
     assert found is not None
     own = {"exchange": "later", "routingKey": "mail", "contentType": "text/plain", "messageId": "m"}
     assert found.properties == {"colour": "red", "n": "3", **own}
+
+
+def test_how_often_a_message_was_read_makes_no_other_of_it() -> None:
+    read = [{}, {"x-delivery-count": 0}, {"x-delivery-count": 1, "x-acquired-count": 2}]
+    for headers in ({}, {"x-delay": 5}):
+        about = [BasicProperties(headers=(headers | counts) or None, expiration="700") for counts in read]
+        assert len({_digest(GOT, one, b"body") for one in about}) == 1
+        properties = [found.properties for one in about if (found := message("id", GOT, one, b"", NOW)) is not None]
+        assert properties == [properties[0]] * 3
+        assert not {"x-delivery-count", "x-acquired-count"} & properties[0].keys()
 
 
 def test_what_has_no_delay_is_left_and_one_that_is_no_number_is_a_reason() -> None:
