@@ -83,6 +83,16 @@ def listens(settings: PulsarSettings) -> bool:
     return False
 
 
+def check_listens(settings: PulsarSettings) -> None:
+    """Looks whether there is a broker, before something is begun that needs one at its end.
+
+    Raises:
+        NoAnswerError: none takes connections.
+    """
+    if not listens(settings):
+        raise NoAnswerError(f"no broker at {settings.service_url}")
+
+
 def close_quietly(opened: pulsar.Client | pulsar.Producer | pulsar.Consumer) -> None:
     """Closes a client, a producer or a consumer; that it can't be closed goes to the debug log."""
     try:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from recovery.other_systems.sources import OpenSource
     from warehouse.delta.tables import Tables
 
+# Parameters that say what is read from another system, with their options.
+_OF_SYSTEMS = {"url": "--url", "queues": "--queue", "prefix": "--prefix", "due_after": "--due-after"}
+
 
 def import_messages(
     context: typer.Context,
@@ -78,6 +81,7 @@ def import_messages(
     A file, another topic's message, or another system's job that was imported before is passed over: after an
     interruption give the same command again. Of another system's nothing is changed there: let its workers stand still.
     """
+    from broker.client import check_listens
     from recovery.importing.files import check_files, import_file
     from recovery.importing.importer import Importer
     from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
@@ -90,6 +94,10 @@ def import_messages(
         raise typer.BadParameter("it goes with --from alone", param_hint="--dry-run")
     if subscription is not None and from_topic is None:
         raise typer.BadParameter("it goes with --from-topic", param_hint="--subscription")
+    if system is None:
+        for name, option in _OF_SYSTEMS.items():
+            if (given := context.get_parameter_source(name)) is not None and given.name == "COMMANDLINE":
+                raise typer.BadParameter("it goes with --from", param_hint=option)
     options = global_options(context)
     settings = options.settings
     source = _source(system, url, queues or (), prefix, due_after) if system is not None else None
@@ -104,6 +112,7 @@ def import_messages(
             show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
             return
 
+        check_listens(settings.pulsar)
         if system is not None:  # what can't be read is to be said before the checkpoint is moved aside
             next(_source(system, url, queues or (), prefix, due_after).items(), None)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 
@@ -96,6 +98,8 @@ def test_help_says_what_was_written(
         (["produce", "t", "-m", "a", "--repeat", "@daily"], "cron expression"),
         (["produce", "t", "-m", "a", "--repeat", "@every 1d", "--time-zone", "Nowhere"], "timeZone"),
         (["produce", "t", "-m", "a", "--time-zone", "UTC"], "go with --repeat"),
+        (["import", "t", "a.parquet", "--due-after", "1"], "it goes with --from"),
+        (["import", "t", "--from-topic", "u", "--queue", "q"], "it goes with --from"),
         (["schedules", "pause", "t"], "--schedule-key"),
         (["schedules", "resume", "t", "7:0", "--schedule-key", "k"], "not by both"),
     ],
@@ -119,6 +123,25 @@ def test_an_expected_error_is_one_line_and_status_1(
         status, out, err = run(capsys, monkeypatch, *arguments)
         assert (status, out) == (1, "")
         assert "nope.yaml" in error_line(err)
+
+
+@pytest.mark.parametrize("command", [["import", "orders", "a.parquet"], ["rebuild"]], ids=str)
+def test_without_a_broker_nothing_is_imported_or_rebuilt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "warehouse": f"file:{tmp_path}/warehouse",
+        "checkpoint": f"file:{tmp_path}/checkpoint",
+        "pulsar": {"service_url": "pulsar://127.0.0.1:1"},
+        "routes": [{"source": "persistent://public/default/orders", "subscriptions": [{"name": "mail"}]}],
+    }
+    Path("settings.yaml").write_text(json.dumps(settings))
+    pq.write_table(pa.table({"deliver_at": [1], "payload": [b""]}), "a.parquet")
+    status, out, err = run(capsys, monkeypatch, "--config", "settings.yaml", *command)
+    assert (status, out) == (1, "")
+    assert error_line(err) == "error: no broker at pulsar://127.0.0.1:1\n"
+    assert {one.name for one in tmp_path.iterdir()} == {"settings.yaml", "a.parquet"}
 
 
 def test_an_unexpected_error_is_one_line_and_a_traceback_only_with_verbose(
