@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -168,6 +170,95 @@ def test_what_is_no_topic_or_message_is_a_type_error(wrong: Any) -> None:
         command("skip", wrong, "7:0", None, None)
     with pytest.raises(TypeError, match=r"^message "):
         command("skip", "orders", wrong, None, None)
+
+
+ONE: dict[str, Any] = {"message": "7:0", "subscription": "a"}
+BY_KEY = ("skip", "deliver_now", "skip_next", "pause_schedule", "resume_schedule")
+RIGHT: dict[str, dict[str, Any]] = {
+    "schedule": {"payload": b"", "at": NOON},
+    "cancel": ONE | {"deliver_at": NOON},
+    "reschedule": ONE | {"at": NOON},
+    **dict.fromkeys((*BY_KEY, "restore", "retry", "end_schedule"), ONE),
+    "redrive": {"subscription": "a"},
+    "pending": {},
+    "schedules": {},
+    "get": {"message": "7:0"},
+}
+COMMANDS = tuple(name for name, right in RIGHT.items() if "message" in right and name != "get")
+KEYED = ("schedule", "cancel", "reschedule", *BY_KEY)
+
+HALF = "\ud800"  # of a surrogate pair: no UTF-8
+NO_TEXT = ((5, TypeError), (b"a", TypeError), (HALF, ValueError))
+NO_NUMBER = tuple((wrong, ValueError) for wrong in ("x", True, 1.5, 0, 2**63))
+NO_ID = tuple((wrong, ValueError) for wrong in (f"{2**63}:0", f"7:{2**63}", MessageId(2**63, 0), MessageId(7, -1)))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("way", [{"url": "http://127.0.0.1:1"}, {"broker": "pulsar://127.0.0.1:1"}])
+@pytest.mark.parametrize(
+    ("name", "methods", "wrong"),
+    [
+        ("topic", RIGHT, NO_TEXT),
+        ("schedule_key", KEYED, (*NO_TEXT, ("", ValueError))),
+        ("subscription", (*COMMANDS, "redrive", "pending", "schedules"), NO_TEXT),
+        ("request_id", (*COMMANDS, "redrive"), NO_TEXT),
+        ("message", (*COMMANDS, "get"), (*NO_ID, (5, TypeError))),
+        ("repeat", ["schedule"], (*NO_TEXT, (timedelta(1), TypeError))),
+        ("time_zone", ["schedule"], NO_TEXT),
+        ("repeat_times", ["schedule"], NO_NUMBER),
+        ("payload", ["schedule"], [(HALF, ValueError)]),
+        ("key", ["schedule", "redrive", "pending"], NO_TEXT),
+        ("key", ["pending"], [("k" * 100_000, ValueError)]),
+        ("propert", ["schedule", "redrive", "pending"], [(["a"], TypeError), ({"a": 5}, TypeError)]),
+        ("reason", ["retry", "redrive"], NO_TEXT),
+        ("reason", ["retry"], [(None, TypeError)]),
+        ("subscription", ["redrive"], [(None, TypeError)]),
+        ("messages", ["redrive"], [("7:0", TypeError), (MessageId(7, 0), TypeError), (5, TypeError)]),
+        ("limit", ["redrive", "pending", "schedules"], NO_NUMBER),
+        ("state", ["pending"], [(["waiting"], TypeError), ("asleep", ValueError)]),
+    ],
+)
+def test_both_clients_name_the_argument_that_is_wrong(
+    kind: type[Any],
+    way: dict[str, str],
+    name: str,
+    methods: Iterable[str],
+    wrong: Iterable[tuple[Any, type[Exception]]],
+) -> None:
+    made = kind(**way, timeout_seconds=0.2)
+    with awaited(made) if kind is AsyncClient else made as lake:
+        for method, (value, error) in itertools.product(methods, wrong):
+            arguments = {"topic": "orders"} | RIGHT[method] | {"properties" if name == "propert" else name: value}
+            if name == "schedule_key":
+                arguments = {of: right for of, right in arguments.items() if of not in ("message", "deliver_at")}
+            if name in ("time_zone", "repeat_times"):
+                arguments["repeat"] = "0 9 * * *"
+            with pytest.raises(error, match=name):
+                getattr(lake, method)(**arguments)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("name", "wrong", "error"),
+    [
+        ("url", 5, TypeError),
+        ("broker", 5, TypeError),
+        ("broker", "", ValueError),
+        ("broker", "localhost:6650", ValueError),
+        ("broker", "http://localhost:8080", ValueError),
+        ("broker", "pulsar://", ValueError),
+        ("control_topic", 5, TypeError),
+        ("timeout_seconds", None, TypeError),
+        ("timeout_seconds", "5", TypeError),
+    ],
+)
+def test_what_a_client_is_made_with_is_named_where_it_is_wrong(
+    kind: type[Any], name: str, wrong: Any, error: type
+) -> None:
+    with pytest.raises(error, match=f"^{name} "):
+        kind(**{"url": "http://127.0.0.1:1", name: wrong})
+    for broker in ("pulsar+ssl://localhost:6651", "pulsar://a:6650,b:6650"):
+        kind(broker=broker)
 
 
 @pytest.mark.parametrize("wrong", ["a b", "a\nb", "ü", "x" * 129, ""])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from delaylake.arguments import check_text, check_texts
 from delaylake.errors import DelayLakeError, gravity, of_result
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.times import due, duration_millis, millis, moment
@@ -101,8 +102,10 @@ def command(
     """Makes a command for a message, or for the one that waits under a schedule key.
 
     Raises:
+        TypeError: one of these is of another type.
         ValueError: the topic, the message, the key or the request id can't be one, or there are both message and key.
     """
+    check_texts(subscription=subscription, request_id=request_id)
     if request_id == "" or subscription == "":
         raise ValueError("request_id and subscription have at least one character")
     name, chosen = full_name(topic), request_id or uuid.uuid4().hex
@@ -178,8 +181,10 @@ def retry(
     """Makes a command to deliver a message once more.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: there is no subscription, or the wait is negative or less than a millisecond.
     """
+    check_text("reason", reason)
     if not subscription or subscription == "*":
         raise ValueError("a retry is for one subscription: the one whose consumer failed")
     millis_after = 0 if after is None else duration_millis("after", after)
@@ -193,12 +198,10 @@ def checked_key(schedule_key: str) -> str:
     """Returns a schedule key.
 
     Raises:
+        TypeError: it is no text.
         ValueError: it can't be one.
     """
-    if not schedule_key:
-        raise ValueError("schedule_key is empty")
-    if len(schedule_key.encode()) > _MAX_KEY_BYTES:
-        raise ValueError(f"schedule_key has more than {_MAX_KEY_BYTES} bytes")
+    check_text("schedule_key", schedule_key, _MAX_KEY_BYTES)
     return schedule_key
 
 
@@ -209,8 +212,7 @@ def full_name(topic: str) -> str:
         TypeError: it is no text.
         ValueError: it is no name of a persistent topic.
     """
-    if not isinstance(topic, str):
-        raise TypeError(f"topic is no text: {topic!r}")
+    check_text("topic", topic)
     domain, separator, rest = topic.rpartition("://")
     parts = rest.split("/", 2)
     if not separator and len(parts) == 1:

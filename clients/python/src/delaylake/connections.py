@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import httpx
 
+from delaylake.arguments import check_texts
 from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
 
 Token = str | Callable[[], str]
@@ -15,6 +17,8 @@ Token = str | Callable[[], str]
 _Http = TypeVar("_Http")
 
 TIMEOUT_SECONDS = 30.0
+
+_BROKER = re.compile(r"pulsar(\+ssl)?://.")
 
 
 class Connections(Generic[_Http]):
@@ -30,7 +34,8 @@ class Connections(Generic[_Http]):
         control_topic, outcome_topic: where the service's settings have others.
 
     Raises:
-        ValueError: neither of both is given, or the URL or the time-out can't be one.
+        TypeError: an address is no text, or the time-out no number.
+        ValueError: neither of both is given, or an address or the time-out can't be one.
         DelayLakeError: the extra `pulsar` is not installed.
     """
 
@@ -48,8 +53,13 @@ class Connections(Generic[_Http]):
     ) -> None:
         if url is None and broker is None:
             raise ValueError("an admin API (url) or a broker is needed")
+        check_texts(url=url, broker=broker, control_topic=control_topic, outcome_topic=outcome_topic)
         if url is not None and not _is_http(url):
             raise ValueError(f"url is none of an admin API, as http://127.0.0.1:8081: {url!r}")
+        if broker is not None and not _BROKER.match(broker):
+            raise ValueError(f"broker is none of Pulsar, as pulsar://localhost:6650, or pulsar+ssl://: {broker!r}")
+        if not isinstance(timeout_seconds, int | float):
+            raise TypeError(f"timeout_seconds is no number: {timeout_seconds!r}")
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0: {timeout_seconds!r}")
         get_token = None if token is None else lambda: (token if isinstance(token, str) else token()).strip()
@@ -61,7 +71,7 @@ class Connections(Generic[_Http]):
         self._http = self._make_http() if http is None else http
         self._broker = (
             Broker(broker, get_token, timeout_seconds, control_topic, outcome_topic, dict(broker_options or {}))
-            if broker
+            if broker is not None
             else None
         )
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from delaylake.arguments import check_position
+
 _ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?", re.ASCII)
 
 
@@ -50,13 +52,13 @@ class MessageId:
 
         Raises:
             TypeError: it is neither an id nor a text.
-            ValueError: it is a text, and no id.
+            ValueError: it is a text, and no id; or a part of it is out of range.
         """
-        if isinstance(message, str):
-            return cls.parse(message, deliver_at)
-        if not isinstance(message, MessageId):
+        meant = cls.parse(message) if isinstance(message, str) else message
+        if not isinstance(meant, MessageId):
             raise TypeError(f"message is neither a MessageId nor its text: {message!r}")
-        return message if deliver_at is None else replace(message, deliver_at=deliver_at)
+        check_position("message", meant.ledger_id, meant.entry_id, meant.partition, meant.batch_index)
+        return meant if deliver_at is None else replace(meant, deliver_at=deliver_at)
 
 
 @dataclass(frozen=True)

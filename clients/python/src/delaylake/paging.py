@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from delaylake.arguments import check_number, check_text, check_texts, checked_properties
 from delaylake.commands import full_name
 from delaylake.errors import Invalid, NotFound
 from delaylake.listing import PAGE, STATES, MessageState, PendingMessage, Schedule
@@ -40,8 +41,9 @@ class Listing(Generic[_Listed]):
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and not (isinstance(self.limit, int) and self.limit >= 1):
-            raise ValueError(f"limit must be a whole number, at least 1: {self.limit!r}")
+        if self.limit is not None:
+            check_number("limit", self.limit, 1)
+        self.first()  # one that is too long is refused now
 
     def first(self) -> Call:
         """Returns the call for the first page."""
@@ -85,11 +87,15 @@ def listing(
     """Makes a listing of a topic's pending messages.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: a time has no zone, the state or the limit is none, or a property has a name with `=`.
     """
+    check_texts(subscription=subscription, key=key)
+    check_text("state", state)
+    wanted = checked_properties(properties)
     if state not in STATES:
         raise ValueError(f"state must be one of {', '.join(STATES)}: {state!r}")
-    if wrong := [name for name in properties or () if not name or "=" in name]:
+    if wrong := [name for name in wanted if not name or "=" in name]:
         # The API reads name=value up to the first `=`.
         raise ValueError(f"properties are listed by names without =, which are not empty: {wrong[0]!r}")
     query = {
@@ -97,7 +103,7 @@ def listing(
         "key": key,
         "dueFrom": None if due_from is None else millis("due_from", due_from),
         "dueBefore": None if due_before is None else millis("due_before", due_before),
-        "property": [f"{name}={value}" for name, value in (properties or {}).items()] or None,
+        "property": [f"{name}={value}" for name, value in wanted.items()] or None,
         "state": STATES[state],
     }
     return _messages(topic, query, limit)
@@ -117,8 +123,10 @@ def schedules(topic: str, subscription: str | None, with_ended: bool, limit: int
     """Makes a listing of a topic's recurring messages.
 
     Raises:
+        TypeError: the subscription is no text.
         ValueError: the limit is none.
     """
+    check_texts(subscription=subscription)
     query = {"subscription": subscription, "withEnded": True if with_ended else None}
     return Listing(full_name(topic), "schedules", "schedules", Schedule.of_json, query, limit)
 

@@ -6,7 +6,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from delaylake.arguments import check_number, check_text, check_texts, checked_properties
 from delaylake.commands import Command, full_name
 from delaylake.errors import (
     DelayLakeError,
@@ -55,6 +56,7 @@ _OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
 _NO_PATH = "no such path"  # the admin API's reason where there is none, not even for a topic that there is not
 _WHOSE = "is it delaylake's admin API?"
 
+_MAX_URL = 60_000  # of a path and a query; httpx takes some more
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 # Method, and end of the path, of the calls for a schedule.
@@ -86,6 +88,10 @@ class Call:
     content: Any = None
     command: Command | None = None
     request_id: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.path) + len(str(httpx.QueryParams(self.params))) > _MAX_URL:
+            raise ValueError("topic, subscription, key and properties are too long for a URL")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -189,15 +195,21 @@ def redrive(
     """Returns the call that re-drives dead letters.
 
     Raises:
-        ValueError: a time has no zone, or the id of a message or the request is none.
+        TypeError: an argument is of another type.
+        ValueError: a time has no zone, the limit is none, or the id of a message or the request is none.
     """
+    check_text("subscription", subscription)
+    check_texts(key=key, reason=reason, request_id=request_id)
+    check_number("limit", limit, 1)
     if request_id is not None:
         _check_request_id(request_id)
+    if messages is not None and (isinstance(messages, str | bytes) or not isinstance(messages, Iterable)):
+        raise TypeError(f"messages is no list of ids: {messages!r}")
     ids = None if messages is None else [MessageId.of(one) for one in messages]
     wanted = {
         "subscription": subscription,
         "key": key,
-        "properties": dict(properties) if properties else None,
+        "properties": checked_properties(properties) or None,
         "messageIds": None if ids is None else [f"{one.ledger_id}:{one.entry_id}:{one.batch_index}" for one in ids],
         "reason": reason,
         "publishedFrom": None if published_from is None else millis("published_from", published_from),

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
+from delaylake.arguments import check_number, check_text, check_texts, checked_properties
 from delaylake.commands import checked_key, full_name
 from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment
 
@@ -28,7 +29,7 @@ _SHORTEST_MILLIS = 1_000  # between two occurrences
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18}(?=[a-z]))?)(ms|s|m|h|d)?")
 _UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
-_TIMES = re.compile(r"[1-9][0-9]{0,17}")
+_MAX_TIMES = 10**18 - 1
 
 # A zone that is missing where time zone data, or a part of it, is not installed.
 _LEGACY_ZONE = "US/Eastern"
@@ -86,8 +87,8 @@ class Repeat:
         _check_rule(rule)
         if time_zone is not None:
             _check_zone(time_zone)
-        if times is not None and not _TIMES.fullmatch(str(times)):
-            raise ValueError(f"repeat_times must be a whole number, 1 or more: {times!r}")
+        if times is not None:
+            check_number("repeat_times", times, 1, _MAX_TIMES)
         if misfire not in (None, *get_args(Misfire)):
             raise ValueError(f"misfire must be one of {', '.join(get_args(Misfire))}: {misfire!r}")
         return cls(rule, time_zone, until, times, misfire)
@@ -149,20 +150,9 @@ class KeyRule:
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _check_text(name: str, text: str) -> None:
-    """Raises TypeError or ValueError for what Pulsar has no place for."""
-    if not isinstance(text, str):
-        raise TypeError(f"{name} is no text: {text!r}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} has half a surrogate pair: {text!r}") from None
-
-
 def _check_rule(rule: str) -> None:
     """Raises ValueError where a rule has not the shape of one; what else is wrong with it the service says."""
-    if not rule or len(rule.encode()) > _MAX_REPEAT_BYTES:
-        raise ValueError(f"repeat is empty or has more than {_MAX_REPEAT_BYTES} bytes")
+    check_text("repeat", rule, _MAX_REPEAT_BYTES)
     if rule.startswith("@every "):
         every = _DURATION.fullmatch(rule.removeprefix("@every ").strip())
         if not every or not _SHORTEST_MILLIS <= round(float(every[1]) * _UNIT_MILLIS[every[2]]) <= MAX_MILLIS:
@@ -179,8 +169,7 @@ def _check_rule(rule: str) -> None:
 
 def _check_zone(name: str) -> None:
     """Raises ValueError for a zone that this machine's data does not have; where that may be incomplete, nothing."""
-    if not isinstance(name, str):
-        raise TypeError(f"time_zone is no name of a zone, as Europe/Berlin: {name!r}")
+    check_text("time_zone", name)
     if not _is_zone(name) and _is_zone(_LEGACY_ZONE):
         raise ValueError(f"time_zone is none that this machine knows, as Europe/Berlin: {name!r}")
 
@@ -213,13 +202,8 @@ def scheduled(
     """
     if not isinstance(payload, bytes | bytearray | memoryview | str):
         raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
-    given = dict(properties or {})
-    for name, value in given.items():
-        _check_text("the name of a property", name)
-        _check_text(f"the property {name!r}", value)
-    for name, text in (("key", key), ("ordering_key", ordering_key)):
-        if text is not None:
-            _check_text(name, text)
+    check_texts(payload=payload if isinstance(payload, str) else None, key=key, ordering_key=ordering_key)
+    given = checked_properties(properties)
     if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
     for rule in (repeat, key_rule):

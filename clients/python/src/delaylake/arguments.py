@@ -1,0 +1,67 @@
+"""What is checked of callers' arguments, so that an error names the one that is wrong; times are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_MAX_LONG = 2**63 - 1
+_MAX_INT = 2**31 - 1
+
+
+def check_text(name: str, text: str, max_bytes: int | None = None) -> None:
+    """Checks what is to be sent as UTF-8.
+
+    Args:
+        name: the caller's argument, for errors.
+        max_bytes: how long it may be, and then it is not empty; None: any text will do.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it has half a surrogate pair, or not that length.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is no text: {text!r}")
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half a surrogate pair: {text[:200]!r}") from None
+    if max_bytes is not None and not 0 < n_bytes <= max_bytes:
+        raise ValueError(f"{name} is empty or has more than {max_bytes} bytes")
+
+
+def check_texts(**texts: str | None) -> None:
+    """As `check_text`, for all that are given."""
+    for name, text in texts.items():
+        if text is not None:
+            check_text(name, text)
+
+
+def check_number(name: str, number: int, least: int, most: int = _MAX_LONG) -> None:
+    """Raises ValueError for what is no whole number in this range."""
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise ValueError(f"{name} must be a whole number, {least} to {most}: {number!r}")
+
+
+def check_position(name: str, ledger_id: int, entry_id: int, partition: int, batch_index: int) -> None:
+    """Raises ValueError for the parts of a message's id that Pulsar has no place for."""
+    check_number(f"{name}: its ledger", ledger_id, 0)
+    check_number(f"{name}: its entry", entry_id, 0)
+    check_number(f"{name}: its partition", partition, -1, _MAX_INT)
+    check_number(f"{name}: its batch index", batch_index, -1, _MAX_INT)
+
+
+def checked_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns properties; of None, none.
+
+    Raises:
+        TypeError: they are no mapping of texts.
+        ValueError: one has half a surrogate pair.
+    """
+    if properties is None:
+        return {}
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"properties is no mapping: {properties!r}")
+    for name, value in properties.items():
+        check_text("the name of a property", name)
+        check_text(f"the property {name!r}", value)
+    return dict(properties)
