@@ -126,8 +126,7 @@ async def end_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     try:
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
@@ -155,8 +154,7 @@ async def skip_next_occurrence(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
 
 
@@ -174,8 +172,7 @@ async def skip_next_occurrence_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next_of_keys([_key(schedule_key)]), CANCEL_CODES)
 
 
@@ -193,8 +190,7 @@ async def pause_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], True), CANCEL_CODES)
 
 
@@ -212,8 +208,7 @@ async def pause_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], True), CANCEL_CODES)
 
 
@@ -231,8 +226,7 @@ async def resume_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
 
 
@@ -250,18 +244,18 @@ async def resume_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    names = _names(target, subscription_names)
-    made = command_factory(request, role, target, names)
+    made = _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], False), CANCEL_CODES)
 
 
-def _names(target: Target, given: Sequence[str] | None) -> list[str]:
+def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
+    """Returns what makes the commands of a request, for the subscriptions that it names; none: for all."""
     try:
         names = parse_subscriptions(given)
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     target.check_subscriptions(names)
-    return names
+    return command_factory(request, role, target, names)
 
 
 def _find(request: Request, target: Target, schedule_id: str, subscription: str | None = None) -> Schedule:
