@@ -116,6 +116,11 @@ class Service:
         while self.now < time:
             self.step(step)
 
+    def run_until_some_wait(self, step: int) -> None:
+        """Runs until more is due than there are places for."""
+        while not any(effects.waiting for effects in self.step(step)):
+            pass
+
     def run_out(self, n: int) -> None:
         """Runs until n messages have gone to `s`, and some time more."""
         end = self.now + 600_000
@@ -517,8 +522,7 @@ def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pyte
     monkeypatch.setattr("tracker.buckets.waiting_rows.PIECE_ROWS", 50)
     service = Service(rate(500, burst=10), places_at_most=100)
     service.step(100, many(4_000, START + 3_000))
-    while not any(effects.waiting for effects in service.step(100)):
-        pass
+    service.run_until_some_wait(100)
     kept: list[str] = []
     real = MemoryStore.put
 
@@ -543,8 +547,7 @@ def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
     service = Service(rate(50, burst=10), shards, places_at_most=20)
     service.subscriptions = replace(service.subscriptions, in_order={TOPIC: 1})
     service.step(100, concat(messages([(7, i, START + 5_000 + i)], key="k") for i in range(300)))
-    while not any(effects.waiting for effects in service.step(400)):
-        pass
+    service.run_until_some_wait(400)
     for is_paused, request in ((True, "p"), (False, "r")):
         held = concat(where(part, int64(part, "deliver_at") > START + 10**12) for part in service.sealed)
         change = PauseChange(request, TOPIC, 1, is_paused=is_paused)
@@ -567,8 +570,7 @@ def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_bac
     rule = rule_of(None, [Window.model_validate({"from": "01:00"})])  # open now
     service = Service(rule, shards=1)
     service.step(100, many(300, START + 5_000))
-    while not any(effects.waiting for effects in service.step(400)):
-        pass
+    service.run_until_some_wait(400)
     n_before = len(service.of("s"))
     service.now -= 60_000
     service.near = 0
@@ -582,8 +584,7 @@ def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_bac
 def test_rows_that_an_earlier_version_let_wait_get_the_places_that_its_offset_has() -> None:
     service = Service(rate(50, burst=2))
     service.step(100, many(300, START + 3_000))
-    while not any(effects.waiting for effects in service.step(400)):
-        pass
+    service.run_until_some_wait(400)
     for store in service.stores:  # where they were in their time slots
         tracker = DelayedDeliveryTracker(store)
         rows = tracker.take_waiting(lambda _: None, service.cutoff)
