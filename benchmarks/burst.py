@@ -23,7 +23,7 @@ from benchmarks.on_time import NAMESPACE, consume
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 SENDING_SECONDS = 30
 

@@ -21,7 +21,7 @@ from admin.control.requests import Cancel
 from broker.client import connect
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Api, Job, now, wait_until
+from tests.support.service.harness import Api, Job, now, wait_until
 
 PENDING = 20_000
 SINGLE = 60

@@ -22,7 +22,7 @@ import psutil
 from benchmarks.on_time import NAMESPACE, run
 from benchmarks.start import cpu_seconds, memory_mib
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 
 def broker_seconds(broker: EmbeddedBroker) -> float:

@@ -19,8 +19,8 @@ import numpy as np
 import yaml
 
 from benchmarks.pending import ROWS, ROWS_A_FILE, TOPIC, write
-from tests.support.browser import chromium
-from tests.support.harness import Api
+from tests.support.service.browser import chromium
+from tests.support.service.harness import Api
 from warehouse.delta.tables import Tables
 
 REPEATED = 5

@@ -21,7 +21,7 @@ import pulsar
 from benchmarks.on_time import NAMESPACE
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 SETTLING_SECONDS = 30
 

@@ -29,7 +29,7 @@ from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, paced, received
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 SOURCES = [f"{NAMESPACE}/bench{i}" for i in range(10)]
 DEAD, *WELL = [f"{source}-a" for source in SOURCES]

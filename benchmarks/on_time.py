@@ -28,7 +28,7 @@ import pulsar
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 WARM_UP_SECONDS = 20
 NAMESPACE = "persistent://public/default"

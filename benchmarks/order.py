@@ -24,7 +24,7 @@ from benchmarks.shaping import consume, lateness
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 WARM_UP_SECONDS = 10
 BURST_SECONDS = 10

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.scale import TOPIC, YEAR_MILLIS, Memory, service
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Job, now, wait_until
+from tests.support.service.harness import Job, now, wait_until
 
 TRACKERS = {"bucket": "BucketDelayedDeliveryTrackerFactory", "in_memory": "InMemoryDelayedDeliveryTrackerFactory"}
 HEAP = "-Xmx8g"  # instead of the embedded broker's own, which is small

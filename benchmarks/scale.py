@@ -58,7 +58,7 @@ from recovery.importing.files import import_file
 from recovery.importing.importer import Importer
 from recovery.new_checkpoint import import_and_rebuild
 from tests.conftest import PROGRAM
-from tests.support.harness import Job, now
+from tests.support.service.harness import Job, now
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import read_segment
 from warehouse.queries.listing import PendingFilter

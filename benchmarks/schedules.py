@@ -28,7 +28,7 @@ from benchmarks.start import cpu_seconds, memory_mib
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 AHEAD_SECONDS = 30
 SETTLING_SECONDS = 15  # until those that were sent last come, too

@@ -25,7 +25,7 @@ from benchmarks.on_time import NAMESPACE, paced
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 SHAPED, OTHER = f"{NAMESPACE}/bench", f"{NAMESPACE}/bench_other"
 TAKEN_IN_A_SECOND = 6_000  # at which the messages are sure to be taken in before they are due

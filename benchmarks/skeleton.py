@@ -39,7 +39,7 @@ from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings, Settings
 from streaming.operator.schemas import INPUT_SCHEMA
 from streaming.session import SparkSession, create_session
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 WARM_UP_SECONDS = 30
 RATE = 1_000

@@ -46,8 +46,8 @@ from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings, Settings
 from tests.integration.delivery.test_two_days import HOUR, MINUTE, START, Service
-from tests.support.harness import Job
-from tests.support.messages import TOPIC
+from tests.support.service.harness import Job
+from tests.support.tracker.messages import TOPIC
 from warehouse.maintenance.maintain import maintain
 from warehouse.schemas import SCHEMAS
 

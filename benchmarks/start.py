@@ -27,7 +27,7 @@ from benchmarks.on_time import NAMESPACE
 from broker.jvm.jars import JarSet, jars
 from broker.standalone import EmbeddedBroker
 from streaming.session import _JVM_OPTIONS
-from tests.support.harness import Job, wait_until
+from tests.support.service.harness import Job, wait_until
 
 SETTLING_SECONDS = 10
 ARCHIVE_SECONDS = 200

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.on_time import NAMESPACE, consume, produce
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Job, wait_until
+from tests.support.service.harness import Job, wait_until
 from warehouse.audit.accounts import run_audit
 
 SETTLING_SECONDS = 15  # before each kill: for what was late because of the one before

@@ -23,7 +23,7 @@ from benchmarks.on_time import NAMESPACE, median_of, paced, run
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 
 PLAIN, OTHER = f"{NAMESPACE}/bench", f"{NAMESPACE}/bench_other"
 OTHER_RATE, OTHER_DELAY_MILLIS = 100, 5_000

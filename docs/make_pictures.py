@@ -21,8 +21,8 @@ from playwright.sync_api import Browser, Page, ViewportSize
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.support.browser import chromium, wait_until_loaded
-from tests.support.harness import Api, Job, now
+from tests.support.service.browser import chromium, wait_until_loaded
+from tests.support.service.harness import Api, Job, now
 
 ORDERS, REMINDERS, REPORTS = (f"persistent://shop/web/{name}" for name in ("orders", "reminders", "reports"))
 ROUTES: list[dict[str, Any]] = [

@@ -22,7 +22,7 @@ from broker import standalone
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from jobs import cli
-from tests.support.examples import load_profile
+from tests.support.fuzzing.examples import load_profile
 
 if TYPE_CHECKING:
     import pulsar

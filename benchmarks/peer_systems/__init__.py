@@ -13,7 +13,7 @@ import psutil
 from benchmarks.burst import drained
 from benchmarks.on_time import late_millis
 from broker.jvm.jars import cache_folder
-from tests.support.harness import wait_until
+from tests.support.service.harness import wait_until
 
 PENDING_FROM_MILLIS, PENDING_SPREAD_MILLIS = 1_800_000, 86_400_000  # what is pending is due within a day
 PAYLOAD = b"x" * 86

@@ -15,7 +15,7 @@ from benchmarks.pulsar_trackers import HEAP, heap, heap_mib, n_delayed, resident
 from benchmarks.start import cpu_seconds
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Job, now, wait_until
+from tests.support.service.harness import Job, now, wait_until
 
 TOPICS = ("paced", "burst", "pending")
 WAIT_SECONDS = 120  # on an idle machine; a slow one gets some times as long

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.harness import wait_until
+from tests.support.service.harness import wait_until
 
 pytestmark = pytest.mark.chaos
 

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.demo.plan import Fate, plan
 from tests.conftest import PROGRAM, RUN_SECONDS, Run
-from tests.support.harness import wait_until
+from tests.support.service.harness import wait_until
 
 MESSAGES, SECONDS = 3_000, 20
 

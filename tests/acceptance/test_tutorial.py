@@ -12,7 +12,7 @@ import pytest
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support.harness import wait_until
+from tests.support.service.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.S)

@@ -13,7 +13,7 @@ import pulsar
 
 from broker.client import FIRST_SEQUENCE_ID
 from tests.chaos.ledger import DELIVERED, EITHER, NOT_MEANT, Ledger, Pause
-from tests.support.harness import now
+from tests.support.service.harness import now
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result, SkipEntry
 
 MOST_AHEAD_MILLIS = 5_000  # more than the longest lookahead

@@ -16,7 +16,7 @@ import psutil
 from tests.chaos.commands import MOST_AHEAD_MILLIS
 from tests.chaos.world import CONTROL, DESTINATIONS, OTHER_DESTINATION, PARTS, SECOND, SOURCE, World
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support.harness import Api, now, wait_until
+from tests.support.service.harness import Api, now, wait_until
 
 _MOST_PARTITIONS = 8
 

@@ -10,7 +10,7 @@ import pulsar
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from streaming.checkpoint.checkpoint import Checkpoint
-from tests.support.harness import Job
+from tests.support.service.harness import Job
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 

@@ -26,7 +26,7 @@ from tests.chaos.commands import Commander, Commands, follow_outcomes
 from tests.chaos.keyed import Keyed
 from tests.chaos.ledger import DELIVERED, ONCE, Ledger, Receivers, number_of, payload, which_of
 from tests.chaos.unanswered import stored_messages
-from tests.support.harness import Api, Job, now, wait_until
+from tests.support.service.harness import Api, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import ControlCommand
 from warehouse.audit.accounts import Audit, run_audit
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pulsar
 import pytest
 
-from tests.support.harness import Collector
+from tests.support.service.harness import Collector
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ import org.apache.pulsar.common.schema.KeyValueEncodingType;
 /**
  * Pulsar's own client on both sides. `produce URL`: sends what each line of the input, a JSON object, describes, and
  * prints a line of JSON for each. `consume URL`: reads from each topic of the input so many messages as its line says,
- * and prints what an application sees of each. tests/support/java_client.py has what the lines hold.
+ * and prints what an application sees of each. tests/support/clients/java_client.py has what the lines hold.
  */
 public class Messages {
     private static final ObjectMapper JSON = new ObjectMapper();

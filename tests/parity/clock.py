@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.support.messages import TOPIC, positions, tick_at
+from tests.support.tracker.messages import TOPIC, positions, tick_at
 from tracker import Effects, MemoryStore, Shard, TickInput
 from tracker.messages import concat, int64
 

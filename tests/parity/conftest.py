@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.messages import messages, positions
+from tests.support.tracker.messages import messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.index_bits import IndexBits
 from tracker.messages import concat, int64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.parity.conftest import Buckets
-from tests.support.messages import messages, positions, times
+from tests.support.tracker.messages import messages, positions, times
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.packing import pack, unpack
 

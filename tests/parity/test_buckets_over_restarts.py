@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.clock import Clock, handed_out
-from tests.support.messages import messages, positions
+from tests.support.tracker.messages import messages, positions
 
 
 def test_buckets_outlast_a_restart_and_are_not_sealed_again() -> None:

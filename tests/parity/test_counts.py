@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.clock import Clock
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 
 
 def test_counts_are_of_the_moment() -> None:

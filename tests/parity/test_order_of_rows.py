@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tests.parity.conftest import Buckets
-from tests.support.messages import batches, messages, positions, times
+from tests.support.tracker.messages import batches, messages, positions, times
 from tracker.messages import MESSAGES, concat, in_order, int64
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.clock import Clock, handed_out
-from tests.support.messages import messages, positions
+from tests.support.tracker.messages import messages, positions
 from tracker.in_flight import Release
 from tracker.messages import concat
 from tracker.store import Key, MemoryStore

@@ -27,8 +27,8 @@ from broker.jvm.jars import jars
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
-from tests.support.examples import examples
-from tests.support.harness import Api, Collector, Job, http, now, wait_until
+from tests.support.fuzzing.examples import examples
+from tests.support.service.harness import Api, Collector, Job, http, now, wait_until
 
 NAMESPACE = "public/admin_api"
 TRIMMED_NAMESPACE = "public/admin_api_trimmed"

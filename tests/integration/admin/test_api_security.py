@@ -18,8 +18,8 @@ from admin.app import create_app
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
 from tests.conftest import PROGRAM, Run
-from tests.support.harness import wait_until
-from tests.support.tokens import SECRET, certificate, encoded, token
+from tests.support.clients.tokens import SECRET, certificate, encoded, token
+from tests.support.service.harness import wait_until
 from tracker.wire.delaylake_pb2 import ControlCommand
 from warehouse.delta.tables import Tables
 

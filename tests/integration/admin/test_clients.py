@@ -24,8 +24,8 @@ from delaylake.times import moment
 from broker.jvm.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
-from tests.support.awaited_client import awaited
-from tests.support.harness import Api, Collector, Job, now, wait_until
+from tests.support.clients.awaited_client import awaited
+from tests.support.service.harness import Api, Collector, Job, now, wait_until
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine

@@ -15,9 +15,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
 from broker.standalone import EmbeddedBroker
-from tests.support.browser import chromium, need_chromium
-from tests.support.harness import Api, Collector, Job, http, now, wait_until
-from tests.support.tokens import SECRET, encoded, token
+from tests.support.clients.tokens import SECRET, encoded, token
+from tests.support.service.browser import chromium, need_chromium
+from tests.support.service.harness import Api, Collector, Job, http, now, wait_until
 
 PAGES = ["/", "/ui/schedule", "/ui/messages", "/ui/control", "/ui/storage", "/ui/settings"]
 ATTACK = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"

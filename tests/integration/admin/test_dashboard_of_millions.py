@@ -15,8 +15,8 @@ import yaml
 from playwright.sync_api import Page, Route, expect
 
 from benchmarks.pending import ROWS_A_FILE, TOPIC, write
-from tests.support.browser import chromium, need_chromium, wait_until_loaded
-from tests.support.harness import Api
+from tests.support.service.browser import chromium, need_chromium, wait_until_loaded
+from tests.support.service.harness import Api
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
 from docs.make_pictures import SCHEMES
 from status.job_status import Point, StatusWriter
-from tests.support.browser import chromium, need_chromium, wait_until_loaded
+from tests.support.service.browser import chromium, need_chromium, wait_until_loaded
 from tests.unit.admin.test_app import served
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS

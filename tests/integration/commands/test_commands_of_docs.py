@@ -16,7 +16,7 @@ import yaml
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
-from tests.support.harness import Api, Job, wait_until
+from tests.support.service.harness import Api, Job, wait_until
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

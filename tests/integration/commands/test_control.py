@@ -20,7 +20,7 @@ from admin.control.requests import Cancel, Outcome, RequestFactory
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
     ControlCommand,

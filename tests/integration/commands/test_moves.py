@@ -16,7 +16,7 @@ import yaml
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 from tracker.wire.delaylake_pb2 import (
     ControlCommand,
     PauseSubscriptions,

@@ -14,7 +14,7 @@ from admin.control.client import ControlClient
 from admin.control.requests import Cancel
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 from tests.unit.admin.test_app import served
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.queries.listing import PendingFilter

@@ -18,7 +18,7 @@ from broker import dead_letter_subscription
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from tests.support.harness import Job, wait_until
+from tests.support.service.harness import Job, wait_until
 from warehouse.message_schemas import MessageSchema, producer_with_schema, registered, version_number
 
 N = 250  # more than two chunks

@@ -13,7 +13,7 @@ import httpx
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Api, Collector, Job, http, now, wait_until
+from tests.support.service.harness import Api, Collector, Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 

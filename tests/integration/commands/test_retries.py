@@ -18,7 +18,7 @@ from retrying_consumer import handle
 from broker.jvm.jars import jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.views import Warehouse
 

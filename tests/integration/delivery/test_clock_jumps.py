@@ -10,7 +10,7 @@ import pytest
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 
 pytestmark = pytest.mark.chaos  # it needs a C compiler
 

@@ -22,8 +22,8 @@ from status.job_status import read_status
 from status.troubles import NO_BROKER
 from streaming.release.task.planning.partitions import java_string_hash
 from tests.conftest import Run
-from tests.support import otlp
-from tests.support.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from tests.support.servers import otlp
+from tests.support.service.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 MEGABYTE = 1024 * 1024

@@ -8,7 +8,7 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, wait_until
+from tests.support.service.harness import Collector, Job, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.views import Warehouse
 

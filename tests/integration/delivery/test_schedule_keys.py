@@ -11,7 +11,7 @@ import pulsar
 
 from broker.standalone import EmbeddedBroker
 from status.job_status import read_status
-from tests.support.harness import Api, Collector, Job, http, now, wait_until
+from tests.support.service.harness import Api, Collector, Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, QueryBuilder
 from broker.jvm.jars import jars
 from broker.standalone import EmbeddedBroker
 from streaming.session import create_session
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 
 N = 3_000
 

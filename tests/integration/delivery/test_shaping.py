@@ -11,8 +11,8 @@ from typing import Any
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, Received, check_exactly_once, now, wait_until
-from tests.support.rates import most_within
+from tests.support.naive.rates import most_within
+from tests.support.service.harness import Collector, Job, Received, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 TOPIC = "persistent://public/default/shaped"

@@ -19,7 +19,7 @@ from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
-from tests.support.messages import TOPIC, command, commands, messages
+from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
 from tracker.shard import Shard
 from tracker.store import MemoryStore

@@ -24,8 +24,8 @@ from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.integration.restarts.test_going_on import begun, made
-from tests.support.harness import http, now, wait_until
-from tests.support.messages import messages, release_rows
+from tests.support.service.harness import http, now, wait_until
+from tests.support.tracker.messages import messages, release_rows
 from tests.unit.streaming.release.driver.test_releaser import Recorded, Spark
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack

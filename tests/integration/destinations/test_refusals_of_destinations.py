@@ -20,9 +20,9 @@ from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, Sent
 from streaming.release.task.can_write import can_write
 from streaming.release.task.sender import send_releases
-from tests.support.harness import now, wait_until
-from tests.support.messages import messages, release_rows
-from tests.support.tokens import SECRET, token
+from tests.support.clients.tokens import SECRET, token
+from tests.support.service.harness import now, wait_until
+from tests.support.tracker.messages import messages, release_rows
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.messages import with_columns
 from tracker.packing import pack, unpack

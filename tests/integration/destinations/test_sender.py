@@ -15,8 +15,8 @@ from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task.sender import send_releases
-from tests.support.harness import Job, now
-from tests.support.messages import messages, release_rows
+from tests.support.service.harness import Job, now
+from tests.support.tracker.messages import messages, release_rows
 from tracker.packing import pack, unpack
 
 SPAN_MILLIS = 5_000

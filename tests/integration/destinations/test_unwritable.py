@@ -7,7 +7,7 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
+from tests.support.service.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 MESSAGES = 700

@@ -10,7 +10,7 @@ import pulsar
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 

@@ -15,7 +15,7 @@ import pytest
 from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, Received, now, wait_until
+from tests.support.service.harness import Collector, Job, Received, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 TOPIC = "persistent://geo/ns/orders"

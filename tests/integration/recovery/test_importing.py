@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support import java_client
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
-from tests.support.java_client import make_key
+from tests.support.clients import java_client
+from tests.support.clients.java_client import make_key
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.audit.accounts import run_audit
 

@@ -16,8 +16,8 @@ import redis
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS, run_here
-from tests.support.harness import Job, wait_until
-from tests.support.other_servers import redis_server, url_of
+from tests.support.servers.other_servers import redis_server, url_of
+from tests.support.service.harness import Job, wait_until
 
 PROGRAMS = Path(__file__).parents[2] / "other_systems"
 BULLMQ = Path(sys.prefix) / "bullmq"  # apart from all else that is installed: it wants an old croniter

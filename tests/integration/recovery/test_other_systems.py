@@ -29,8 +29,8 @@ from broker.standalone import EmbeddedBroker
 from recovery.other_systems.item import SourceError
 from recovery.other_systems.rabbitmq import RabbitMQ
 from tests.conftest import PROGRAM, run_here
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
-from tests.support.other_servers import need_rabbitmq, postgres_server, rabbitmq_server, redis_server, url_of
+from tests.support.servers.other_servers import need_rabbitmq, postgres_server, rabbitmq_server, redis_server, url_of
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 N_SIDEKIQ = 3_000

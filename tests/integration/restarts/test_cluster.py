@@ -20,7 +20,7 @@ import pytest
 
 import jobs
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 SPARK_HOME = Path(pyspark.__file__).parent

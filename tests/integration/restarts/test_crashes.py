@@ -20,8 +20,8 @@ import pytest
 from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from tests.support import java_client
-from tests.support.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from tests.support.clients import java_client
+from tests.support.service.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.table_files import MERGES

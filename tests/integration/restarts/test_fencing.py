@@ -17,7 +17,7 @@ from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from streaming.checkpoint.checkpoint import Checkpoint
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support.harness import Collector, Job, check_exactly_once, http, now, wait_until
+from tests.support.service.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 

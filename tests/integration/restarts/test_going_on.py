@@ -30,8 +30,8 @@ from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
-from tests.support.harness import http, now, wait_until
-from tests.support.messages import messages, release_rows
+from tests.support.service.harness import http, now, wait_until
+from tests.support.tracker.messages import messages, release_rows
 from tests.unit.warehouse.maintenance.test_maintenance import rows
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack, unpack

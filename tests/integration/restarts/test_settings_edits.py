@@ -13,7 +13,7 @@ import yaml
 
 from broker.standalone import EmbeddedBroker
 from tests.integration.commands.test_moves import Desk
-from tests.support.harness import Collector, Job, wait_until
+from tests.support.service.harness import Collector, Job, wait_until
 from warehouse.audit.accounts import run_audit
 
 N = 100

@@ -12,7 +12,7 @@ import pulsar
 from broker.standalone import EmbeddedBroker
 from status.job_status import read_status
 from tests.conftest import PROGRAM, RUN_SECONDS
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 

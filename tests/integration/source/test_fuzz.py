@@ -15,9 +15,9 @@ from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from status.troubles import NOT_SEEN_REASON
-from tests.support.fuzz import OWN, Fuzz, Producers, unload
-from tests.support.fuzz_check import Topics, check
-from tests.support.harness import PATIENCE, Job, wait_until
+from tests.support.fuzzing.fuzz import OWN, Fuzz, Producers, unload
+from tests.support.fuzzing.fuzz_check import Topics, check
+from tests.support.service.harness import PATIENCE, Job, wait_until
 
 SPAN_MILLIS = 20_000
 UNLOAD_SECONDS = 3

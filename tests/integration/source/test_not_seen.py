@@ -25,9 +25,9 @@ from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
-from tests.support import java_client
-from tests.support.harness import now, wait_until
-from tests.support.java_client import make_key
+from tests.support.clients import java_client
+from tests.support.clients.java_client import make_key
+from tests.support.service.harness import now, wait_until
 from tracker.messages import position_texts
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables

@@ -10,7 +10,7 @@ import _pulsar
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from tests.support.harness import Collector, Job, now, wait_until
+from tests.support.service.harness import Collector, Job, now, wait_until
 
 MEGABYTE = 1024 * 1024
 

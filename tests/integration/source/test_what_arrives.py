@@ -19,8 +19,8 @@ import pytest
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from status.troubles import NOT_SEEN_REASON
-from tests.support import java_client
-from tests.support.harness import Job, http, now, wait_until
+from tests.support.clients import java_client
+from tests.support.service.harness import Job, http, now, wait_until
 
 NAMESPACE = "persistent://public/default"
 STRICT = "persistent://public/strict"  # where a producer without a schema is refused

@@ -18,8 +18,8 @@ from benchmarks.maintain import bucket
 from conf.settings import Settings, SparkSettings
 from streaming.spark_engine import EngineError, SparkEngine, explained
 from tests.conftest import run_here
-from tests.support.harness import wait_until
-from tests.support.random_warehouse import copied, done_by, random_warehouse
+from tests.support.service.harness import wait_until
+from tests.support.warehouse.random_warehouse import copied, done_by, random_warehouse
 from tests.unit.test_docs import tables_of_docs
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, make
 from warehouse.audit.accounts import run_audit

@@ -16,8 +16,8 @@ from broker.standalone import EmbeddedBroker
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from status.job_status import StatusWriter, read_status
-from tests.support.harness import Collector, Job, check_exactly_once, now, wait_until
-from tests.support.object_storage import ObjectStorage
+from tests.support.servers.object_storage import ObjectStorage
+from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, content
 from warehouse.audit.accounts import run_audit
 from warehouse.backup.copying import back_up

@@ -33,7 +33,7 @@ from delaylake.commands import cancel, command
 from delaylake.scheduled import scheduled
 
 from broker.client import FIRST_SEQUENCE_ID
-from tests.support.awaited_client import awaited
+from tests.support.clients.awaited_client import awaited
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 from delaylake import AsyncClient, Client, NoAnswer, Unavailable
 from delaylake.rest import Attempts, Call
 
-from tests.support.awaited_client import awaited
+from tests.support.clients.awaited_client import awaited
 
 _AT_MOST_SECONDS = 20.0  # that an answer goes on for
 _HEAD = b"HTTP/1.1 200 OK\r\n"

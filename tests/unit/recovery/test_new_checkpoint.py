@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
-from tests.support.rebuilt import without_destinations
+from tests.support.warehouse.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import make
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker

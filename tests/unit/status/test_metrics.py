@@ -19,7 +19,7 @@ from conf.settings import Settings
 from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
 from status.metrics import JobCollector
-from tests.support.harness import now
+from tests.support.service.harness import now
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 

@@ -19,7 +19,7 @@ from streaming.operator_input import InputKind, split
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.source.reader import SourceReader
-from tests.support.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import MESSAGES, concat
 from tracker.packing import unpack
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.support.messages import TOPIC, command, commands, messages, tick_at
+from tests.support.tracker.messages import TOPIC, command, commands, messages, tick_at
 from tracker.commands.schema import KNOWN
 from tracker.shard import Shard
 from tracker.store import MemoryStore

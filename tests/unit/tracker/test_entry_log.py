@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.support.messages import batches, messages, positions
+from tests.support.tracker.messages import batches, messages, positions
 from tracker.entry_log import EMPTY_ENTRIES, EntryLog
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.support.messages import TOPIC, messages, release_rows
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import PLACE, PLANNED, REJECTED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.messages import MESSAGES, with_columns
 from tracker.packing import unpack

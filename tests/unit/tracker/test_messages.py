@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import batches, messages, positions
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import batches, messages, positions
 from tracker.messages import MESSAGES, ORDER, concat, in_order, int64, is_rejected, where
 from tracker.packing import pack, unpack
 

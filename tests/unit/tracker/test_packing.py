@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.messages import messages, positions
+from tests.support.tracker.messages import messages, positions
 from tracker.messages import MESSAGES, concat
 from tracker.packing import pack, pack_columns, unpack, unpack_columns
 

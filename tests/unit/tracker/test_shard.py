@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, batches, command, commands, messages, positions, tick_at
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE, PauseChange

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from conf.settings import Settings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, batches, command, commands
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
 from tracker.messages import MESSAGES, concat, int64, with_columns

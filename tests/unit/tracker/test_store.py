@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import TimeSlots
 from tracker.entry_log import EntryLog

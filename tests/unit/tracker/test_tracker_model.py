@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, Answers, batches, command, commands
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.schema import KNOWN, REPEAT
 from tracker.messages import concat, int64

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streaming.release import outgoing
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.messages import with_columns
 from warehouse.delivery_key import COLUMNS, PROPERTIES, attempt_ids, key_of, key_of_row
 from warehouse.schemas import DELIVERIES

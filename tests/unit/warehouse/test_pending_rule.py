@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC
-from tests.support.rebuilt import of_all_shards, prepared
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC
+from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.position import Position
 from conf.settings import Settings
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS
 from warehouse.audit.accounts import run_audit

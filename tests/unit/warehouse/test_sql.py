@@ -17,7 +17,7 @@ import yaml
 
 from conf.settings import Settings, load_settings
 from tests.conftest import run_here
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables

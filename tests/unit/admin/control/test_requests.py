@@ -11,7 +11,7 @@ from admin.control.requests import Cancel, ControlRequest, RequestFactory
 from admin.control.window import Window
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.moment import Moment

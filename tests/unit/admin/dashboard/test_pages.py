@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 from admin.app import create_app
 from status.job_status import StatusWriter
-from tests.support.messages import TOPIC, messages
-from tests.support.schedule_tables import NINE, ScheduleTables
+from tests.support.tracker.messages import TOPIC, messages
+from tests.support.warehouse.schedule_tables import NINE, ScheduleTables
 from tests.unit.admin.test_app import served
 from tests.unit.warehouse.queries.test_pending import Warehouse
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT

@@ -14,7 +14,7 @@ from google.protobuf.proto import parse_length_prefixed
 
 from admin.rest import pending_api
 from conf.settings import Settings
-from tests.support.messages import batches, messages
+from tests.support.tracker.messages import batches, messages
 from tests.unit.admin.test_app import ORDERS, reason, served
 from tracker.commands.schema import CANCEL_ROWS
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex

@@ -16,7 +16,7 @@ from admin.app import create_app
 from admin.control.requests import ControlRequest, Outcome
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import to_index
 

@@ -19,7 +19,7 @@ from admin.security.authentication import (
 )
 from admin.security.tokens import TokenError
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
-from tests.support.tokens import SECRET, certificate, encoded, token
+from tests.support.clients.tokens import SECRET, certificate, encoded, token
 
 ORDERS = "persistent://shop/web/orders"
 AUTH = AuthSettings.model_validate({"enabled": True, "token_secret_key": encoded(SECRET)})

@@ -17,7 +17,7 @@ from admin.security.hosts import host_name
 from conf.api_settings import ApiSettings
 from conf.settings import MetricsSettings, Settings
 from jobs.metrics_server import serve_metrics
-from tests.support.tokens import SECRET, encoded, token
+from tests.support.clients.tokens import SECRET, encoded, token
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from admin.app import create_app
 from admin.security.policy import OPEN_PATHS, PolicyError, check_policies, open_to_all, policy_of, requires
 from conf.api_settings import Operation
 from conf.settings import Settings
-from tests.support.tokens import der, encoded, forged, pem, token
+from tests.support.clients.tokens import der, encoded, forged, pem, token
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from admin.security.tokens import TokenError, TokenKeyError, TokenVerifier
 from conf.api_settings import AuthSettings
-from tests.support.tokens import OTHER_SECRET, SECRET, der, encoded, forged, pem, token
+from tests.support.clients.tokens import OTHER_SECRET, SECRET, der, encoded, forged, pem, token
 
 RSA = rsa.generate_private_key(65537, 2048)
 OTHER_RSA = rsa.generate_private_key(65537, 2048)

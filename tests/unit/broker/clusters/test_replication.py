@@ -12,7 +12,7 @@ from broker.clusters import replication
 from broker.clusters.replication import NotWantedError, Origins
 from broker.pulsar_admin.admin_rest import NotToldError
 from broker.pulsar_admin.silent_producers import SilentProducers
-from tests.support.messages import batches, messages, tick_at
+from tests.support.tracker.messages import batches, messages, tick_at
 from tracker.messages import concat
 from tracker.shard import Shard
 from tracker.store import MemoryStore

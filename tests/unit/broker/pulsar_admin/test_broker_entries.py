@@ -18,8 +18,8 @@ from conf.settings import PulsarSettings
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
-from tests.support.fake_pulsar import FakeBroker, FakeConsumer, one
-from tests.support.harness import now
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
+from tests.support.service.harness import now
 from warehouse.unseen_entries import NOT_TOLD, find_not_seen
 
 TOPIC = "persistent://public/default/t"

@@ -18,7 +18,7 @@ from jobs.reporter import Reporter
 from status.job_status import StatusWriter
 from streaming.checkpoint.offset import Offset
 from tests.conftest import Run
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from warehouse.routes.known_routes import RoutesError, known_routes
 from warehouse.routes.missing_routes import missing_routes
 

@@ -19,8 +19,8 @@ from recovery.importing import files, topics
 from recovery.importing.files import check_files, import_file
 from recovery.importing.importer import Importer, ImportFailedError, number_of
 from recovery.importing.topics import check_topic
-from tests.support.fake_pulsar import FakeConsumer, batch, one
-from tests.support.messages import TOPIC, messages
+from tests.support.servers.fake_pulsar import FakeConsumer, batch, one
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import to_index

@@ -15,7 +15,7 @@ from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
 from broker.pulsar_admin.answers import BrokerEntry
 from conf.settings import PulsarSettings
 from recovery.importing.native_delays import not_acknowledged, with_native_times
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.messages import with_columns
 
 NOW = 1_800_000_000_000

@@ -16,7 +16,7 @@ from recovery.importing.importer import Importer
 from recovery.other_systems import importing
 from recovery.other_systems.importing import Found, import_items, look
 from recovery.other_systems.item import Item, SourceError, bad, item
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow

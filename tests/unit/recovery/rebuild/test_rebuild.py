@@ -22,8 +22,8 @@ from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.examples import examples
-from tests.support.rebuilt import of_all_shards, without_destinations
+from tests.support.fuzzing.examples import examples
+from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.messages import TOPIC, handed_out, messages, tick_at
-from tests.support.rebuilt import of_all_shards, of_one_shard, prepared
+from tests.support.tracker.messages import TOPIC, handed_out, messages, tick_at
+from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard, prepared
 from tracker.messages import in_order, typed
 from tracker.shard import Shard
 from tracker.store import MemoryStore

@@ -15,8 +15,8 @@ from recovery.rebuild.done_occurrences import Done
 from recovery.rebuild.rebuild import rebuild
 from recovery.rebuild.recurring.schedules import next_number
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.messages import TOPIC, batches, command, commands
-from tests.support.rebuilt import of_all_shards, of_one_shard
+from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
 from tracker.commands.schema import (
     CANCEL,
     PAUSE_SCHEDULE,

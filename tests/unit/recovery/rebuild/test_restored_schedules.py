@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import batches
+from tests.support.tracker.messages import batches
 from tests.unit.recovery.rebuild.test_recurring import NOW, SECOND, Service, recurring
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE
 from tracker.wire.delaylake_pb2 import Result

@@ -10,7 +10,7 @@ import pytest
 
 from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.messages import batches, command
+from tests.support.tracker.messages import batches, command
 from tests.unit.recovery.rebuild.test_recurring import NOW as START
 from tests.unit.recovery.rebuild.test_recurring import SECOND, Service
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, make, rows

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tests.unit.recovery.rebuild.test_recurring import NAMES, SECOND, Service
 from tests.unit.recovery.rebuild.test_schedule_keys import keyed
 from tracker.commands.schema import RESCHEDULE, SKIP

@@ -17,8 +17,8 @@ from recovery.rebuild.waiting_commands import find_waiting
 from streaming.operator.processor import Operator, OutputKind
 from streaming.operator_input import InputKind
 from streaming.source.reader import SourceReader
-from tests.support.messages import TOPIC, command, commands, handed_out, messages, tick_at
-from tests.support.rebuilt import of_all_shards, prepared
+from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
+from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
 from tracker import MemoryStore, Shard, TickInput
 from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP

@@ -18,7 +18,7 @@ from conf.settings import Settings
 from recovery.rebuild.delivered import read_delivered
 from recovery.rebuild.destinations import _Sent, write_missing_deliveries
 from recovery.restore.another_broker import compare
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
 from warehouse.delta.tables import Tables
 from warehouse.renumbering import PAIRS, Renumbering, renumber

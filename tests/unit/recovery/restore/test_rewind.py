@@ -17,7 +17,7 @@ from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.restore.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import begin
-from tests.support.rebuilt import without_destinations
+from tests.support.warehouse.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, make, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.backup.copying import BackupError, back_up

@@ -20,7 +20,7 @@ from streaming.release.attempt import lane_name
 from streaming.release.naming import lane_names
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
-from tests.support.rebuilt import without_destinations
+from tests.support.warehouse.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import TOPIC, make, rows
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack

@@ -17,9 +17,9 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.operator.processor import Operator, OutputKind
 from streaming.operator_input import InputKind, split
-from tests.support.messages import TOPIC
-from tests.support.recurring import recurring
-from tests.support.time_zones import VERSION, other_version
+from tests.support.tracker.messages import TOPIC
+from tests.support.tracker.recurring import recurring
+from tests.support.tracker.time_zones import VERSION, other_version
 from tracker.messages import MESSAGES, concat
 from tracker.packing import unpack
 from tracker.recurrence import time_zones

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.key_order_history import Came, violations
-from tests.support.key_order_service import ENTRY, Service, settings_of
-from tests.support.rates import most_within
+from tests.support.fuzzing.examples import examples
+from tests.support.naive.key_order_history import Came, violations
+from tests.support.naive.rates import most_within
+from tests.support.service.key_order_service import ENTRY, Service, settings_of
 
 RATES: list[dict[str, Any]] = [
     {"rate": {"messages_per_second": 4, "burst": 2}},

@@ -12,10 +12,10 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
-from tests.support.examples import examples
-from tests.support.key_order_history import Came, violations
-from tests.support.key_order_service import Service, settings_of
-from tests.support.messages import TOPIC, messages, tick_at
+from tests.support.fuzzing.examples import examples
+from tests.support.naive.key_order_history import Came, violations
+from tests.support.service.key_order_service import Service, settings_of
+from tests.support.tracker.messages import TOPIC, messages, tick_at
 from tracker.messages import concat
 from tracker.packing import pack
 from tracker.shard import Shard

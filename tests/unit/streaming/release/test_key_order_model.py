@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.key_order_history import Came, violations
-from tests.support.key_order_service import ENTRY, Service, settings_of
-from tests.support.messages import TOPIC, command
+from tests.support.fuzzing.examples import examples
+from tests.support.naive.key_order_history import Came, violations
+from tests.support.service.key_order_service import ENTRY, Service, settings_of
+from tests.support.tracker.messages import TOPIC, command
 from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, PauseChange
 
 MANY_RETRIES = {"backoff": {"first": 700, "attempts": 1_000}}

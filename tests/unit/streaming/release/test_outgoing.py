@@ -13,7 +13,7 @@ from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
 from streaming.release.task.planning.plan_release import plan_release
-from tests.support.messages import TOPIC, messages, release_rows
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import MESSAGES
 from tracker.packing import pack
 

@@ -9,7 +9,7 @@ from broker.pulsar_admin.topic_questions import Cursor
 from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
 from streaming.source.receiving.receiver import Limits, Receiver
-from tests.support.fake_pulsar import FakeBroker, FakeConsumer, one
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
 
 CONTROL, ORDERS = (f"persistent://public/default/{name}" for name in ("control", "orders"))
 

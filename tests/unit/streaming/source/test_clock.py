@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.tick import Tick
 

@@ -29,9 +29,9 @@ from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.operator_input import InputKind
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.intake import Intake
-from tests.support.fake_pulsar import batch, one
-from tests.support.harness import wait_until
-from tests.support.messages import command, commands, messages
+from tests.support.servers.fake_pulsar import batch, one
+from tests.support.service.harness import wait_until
+from tests.support.tracker.messages import command, commands, messages
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.packing import unpack
 from tracker.shard import Shard

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.examples import examples
-from tests.support.messages import batches, messages, positions
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import batches, messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.index_bits import IndexBits
 from tracker.messages import MESSAGES, concat, int64

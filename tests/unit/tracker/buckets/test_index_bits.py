@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits, by_ledger
 from tracker.store import Key, MemoryStore
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.messages import messages, positions
+from tests.support.tracker.messages import messages, positions
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore

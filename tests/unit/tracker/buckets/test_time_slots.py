@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import messages, positions
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import messages, positions
 from tracker.buckets.time_slots import SLOT_MILLIS, TimeSlots
 from tracker.messages import MESSAGES
 from tracker.store import MemoryStore

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.buckets import waiting_rows
 from tracker.buckets.waiting_rows import Queue, WaitingRows
 from tracker.store import MemoryStore

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.messages import TOPIC, Answers, batches, command, commands, messages, tick_at
+from tests.support.tracker.messages import TOPIC, Answers, batches, command, commands, messages, tick_at
 from tracker.commands.control import Control
 from tracker.commands.match import with_released
 from tracker.commands.message_state.cancelled import Compression

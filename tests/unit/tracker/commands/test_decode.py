@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.messages import messages
+from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.decode import Decoded, decode, resolve_topic
 from tracker.commands.schema import (

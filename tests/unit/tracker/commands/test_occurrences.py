@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.support.messages import TOPIC, batches, command, commands
-from tests.support.recurring import NAMES, SECOND, Job, recurring
+from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tests.support.tracker.recurring import NAMES, SECOND, Job, recurring
 from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result

@@ -7,7 +7,7 @@ import pytest
 
 import tracker.commands.holding.holding
 import tracker.commands.operations
-from tests.support.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.commands.control import Control
 from tracker.commands.moment import Moment
 from tracker.commands.operations import SequencesExhaustedError

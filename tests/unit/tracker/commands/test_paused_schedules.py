@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.messages import batches, command
-from tests.support.recurring import SECOND, Job, recurring
+from tests.support.tracker.messages import batches, command
+from tests.support.tracker.recurring import SECOND, Job, recurring
 from tracker.commands.schema import (
     CANCEL,
     PAUSE_SCHEDULE,

@@ -9,10 +9,10 @@ from hypothesis import Phase, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, command
-from tests.support.naive_schedule import NaiveSchedule
-from tests.support.recurring import SECOND, Job, recurring
+from tests.support.fuzzing.examples import examples
+from tests.support.naive.schedule import NaiveSchedule
+from tests.support.tracker.messages import TOPIC, command
+from tests.support.tracker.recurring import SECOND, Job, recurring
 from tracker.commands.schema import (
     CANCEL,
     PAUSE_SCHEDULE,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.messages import TOPIC, Answers, command, commands, messages, tick_at
+from tests.support.tracker.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.backoff import Backoff
 from tracker.commands.match import NOT_KEPT
 from tracker.commands.schema import KNOWN, RETRY, SKIP, PauseChange

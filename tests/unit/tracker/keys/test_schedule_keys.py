@@ -14,8 +14,8 @@ from hypothesis import Phase, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, batches, command, commands
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tracker.commands.schema import CANCEL, KNOWN, OF_ROWS, RESCHEDULE, SKIP, PauseChange
 from tracker.entry_log import KEPT_SCHEMA
 from tracker.keys import cold_keys, live_keys

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import batches
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import batches
 from tracker.messages import concat
 from tracker.properties.schedule import BadScheduleError
 from tracker.recurrence.columns import NEVER, Recurrences

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.recurrence.recurrence import Misfire, Recurrence, RecurrenceError, recurrence_of
 from tracker.recurrence.start import first_of

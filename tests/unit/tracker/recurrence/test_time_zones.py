@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.recurring import recurring
-from tests.support.time_zones import other_version
+from tests.support.tracker.recurring import recurring
+from tests.support.tracker.time_zones import other_version
 from tracker.recurrence.columns import Recurrences
 from tracker.recurrence.recurrence import Recurrence
 from tracker.recurrence.time_zones import TimeZones, packaged, time_zone, using

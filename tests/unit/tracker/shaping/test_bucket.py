@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import rates
+from tests.support.naive import rates
 from tracker.shaping.bucket import Bucket, own_ranks
 from tracker.sharding import Place
 

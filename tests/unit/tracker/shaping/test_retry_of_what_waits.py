@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.support.messages import TOPIC, command, commands
+from tests.support.tracker.messages import TOPIC, command, commands
 from tests.unit.tracker.shaping.test_shaper import CLOSED, START, Service, many, rate
 from tracker.commands.schema import KNOWN, RESCHEDULE, RETRY, SKIP, PauseChange
 from tracker.messages import concat

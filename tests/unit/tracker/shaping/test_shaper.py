@@ -18,8 +18,8 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, command, commands, messages
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tests.unit.tracker.shaping.test_bucket import most_within
 from tracker.backoff import Backoff
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker

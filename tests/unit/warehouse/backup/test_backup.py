@@ -20,7 +20,7 @@ from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import StartError, begin
 from tests.conftest import Run
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, bucket, content, make, rows
 from warehouse.backup import copying
 from warehouse.backup.copying import CHOSEN, BackupError, back_up

@@ -11,7 +11,7 @@ import pytest
 
 from conf.settings import Settings, SparkSettings
 from jobs.options import SPARK_ROWS, EngineName, engine_of
-from tests.support.random_warehouse import copied, done_by, random_warehouse
+from tests.support.warehouse.random_warehouse import copied, done_by, random_warehouse
 from warehouse.delta.engine import LOCAL, Engine
 
 CLUSTER = Settings(spark=SparkSettings(master="spark://master:7077"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planner import Index
 from conf.settings import RetentionSettings, Route, Settings
-from tests.support.examples import examples
+from tests.support.fuzzing.examples import examples
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import maintain as module
 from warehouse.maintenance.compaction import FAN_IN, MERGED_AT_ONCE, RowGroups, Run, merge, overlap, plan, slices

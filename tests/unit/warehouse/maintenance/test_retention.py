@@ -21,8 +21,8 @@ from conf.settings import Settings, local_path
 from recovery.rebuild.changes import find_commands
 from recovery.rebuild.delivered import Delivered
 from recovery.rebuild.rebuild import rebuild
-from tests.support.examples import examples
-from tests.support.rebuilt import without_destinations
+from tests.support.fuzzing.examples import examples
+from tests.support.warehouse.rebuilt import without_destinations
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit

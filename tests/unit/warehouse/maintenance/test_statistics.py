@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, messages
 from tests.unit.warehouse.maintenance.test_maintenance import NOW, make
 from tracker.commands.schema import CANCEL_ROWS
 from warehouse.delta.tables import Tables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.support.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import MESSAGES, with_columns
 from warehouse.delta.tables import Tables
 from warehouse.queries.held_rejects import find_rejects

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, messages
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, messages
 from tests.unit.warehouse.queries.test_pending import NOW, SUBSCRIPTIONS, Warehouse
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.queries.listing import PendingMessage, State

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from admin.monitoring.metrics import WarehouseCollector
-from tests.support.schedule_tables import TOPIC, ScheduleTables
+from tests.support.warehouse.schedule_tables import TOPIC, ScheduleTables
 from warehouse.queries.paused import paused
 
 pytestmark = pytest.mark.slow

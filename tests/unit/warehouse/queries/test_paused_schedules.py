@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.commands.messages.pending import messages_text
-from tests.support.schedule_tables import NINE, TOPIC, ScheduleTables
+from tests.support.warehouse.schedule_tables import NINE, TOPIC, ScheduleTables
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.queries.listing import PendingFilter, State
 from warehouse.queries.waiting import Pending

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.settings import Settings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, batches, messages
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, batches, messages
 from tracker.commands.schema import CANCEL_ROWS
 from tracker.messages import int64
 from warehouse.delta.tables import Tables, ranges_of

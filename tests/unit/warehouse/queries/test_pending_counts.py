@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.settings import Settings
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, messages
+from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.schema import SEQUENCE_BITS
 from warehouse.delta.tables import Tables

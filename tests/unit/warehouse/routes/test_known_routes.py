@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from tracker.commands.schema import SubscriptionRule
 from warehouse.routes.known_routes import KnownRoutes, RoutesError, as_routes, changes, known_routes
 

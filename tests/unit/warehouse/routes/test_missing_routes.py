@@ -13,8 +13,8 @@ import pytest
 from conf.settings import Settings
 from status.job_status import StatusWriter
 from status.troubles import NO_ROUTE, Troubles
-from tests.support.messages import TOPIC
-from tests.support.rebuilt import of_all_shards, prepared
+from tests.support.tracker.messages import TOPIC
+from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, typed

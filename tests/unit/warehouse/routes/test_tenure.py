@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from conf.settings import Settings
 from streaming.checkpoint.prepared import PreparedState
-from tests.support.examples import examples
-from tests.support.rebuilt import of_all_shards, prepared
+from tests.support.fuzzing.examples import examples
+from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
 from tracker.commands.control import Control
 from tracker.commands.schema import SEQUENCE_BITS

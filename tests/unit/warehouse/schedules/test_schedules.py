@@ -11,7 +11,7 @@ import pytest
 from broker.entries.message_ids import MessageRef
 from conf.settings import local_path
 from status.job_status import FILE as STATUS_FILE
-from tests.support.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
+from tests.support.warehouse.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.schema import SEQUENCE_BITS
 from warehouse.audit.accounts import run_audit

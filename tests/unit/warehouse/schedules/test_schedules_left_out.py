@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.schedule_tables import DAY, NINE, TOPIC, ScheduleTables
+from tests.support.warehouse.schedule_tables import DAY, NINE, TOPIC, ScheduleTables
 from warehouse.routes.known_routes import KnownRoutes, known_routes
 from warehouse.schedules.schedules_left_out import schedules_left_out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conf.settings import ReleaseSettings
 from streaming.release.driver.lookahead import Lookahead
-from tests.support.harness import now
+from tests.support.service.harness import now
 from tracker.buckets.time_slots import SLOT_MILLIS
 
 LIMITS = ReleaseSettings(lookahead_millis=2_000, min_lookahead_millis=300, max_lookahead_millis=20_000)

@@ -22,8 +22,8 @@ from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
-from tests.support.harness import now, wait_until
-from tests.support.messages import TOPIC, messages, release_rows
+from tests.support.service.harness import now, wait_until
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import MESSAGES, concat, with_columns

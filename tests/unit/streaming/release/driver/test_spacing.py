@@ -9,7 +9,7 @@ from streaming.release.driver.spacing import Spacing
 from streaming.release.outgoing import delivered
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
-from tests.support.messages import TOPIC, messages, release_rows
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import Release
 from tracker.packing import pack
 from tracker.shaping.spans import first_due, spans

@@ -12,7 +12,7 @@ import pytest
 from streaming.release.driver.job import Job
 from streaming.release.driver.turns import Turns
 from streaming.release.task.turn_file import RunEndedError, wait_for_turn
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from tracker.in_flight import IN_ORDER, PLANNED
 
 

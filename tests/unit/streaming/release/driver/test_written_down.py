@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streaming.release.driver.written_down import WrittenDown, of_target
-from tests.support.messages import TOPIC
+from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 

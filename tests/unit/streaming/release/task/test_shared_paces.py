@@ -22,9 +22,9 @@ from streaming.release.task.planning.send_plan import PlannedSend
 from streaming.release.task.planning.sending_order import by_time
 from streaming.release.task.sender import _set_paces
 from streaming.release.task.shared_paces import Pace, Paces, RateLimit
-from tests.support.examples import examples
-from tests.support.messages import TOPIC, messages, release_rows
-from tests.support.rates import most_within
+from tests.support.fuzzing.examples import examples
+from tests.support.naive.rates import most_within
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.task.test_send_on_time import Topic, lines_to, now, run
 from tracker.packing import pack
 from tracker.shaping.bucket import Bucket

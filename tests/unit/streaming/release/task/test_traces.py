@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from conf import opentelemetry
 from status import otlp
 from streaming.release.task import traces
-from tests.support.harness import wait_until
-from tests.support.otlp import attributes, collector
+from tests.support.servers.otlp import attributes, collector
+from tests.support.service.harness import wait_until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 DELIVERY = traces.Delivery(

@@ -23,9 +23,9 @@ from broker.pulsar_admin.topic_questions import Cursor
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.details import NotKnownYetError
 from streaming.source.receiving.receiver import Limits, Receiver
-from tests.support.examples import examples
-from tests.support.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
-from tests.support.harness import wait_until
+from tests.support.fuzzing.examples import examples
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
+from tests.support.service.harness import wait_until
 from tracker.messages import concat
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.message_schemas import MessageSchema

@@ -23,7 +23,7 @@ from streaming.source.watch import source_watch, undecided_gaps
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
-from tests.support.fake_pulsar import FakeBroker, FakeConsumer
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer
 from warehouse.delta.epoch import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.schemas import REJECTS

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
+from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import held
 from tracker.commands.schema import KNOWN, PauseChange

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, messages
 from tracker.commands.holding import pace as module
 from tracker.commands.holding.pace import PACE_ROWS, pace, step_of
 from tracker.messages import with_columns

@@ -20,7 +20,7 @@ from streaming.release.task import process_clients, sender
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
 from streaming.release.task.sender import send_releases
-from tests.support.messages import TOPIC, messages, release_rows
+from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import with_columns
 from tracker.packing import pack
 from warehouse.routes.known_routes import known_routes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tests.support.messages import TOPIC, batches, command, commands
+from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import MESSAGES, concat, int64, where

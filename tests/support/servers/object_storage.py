@@ -23,8 +23,8 @@ class ObjectStorage:
     """
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.object_storage"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        command = [sys.executable, "-m", "tests.support.servers.object_storage"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
         assert self._process.stdout is not None
         self._url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from broker.jvm.jars import jars
 from tests.conftest import RUN_SECONDS
 
-_PROGRAM = Path(__file__).parents[1] / "java" / "Messages.java"
+_PROGRAM = Path(__file__).parents[2] / "java" / "Messages.java"
 
 
 def produce(service_url: str, messages: Iterable[dict[str, Any]], has_transactions: bool = False) -> dict[str, str]:

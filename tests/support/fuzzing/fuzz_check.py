@@ -13,7 +13,7 @@ import pulsar
 from broker.client import subscribe
 from broker.pulsar_admin.admin_rest import AdminClient
 from streaming.source.receiving.chunk_builder import batch_size_of
-from tests.support.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
+from tests.support.fuzzing.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.unseen_entries import NOT_TOLD
 

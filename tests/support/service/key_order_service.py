@@ -24,8 +24,8 @@ from streaming.release.task.planning.sending_order import arriving_before, by_ti
 from streaming.release.task.producer_line import Line
 from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
-from tests.support.key_order_history import Came
-from tests.support.messages import TOPIC, commands, messages
+from tests.support.naive.key_order_history import Came
+from tests.support.tracker.messages import TOPIC, commands, messages
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import KNOWN, SEQUENCE_BITS, PauseChange

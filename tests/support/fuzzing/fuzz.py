@@ -16,8 +16,8 @@ from typing import Any
 import _pulsar
 import pulsar
 
-from tests.support.harness import http, now
-from tests.support.java_client import command, make_key
+from tests.support.clients.java_client import command, make_key
+from tests.support.service.harness import http, now
 from tracker.properties.schedule import MAX_TIME_MILLIS
 
 NAMESPACE = "persistent://public/default"
@@ -99,7 +99,7 @@ class Fuzz:
         return self.plain[0]
 
     def messages(self, is_java: bool, first: int, n: int) -> Iterator[dict[str, Any]]:
-        """Messages as `tests.support.java_client.produce` takes them, each with its number in the property `n`."""
+        """Messages as `tests.support.clients.java_client.produce` takes them, each with its number in the property `n`."""
         chance = random.Random(f"{self.seed} {is_java}")
         large = {chance.randrange(n) for _ in range(min(8, n // 500) or 1)}
         transactions: list[str] = []  # that are open

@@ -1,0 +1,1 @@
+"""Inputs made up at random, and how many of them are tried."""

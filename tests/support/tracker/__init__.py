@@ -1,0 +1,1 @@
+"""Tables, ticks and shards for tests of what the tracker decides."""

@@ -1,0 +1,1 @@
+"""Tables as the job writes them, and what is rebuilt from them."""
