@@ -27,7 +27,9 @@ import httpx
 import pulsar
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.scale import TOPIC, YEAR_MILLIS, Memory, service
+from benchmarks.pending_load import YEAR_MILLIS
+from benchmarks.resources import Memory
+from benchmarks.scale import TOPIC, service
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Job, now, wait_until

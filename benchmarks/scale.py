@@ -22,12 +22,9 @@ object. The job and its broker, producer and consumer share the machine.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import multiprocessing
-import queue
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,146 +32,46 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pulsar
-import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from admin.control.bulk import NAMED, Action, Change, plan
 from admin.control.client import ControlClient
 from admin.control.requests import Cancel
 from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
+from benchmarks.pending_load import DAY_MILLIS, MOST_WITH_PROPERTY, YEAR_MILLIS, Load
+from benchmarks.resources import Memory, Peak, answer, index_bytes, state_bytes, timed, tree_bytes
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings, load_settings
 from recovery.importing.files import import_file
 from recovery.importing.importer import Importer
 from recovery.new_checkpoint import import_and_rebuild
-from tests.conftest import PROGRAM
 from tests.support.service.harness import Job, now
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import read_segment
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
 
-FILE_ROWS = 1_000_000
-DAY_MILLIS = 86_400_000
-YEAR_MILLIS = 365 * DAY_MILLIS
 RATE, SECONDS = 1_000, 80
 BULK = 1_000_000
 TOPIC = f"{NAMESPACE}/bench"
 
-CUSTOMERS, CAMPAIGNS = 1_000_000, 1_000
-MOST_WITH_PROPERTY = 100_000_000
 LEAST_FREE_BYTES = 12 << 30
 
 # What a question may take before it is given up.
 MOST_SECONDS, MOST_BYTES = 900, 9 << 30
 
-_WORDS = b"remind the customer that an order is due and has not been paid for yet ".split()
 _SPAWN = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True)
-class Load:
-    """The messages of a folder: how many, their bytes of payload, and when the first is due, ms since the epoch."""
-
-    pending: int
-    payload: int
-    due_from: int
-
-    @property
-    def files(self) -> int:
-        return -(-self.pending // FILE_ROWS)
-
-    def write(self, folder: Path, number: int) -> Path:
-        """Writes the Parquet file of a number, from 0, with the messages of that part of the year in any order."""
-        chance = np.random.default_rng([1, number])
-        n = min(FILE_ROWS, self.pending - number * FILE_ROWS)
-        part = YEAR_MILLIS // self.files
-        columns = {
-            "deliver_at": pa.array(self.due_from + number * part + chance.integers(0, part, n)),
-            "payload": _payloads(chance, n, self.payload),
-            "key": _names("customer-", CUSTOMERS).take(pa.array(chance.integers(0, CUSTOMERS, n))),
-        }
-        if self.pending <= MOST_WITH_PROPERTY:
-            campaigns = _names("", CAMPAIGNS).take(pa.array(chance.integers(0, CAMPAIGNS, n)))
-            names = pa.repeat("campaign", n)
-            columns["properties"] = pa.MapArray.from_arrays(pa.array(np.arange(n + 1), pa.int32()), names, campaigns)
-        path = folder / f"pending-{number}.parquet"
-        pq.write_table(pa.table(columns), path, use_dictionary=False, compression="none")
-        return path
-
-
-@functools.cache
-def _names(prefix: str, n: int) -> pa.Array:
-    return pa.array([f"{prefix}{i}" for i in range(n)])
-
-
-def _payloads(chance: np.random.Generator, n: int, size: int) -> pa.Array:
-    """Returns n payloads of a size, bytes: the first half random, the other one text."""
-    random = np.frombuffer(chance.bytes(n * (size // 2)), np.uint8).reshape(n, size // 2)
-    length = size - size // 2
-    texts = [b" ".join(chance.permutation(_WORDS)).ljust(length)[:length] for _ in range(1_000)]
-    text = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), length)
-    whole = np.concatenate([random, text[chance.integers(0, len(texts), n)]], axis=1)
-    offsets = pa.py_buffer(np.arange(0, n * size + 1, size, dtype=np.int32)[: n + 1])
-    return pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(whole.tobytes())])
 
 
 def say(found: dict[str, Any]) -> None:
     print(json.dumps(found), file=sys.stderr, flush=True)
-
-
-def timed(*arguments: str) -> tuple[float, int, Any]:
-    """Runs `delaylake`; returns its seconds, its peak resident memory in bytes, and the JSON that it printed."""
-    began, most = time.perf_counter(), 0
-    process = subprocess.Popen([str(PROGRAM), *arguments, "--output", "json"], stdout=subprocess.PIPE, text=True)
-    watched = psutil.Process(process.pid)
-    while process.poll() is None:
-        try:
-            most = max(most, watched.memory_info().rss)
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.1)
-    printed = process.communicate()[0]
-    assert process.returncode == 0, printed
-    return time.perf_counter() - began, most, json.loads(printed)
-
-
-def index_bytes(folder: Path) -> dict[str, int]:
-    """Returns the compressed size of the columns of delayed_index, bytes."""
-    table = DeltaTable(str(folder / "warehouse" / "delayed_index"))
-    sizes: dict[str, int] = {}
-    for path in table.file_uris():
-        metadata = pq.read_metadata(path)
-        for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-            for column in (group.column(i) for i in range(group.num_columns)):
-                name = column.path_in_schema.split(".")[0]
-                sizes[name] = sizes.get(name, 0) + column.total_compressed_size
-    return sizes
-
-
-def tree_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-class Peak:
-    """The peak resident memory of this process since this was made, MiB."""
-
-    def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")
-
-    def mebibytes(self) -> int:
-        status = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) // 1024
 
 
 def bring_in_and_rebuild(file: Path, load: Load, folder: Path, results: Any) -> None:
@@ -210,42 +107,6 @@ def bring_in_and_rebuild(file: Path, load: Load, folder: Path, results: Any) -> 
     assert not done.rejected, done
     assert rebuilt["pending"] == done.messages + done.already_there, (rebuilt, done)
     results.put(found | {"pending": rebuilt["pending"]})
-
-
-class Memory(threading.Thread):
-    """Watches the proportional set size of the job's processes; `stop` returns the median of the later half, MiB."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(daemon=True)
-        self._job = job
-        self._stopping = threading.Event()
-        self.mebibytes: list[float] = []
-
-    def run(self) -> None:
-        assert self._job.process is not None
-        while not self._stopping.wait(2):
-            total = 0
-            for process in [psutil.Process(self._job.process.pid), *self._job.children()]:
-                try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:
-                    continue
-            self.mebibytes.append(total / 2**20)
-
-    def stop(self) -> float:
-        self._stopping.set()
-        self.join()
-        return float(np.median(self.mebibytes[len(self.mebibytes) // 2 :]))
-
-
-def state_bytes(folder: Path) -> int:
-    """Returns the size of the newest snapshots of all shards' state, bytes."""
-    newest: dict[Path, Path] = {}
-    for file in (folder / "checkpoint" / "query" / "state").rglob("*.zip"):
-        last = newest.get(file.parent)
-        if last is None or int(file.stem.split("_")[0]) > int(last.stem.split("_")[0]):
-            newest[file.parent] = file
-    return sum(file.stat().st_size for file in newest.values())
 
 
 def first_release(job: Job, client: pulsar.Client) -> float:
@@ -310,30 +171,6 @@ def prepare(folder: Path, pending: int, payload: int) -> dict[str, Any]:
     (folder / "prepared.json").write_text(json.dumps(found))
     say(found)
     return found
-
-
-def answer(child: Any, results: Any, most_seconds: float, most_bytes: int) -> dict[str, Any]:
-    """Returns what a process puts into `results`, or why it was killed or ended without."""
-    began = time.monotonic()
-    watched = psutil.Process(child.pid)
-    while True:
-        try:
-            found: dict[str, Any] = results.get(timeout=0.5)
-            child.join()
-            return found
-        except queue.Empty:
-            pass
-        if not child.is_alive():
-            return {"failed": f"exit status {child.exitcode}"}
-        seconds = time.monotonic() - began
-        try:
-            resident = watched.memory_info().rss
-        except psutil.Error:
-            continue
-        if seconds > most_seconds or resident > most_bytes:
-            child.kill()
-            child.join()
-            return {"given up after seconds": round(seconds), "mib": resident >> 20}
 
 
 def measure(folder: Path) -> dict[str, Any]:
