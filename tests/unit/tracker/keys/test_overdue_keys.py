@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tests.support.tracker.keyed import Job, by_key, keyed
 from tests.support.tracker.messages import TOPIC, batches
-from tests.unit.tracker.keys.test_schedule_keys import Job, by_key, keyed
 from tracker.commands.schema import RESCHEDULE, PauseChange
 from tracker.messages import concat
 from tracker.subscriptions import Subscriptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tracker.keyed import Job, by_key, keyed
 from tests.unit.tracker.keys.test_overdue_keys import entries, recurring
-from tests.unit.tracker.keys.test_schedule_keys import Job, by_key, keyed
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 

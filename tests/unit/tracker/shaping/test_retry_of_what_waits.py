@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands
-from tests.unit.tracker.shaping.test_shaper import CLOSED, START, Service, many, rate
+from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
 from tracker.commands.schema import KNOWN, RESCHEDULE, RETRY, SKIP, PauseChange
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result

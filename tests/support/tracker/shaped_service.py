@@ -1,0 +1,133 @@
+"""Shards that shape what comes due for one of two subscriptions, with the clock and the buckets that they have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from conf.shaping import Rate, Window
+from streaming.checkpoint.offset import Offset
+from streaming.release.feedback import Feedback
+from streaming.sinks.batch_sink import _waiting
+from streaming.source.clock import _places
+from tests.support.tracker.messages import TOPIC, messages
+from tracker.messages import concat, int64, where
+from tracker.shaping.rule import rule_of
+from tracker.shaping.spans import SHAPED, recorded
+from tracker.shard import Shard
+from tracker.sharding import Place
+from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
+from tracker.tick import Effects, Tick, TickInput
+
+START = 1_770_000_000_000
+LOOKAHEAD, NEAR, LOAD = 1_000, 3_000, 6_000
+
+Row = tuple[int, int, str, int, int | None]  # tick, entry, subscription, time, shaped from
+
+
+class Service:
+    """Shards with two subscriptions, `s` with the rule and `t` without, their clock and their buckets."""
+
+    def __init__(self, rule: str | None, shards: int = 2, places_at_most: int = 1_000_000) -> None:
+        self.places_at_most = places_at_most
+        self.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping={TOPIC: {0: rule}} if rule else {})
+        self.stores = [MemoryStore() for _ in range(shards)]
+        self.places = [Place(i, shards) for i in range(shards)]
+        self.now, self.tick, self.seal_epoch, self.load, self.near = START, 0, 0, START, START
+        self.run = self.cutoff = 0
+        self.feedback = Feedback()
+        self.sealed: list[pa.Table] = []
+        self.moves: list[pa.Table] = []
+        self.out: list[Row] = []
+        self.again: list[Row] = []
+
+    def step(self, millis: int, rows: pa.Table | None = None, **changes: Any) -> list[Effects]:
+        self.now += millis
+        self.tick += 1
+        last = Offset(tick=self.tick - 1, cutoff=self.cutoff)
+        ends = self.tick % 3 == 0 or self.now + LOOKAHEAD >= self.near
+        load = max(self.load, self.now + LOAD) if ends else self.load
+        self.near = max(self.near, self.now + NEAR) if ends else self.near
+        self.seal_epoch += ends
+        tick = Tick(
+            tick=self.tick,
+            cutoff=self.now + LOOKAHEAD,
+            seal_epoch=self.seal_epoch,
+            load_horizon=load,
+            near_until=self.near,
+            run_id=f"run{self.run}",
+            confirmed=self.tick - 2,
+            durable_through=0,
+            now=self.now,
+            ingested_through=self.tick,
+            places=_places(last, self.now, self.feedback, self.places_at_most),
+            sending=json.dumps({SHAPED: recorded(self.now, self.subscriptions.shaping)}),
+        )
+        self.cutoff = tick.cutoff
+        rows = messages([]) if rows is None else rows
+        due = [int64(part, "deliver_at") for part in self.sealed]
+        segment = concat(where(r, (d >= self.load) & (d < load)) for r, d in zip(self.sealed, due, strict=True))
+        self.load = load
+        payload_rows = changes.get("payload_rows")
+        found = []
+        for place, store in zip(self.places, self.stores, strict=True):
+
+            def own(table: pa.Table, place: Place = place) -> pa.Table:
+                return where(table, place.has(table)) if table.num_rows else table
+
+            if "payload_rows" in changes:
+                changes["payload_rows"] = own(payload_rows)
+            tick_input = TickInput(messages=own(rows), segment=own(segment), **changes)
+            effects = Shard(store, self.subscriptions, 1_000_000, place=place).apply(tick, tick_input)
+            self._note(effects)
+            found.append(effects)
+        statuses = [{"waiting": effects.waiting} for effects in found]
+        self.feedback = Feedback(waiting=(self.tick, _waiting(statuses)))
+        self.sealed += [effects.bucket for effects in found if effects.bucket.num_rows]
+        self.moves += [effects.cancels for effects in found if effects.cancels.num_rows]
+        return found
+
+    def _note(self, effects: Effects) -> None:
+        for release in effects.releases:
+            for row in release.rows.to_pylist():
+                for number, name in enumerate("st"):
+                    if row["subscription_mask"] >> number & 1:
+                        at = max(row["deliver_at"], self.now)
+                        one = (release.tick, row["entry_id"], name, at, row["shaped_from"])
+                        (self.out if release.tick == self.tick else self.again).append(one)
+
+    def run_until(self, time: int, step: int = 400) -> None:
+        while self.now < time:
+            self.step(step)
+
+    def run_until_some_wait(self, step: int) -> None:
+        """Runs until more is due than there are places for."""
+        while not any(effects.waiting for effects in self.step(step)):
+            pass
+
+    def run_out(self, n: int) -> None:
+        """Runs until n messages have gone to `s`, and some time more."""
+        end = self.now + 600_000
+        while len(self.of("s")) < n and self.now < end:
+            self.step(900)
+        self.run_until(self.now + 3_000, step=900)
+
+    def of(self, name: str) -> list[Row]:
+        return [row for row in self.out if row[2] == name]
+
+
+def rate(messages_per_second: float, burst: int | None = None, per: str = "subscription") -> str:
+    rule = rule_of(Rate.model_validate({"messages_per_second": messages_per_second, "burst": burst, "per": per}), ())
+    assert rule is not None
+    return rule
+
+
+# START is a Monday, 02:40 UTC.
+CLOSED = rule_of(None, [Window.model_validate({"from": "02:41"})])
+
+
+def many(n: int, due: int, first: int = 0, **columns: object) -> pa.Table:
+    return messages([(7, first + i, due) for i in range(n)], **columns)
