@@ -17,8 +17,8 @@ from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
 from docs.make_pictures import SCHEMES
 from status.job_status import Point, StatusWriter
+from tests.support.service.admin_api import served
 from tests.support.service.browser import chromium, need_chromium, wait_until_loaded
-from tests.unit.admin.test_app import served
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS
 

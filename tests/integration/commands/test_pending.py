@@ -14,8 +14,8 @@ from admin.control.client import ControlClient
 from admin.control.requests import Cancel
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
+from tests.support.service.admin_api import served
 from tests.support.service.harness import Collector, Job, now, wait_until
-from tests.unit.admin.test_app import served
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending

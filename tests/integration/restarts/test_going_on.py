@@ -32,7 +32,7 @@ from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
-from tests.unit.warehouse.maintenance.test_maintenance import rows
+from tests.support.warehouse.tables import rows
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack, unpack
 from warehouse.delta.epoch import PAUSE_SECONDS, FencedError

@@ -20,8 +20,8 @@ from streaming.spark_engine import EngineError, SparkEngine, explained
 from tests.conftest import run_here
 from tests.support.service.harness import wait_until
 from tests.support.warehouse.random_warehouse import copied, done_by, random_warehouse
+from tests.support.warehouse.tables import NOW, make
 from tests.unit.test_docs import tables_of_docs
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, make
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.engine import LOCAL
 from warehouse.delta.epoch import FencedError

@@ -18,7 +18,7 @@ from conf.settings import Settings
 from status.job_status import StatusWriter, read_status
 from tests.support.servers.object_storage import ObjectStorage
 from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, content
+from tests.support.warehouse.tables import NOW, bucket, content
 from warehouse.audit.accounts import run_audit
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import remove_marker

@@ -154,3 +154,18 @@ def by_key(
     request: str, key: str, kind: str = CANCEL, at: int = 0, subscriptions: tuple[int, ...] = (0, 1)
 ) -> dict[str, object]:
     return command(request, -1, -1, subscriptions, kind=kind, cancel_at=at) | {"schedule_key": key}
+
+
+def entries(job: Job, name: str) -> list[int]:
+    return sorted(entry for entry, _ in job.delivered[name])
+
+
+def recurring(entry: int, due: int, published: int) -> pa.Table:
+    properties = [("scheduleKey", "k"), ("repeat", "@every 10s"), ("deliverAt", str(due))]
+    return batches(
+        [(1, entry * 64, -1, 1, due)],
+        publish_time=published,
+        properties=properties,
+        schedule_key="k",
+        occurrence=1,
+    )

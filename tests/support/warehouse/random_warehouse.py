@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Route, Settings
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, make
+from tests.support.warehouse.tables import DAY, NOW, TOPIC, make
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import SEQUENCE_BITS

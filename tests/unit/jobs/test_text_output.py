@@ -14,8 +14,8 @@ import yaml
 from status.batch_status import BatchStatus
 from status.job_status import StatusWriter
 from tests.conftest import run_here
+from tests.support.service.batch_counts import COUNTS
 from tests.support.tracker.messages import TOPIC
-from tests.unit.status.test_metrics import COUNTS
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS

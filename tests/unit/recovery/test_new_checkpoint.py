@@ -10,7 +10,7 @@ import pytest
 
 from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from tests.support.warehouse.rebuilt import without_destinations
-from tests.unit.warehouse.maintenance.test_maintenance import make
+from tests.support.warehouse.tables import make
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker
 

@@ -19,16 +19,12 @@ from conf.settings import Settings
 from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
 from status.metrics import JobCollector
+from tests.support.service.batch_counts import COUNTS
 from tests.support.service.harness import now
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 
 CONF = Path(__file__).parents[3] / "conf"
-COUNTS = {
-    "delayed": 70, "loaded": 20, "in_flight": 5, "waiting_commands": 1, "sink_millis": 300, "taken": 10, "rejected": 1,
-    "left_out": 2, "sealed": 4, "commands": 2, "operator_millis": 120, "misfires": 3,
-    "schedule_keys": 9, "cold_schedule_keys": 6,
-}  # fmt: skip
 
 
 def deliveries(late: list[int], short_notice: bool = False) -> pa.Table:

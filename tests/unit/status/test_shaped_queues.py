@@ -11,8 +11,8 @@ from conf.settings import Settings
 from status.batch_status import BatchStatus
 from status.job_status import StatusWriter, read_status
 from status.metrics import JobCollector
+from tests.support.service.batch_counts import COUNTS
 from tests.support.service.harness import now
-from tests.unit.status.test_metrics import COUNTS
 from warehouse.delta.tables import Tables
 
 TOPIC = "persistent://public/default/orders"

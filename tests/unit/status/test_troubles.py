@@ -17,7 +17,7 @@ from status.batch_status import BatchStatus
 from status.job_status import StatusWriter, read_status
 from status.metrics import JobCollector
 from status.troubles import STANDING, UNWRITABLE, Trouble, Troubles
-from tests.unit.status.test_metrics import COUNTS
+from tests.support.service.batch_counts import COUNTS
 
 ORDERS = "persistent://public/default/orders"
 

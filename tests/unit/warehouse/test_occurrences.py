@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from conf.settings import Settings
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, make, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, make, rows
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.position import Position
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
-from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, rows
+from tests.support.warehouse.tables import HOUR, NOW, TOPIC, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS
 from warehouse.audit.accounts import run_audit
 from warehouse.backup.copying import back_up

@@ -11,7 +11,7 @@ import pytest
 from admin.dashboard.data import changes_log, history_of, outcomes_of, storage
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
+from tests.support.warehouse.tables import NOW, TOPIC, rows
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge

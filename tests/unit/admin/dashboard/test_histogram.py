@@ -13,7 +13,7 @@ from admin.dashboard import histogram as module
 from admin.dashboard.histogram import ALL, FIT, histogram, width_for
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, messages
-from tests.unit.warehouse.queries.test_pending import NOW, Warehouse
+from tests.support.warehouse.waiting import NOW, Warehouse
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.queries.waiting import Pending
 

@@ -13,10 +13,10 @@ from fastapi.testclient import TestClient
 
 from admin.app import create_app
 from status.job_status import StatusWriter
+from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.schedule_tables import NINE, ScheduleTables
-from tests.unit.admin.test_app import served
-from tests.unit.warehouse.queries.test_pending import Warehouse
+from tests.support.warehouse.waiting import Warehouse
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from warehouse.queries.listing import Page, VersionGoneError
 from warehouse.queries.waiting import Pending

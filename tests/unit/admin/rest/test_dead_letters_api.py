@@ -10,7 +10,7 @@ import pytest
 
 from admin.control import redrive
 from admin.control.bulk import TooManyError
-from tests.unit.admin.test_app import ORDERS, served, settings_of
+from tests.support.service.admin_api import ORDERS, served, settings_of
 
 REDRIVE = f"{ORDERS}/dlq/redrive"
 NAMED = {"subscription": "a"}

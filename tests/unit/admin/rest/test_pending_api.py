@@ -14,8 +14,8 @@ from google.protobuf.proto import parse_length_prefixed
 
 from admin.rest import pending_api
 from conf.settings import Settings
+from tests.support.service.admin_api import ORDERS, reason, served
 from tests.support.tracker.messages import batches, messages
-from tests.unit.admin.test_app import ORDERS, reason, served
 from tracker.commands.schema import CANCEL_ROWS
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex
 from warehouse.delta.tables import Tables

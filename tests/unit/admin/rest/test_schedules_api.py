@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from admin.app import create_app
 from admin.control.requests import ControlRequest, Outcome
 from broker.entries.message_ids import MessageRef
+from tests.support.service.admin_api import ORDERS, reason, served
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
-from tests.unit.admin.test_app import ORDERS, reason, served
 from tracker.commands.decode import decode
 from tracker.commands.schema import SubscriptionRule
 

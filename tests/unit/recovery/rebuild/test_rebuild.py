@@ -24,7 +24,7 @@ from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS

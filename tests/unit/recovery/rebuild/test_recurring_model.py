@@ -13,7 +13,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
-from tests.unit.recovery.rebuild.test_recurring import (
+from tests.support.service.one_shard import (
     NAMES,
     SECOND,
     Service,

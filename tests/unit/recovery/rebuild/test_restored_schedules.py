@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.service.one_shard import NOW, SECOND, Service, recurring
 from tests.support.tracker.messages import batches
-from tests.unit.recovery.rebuild.test_recurring import NOW, SECOND, Service, recurring
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.maintenance.maintain import maintain

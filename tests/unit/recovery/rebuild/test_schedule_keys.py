@@ -10,10 +10,10 @@ import pytest
 
 from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
+from tests.support.service.one_shard import NOW as START
+from tests.support.service.one_shard import SECOND, Service
 from tests.support.tracker.messages import batches, command
-from tests.unit.recovery.rebuild.test_recurring import NOW as START
-from tests.unit.recovery.rebuild.test_recurring import SECOND, Service
-from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, TOPIC, make, rows
+from tests.support.warehouse.tables import HOUR, NOW, TOPIC, make, rows
 from tracker.commands.schema import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
 from tracker.keys import cold_keys
 from tracker.messages import concat

@@ -13,7 +13,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
-from tests.unit.recovery.rebuild.test_recurring import NAMES, SECOND, Service
+from tests.support.service.one_shard import NAMES, SECOND, Service
 from tests.unit.recovery.rebuild.test_schedule_keys import keyed
 from tracker.commands.schema import RESCHEDULE, SKIP
 from tracker.keys import cold_keys

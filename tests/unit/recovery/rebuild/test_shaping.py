@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, TOPIC, make, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 
 

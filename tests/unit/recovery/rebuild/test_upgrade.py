@@ -15,7 +15,7 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.start import StartError, begin
 from tests.fixtures.make_warehouse import DUE, TOPIC
 from tests.support.warehouse.rebuilt import without_destinations
-from tests.unit.warehouse.maintenance.test_maintenance import rows
+from tests.support.warehouse.tables import rows
 from tracker.messages import int64
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain

@@ -19,7 +19,7 @@ from recovery.rebuild.delivered import read_delivered
 from recovery.rebuild.destinations import _Sent, write_missing_deliveries
 from recovery.restore.another_broker import compare
 from tests.support.fuzzing.examples import examples
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
+from tests.support.warehouse.tables import NOW, TOPIC, rows
 from warehouse.delta.tables import Tables
 from warehouse.renumbering import PAIRS, Renumbering, renumber
 from warehouse.routes.tenure import Tenures

@@ -18,7 +18,7 @@ from recovery.restore.rewind import ConnectedError, check_alone, check_broker, r
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import begin
 from tests.support.warehouse.rebuilt import without_destinations
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, make, rows
+from tests.support.warehouse.tables import NOW, TOPIC, make, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.backup.copying import BackupError, back_up
 from warehouse.delta.epoch import FencedError

@@ -21,7 +21,7 @@ from streaming.release.naming import lane_names
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
-from tests.unit.warehouse.maintenance.test_maintenance import TOPIC, make, rows
+from tests.support.warehouse.tables import TOPIC, make, rows
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack
 from tracker.wire.delaylake_pb2 import Result

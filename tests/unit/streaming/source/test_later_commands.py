@@ -9,7 +9,7 @@ from admin.control.requests import Cancel, RequestFactory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from streaming.source.later_commands import later_commands
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, TOPIC, rows
+from tests.support.warehouse.tables import NOW, TOPIC, rows
 from tests.unit.warehouse.routes.test_tenure import known
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result

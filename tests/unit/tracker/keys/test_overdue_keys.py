@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.support.tracker.keyed import Job, by_key, keyed
+from tests.support.tracker.keyed import Job, by_key, entries, keyed, recurring
 from tests.support.tracker.messages import TOPIC, batches
 from tracker.commands.schema import RESCHEDULE, PauseChange
 from tracker.messages import concat
@@ -14,21 +14,6 @@ from tracker.wire.delaylake_pb2 import Result
 
 PAUSE, RESUME = PauseChange("pause", TOPIC, 1, True), PauseChange("resume", TOPIC, 1, False)
 PAUSE_BOTH, RESUME_BOTH = PauseChange("pause", TOPIC, 3, True), PauseChange("resume", TOPIC, 3, False)
-
-
-def entries(job: Job, name: str) -> list[int]:
-    return sorted(entry for entry, _ in job.delivered[name])
-
-
-def recurring(entry: int, due: int, published: int) -> pa.Table:
-    properties = [("scheduleKey", "k"), ("repeat", "@every 10s"), ("deliverAt", str(due))]
-    return batches(
-        [(1, entry * 64, -1, 1, due)],
-        publish_time=published,
-        properties=properties,
-        schedule_key="k",
-        occurrence=1,
-    )
 
 
 def test_a_schedule_that_begins_at_once_is_ended_by_a_newer_message_of_its_key() -> None:

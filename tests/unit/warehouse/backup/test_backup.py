@@ -21,7 +21,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.start import StartError, begin
 from tests.conftest import Run
 from tests.support.fuzzing.examples import examples
-from tests.unit.warehouse.maintenance.test_maintenance import HOUR, NOW, bucket, content, make, rows
+from tests.support.warehouse.tables import HOUR, NOW, bucket, content, make, rows
 from warehouse.backup import copying
 from warehouse.backup.copying import CHOSEN, BackupError, back_up
 from warehouse.backup.marker import NotABackupError, read_marker, remove_marker

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, bucket, rows
+from tests.support.warehouse.tables import NOW, bucket, rows
 from warehouse import durable
 from warehouse.delta.commits import remove_torn_commits
 from warehouse.delta.epoch import FencedError, PauseWatch

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, rows
+from tests.support.warehouse.tables import NOW, rows
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import FAN_IN, merge

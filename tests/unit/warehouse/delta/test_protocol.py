@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, bucket, make, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.restoring import restore
 from warehouse.delta.snapshot import query_builder, run_sql

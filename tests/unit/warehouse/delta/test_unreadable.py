@@ -16,8 +16,8 @@ from admin.control.async_client import AsyncControlClient
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from status.job_status import FILE, StatusWriter, known_status, read_status
+from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC
-from tests.unit.admin.test_app import served
 from warehouse.audit.accounts import AuditError, run_audit
 from warehouse.backup.copying import BackupError, back_up
 from warehouse.delta.snapshot import Snapshot

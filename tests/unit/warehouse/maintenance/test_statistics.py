@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.tracker.messages import TOPIC, messages
-from tests.unit.warehouse.maintenance.test_maintenance import NOW, make
+from tests.support.warehouse.tables import NOW, make
 from tracker.commands.schema import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import statistics

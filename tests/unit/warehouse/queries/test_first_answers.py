@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, HOUR, NOW, rows
+from tests.support.warehouse.tables import DAY, HOUR, NOW, rows
 from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result

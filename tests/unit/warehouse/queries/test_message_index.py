@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, make, rows
+from tests.support.warehouse.tables import DAY, NOW, make, rows
 from tests.unit.warehouse.maintenance.test_retention import KEPT
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain

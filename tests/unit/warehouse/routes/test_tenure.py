@@ -18,7 +18,7 @@ from conf.settings import Settings
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
-from tests.unit.warehouse.maintenance.test_maintenance import DAY, NOW, TOPIC, rows
+from tests.support.warehouse.tables import DAY, NOW, TOPIC, rows
 from tracker.commands.control import Control
 from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import MESSAGES, typed

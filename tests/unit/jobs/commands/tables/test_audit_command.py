@@ -14,7 +14,7 @@ from status.batch_status import BatchStatus
 from status.job_status import StatusWriter
 from status.troubles import NO_ADMIN, STANDING, UNWRITABLE, Troubles
 from tests.conftest import Run
-from tests.unit.status.test_metrics import COUNTS
+from tests.support.service.batch_counts import COUNTS
 from warehouse.audit.accounts import Audit
 from warehouse.audit.broker_comparison import ComparedTopic, Comparison
 from warehouse.delta.tables import Tables
