@@ -35,6 +35,14 @@ from warehouse.routes.known_routes import known_routes
 
 N = 40
 HUGE = 1 << 60
+FOREIGN = b"foreign"
+
+
+def steal(client: pulsar.Client, topic: str, name: str, payload: bytes = FOREIGN) -> None:
+    """Sends a message to a topic under a producer's name, with a sequence id that makes all of its later ones old."""
+    producer = client.create_producer(topic, producer_name=name)
+    producer.send(payload, sequence_id=HUGE)
+    producer.close()
 
 
 def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kills(
@@ -63,11 +71,6 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
         [sent] = send_releases(settings.model_dump_json(), attempt, [what])
         assert not sent.failed
 
-    def steal(name: str) -> None:
-        producer = pulsar_client.create_producer(destination, producer_name=name)
-        producer.send(b"foreign", sequence_id=HUGE)
-        producer.close()
-
     def run(tick: int, of_tick: int, **columns: Any) -> list[Any]:
         """A run of the job hands a release out, again where it is of an earlier tick; returns the troubles."""
         troubles, feedback = Troubles(), Recorded()
@@ -90,7 +93,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     def arrived() -> Counter[str]:
         while reader.has_message_available():
             message = reader.read_next(60_000)
-            if message.data() != b"foreign":
+            if message.data() != FOREIGN:
                 received[message.properties()["delaylake.messageId"]] += 1
         return received
 
@@ -102,7 +105,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     assert arrived() == all_of(1)
 
     # Between two releases.
-    steal(own)
+    steal(pulsar_client, destination, own)
     [trouble] = run(2, 2)
     assert (trouble.kind, trouble.name) == (FOREIGN_PRODUCER, destination)
     assert f"somebody else has published as {own}, up to the sequence id {HUGE}" in trouble.text
@@ -110,12 +113,12 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
 
     # While the job is down, which was killed in the midst of a release: what it had sent is known under the new name.
     sent_before_the_kill(3, N // 2)
-    steal(f"{own}-1")
+    steal(pulsar_client, destination, f"{own}-1")
     assert [t.kind for t in run(4, 3)] == [FOREIGN_PRODUCER]
     assert arrived() == all_of(1, 2, 3)
 
     # It is killed when it has taken a new name, and has sent a part under it.
-    steal(f"{own}-2")
+    steal(pulsar_client, destination, f"{own}-2")
     failed = Failed(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
     assert ProducerNames(settings, Troubles()).renew([failed], 5) == []
     sent_before_the_kill(5, N // 2)
@@ -126,7 +129,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
 
     # Of a schedule an occurrence has arrived, and the name is taken before the next one.
     assert run(7, 7, occurrence=1) == []
-    steal(f"{own}-3")
+    steal(pulsar_client, destination, f"{own}-3")
     assert [t.kind for t in run(8, 8, ledger=7, occurrence=2)] == [FOREIGN_PRODUCER]
     assert arrived() == all_of(1, 2, 3, 5, 7, 7)
 
@@ -150,11 +153,6 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
         one = {"topic": topic, "operation": "SKIP", "result": 1}
         return pa.Table.from_pylist([defaults | one | {"request_id": name} for name in request_ids], OUTCOME_ROWS)
 
-    def steal(name: str) -> None:
-        producer = pulsar_client.create_producer(outcome_topic, producer_name=name)
-        producer.send(b"", sequence_id=HUGE)
-        producer.close()
-
     def has_more() -> bool:
         for _ in range(100):
             try:
@@ -177,7 +175,7 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
 
     # While it runs: its producer is connected, and whoever takes the name has to wait for a moment in which it is not.
     publisher._close_producer()
-    steal(own)
+    steal(pulsar_client, outcome_topic, own, b"")
     publisher.publish(outcomes("c"), 6, now())
     [trouble] = troubles.current()
     assert (trouble.kind, trouble.name) == (FOREIGN_PRODUCER, outcome_topic)

@@ -7,18 +7,17 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
+from tests.support.service.destinations import (
+    Destination,
+    send_numbered,
+    wait_until_named,
+    wait_until_well,
+    wait_until_written,
+)
 from tests.support.service.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 MESSAGES = 700
-
-
-def wait_until_written(job: Job, deliveries: int) -> None:
-    """Waits until deliveries are in their table.
-
-    A job that is told to end does not wait for it for long; to an audit what has arrived late would then be overdue.
-    """
-    wait_until(lambda: len(job.rows("deliveries", "SELECT 1 AS n FROM {table}")) >= deliveries, 20, job.log)
 
 
 def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once_and_in_order_when_it_is_there_again(
@@ -38,51 +37,36 @@ def test_one_terminated_destination_holds_up_no_other_and_gets_its_messages_once
         tracker={"shards": 2},
         release={"max_in_flight_messages": 200, "retry_max_millis": 2_000},
     )
-    path = f"{broker.settings.admin_url}/admin/v2/{stuck_to.replace('://', '/')}"
-    http.put(path).raise_for_status()
-    http.put(f"{path}/subscription/keeps-it").raise_for_status()  # else the broker deletes it after a minute
-    http.post(f"{path}/terminate").raise_for_status()
+    destination = Destination(broker, stuck_to)
+    destination.terminate()
     collector.collect(well_to)
-
-    def status() -> tuple[int, str]:
-        done = job.command("status")
-        return done.returncode, done.stdout + done.stderr
-
-    def names_it() -> bool:
-        code, text = status()
-        return code == 1 and stuck_to in text and well_to not in text
 
     try:
         job.start()
-        sent: dict[str, dict[str, int]] = {stuck: {}, well: {}}
-        producers = {source: pulsar_client.create_producer(source, block_if_queue_full=True) for source in sent}
         begin = now() + 3_000
-        for i in range(MESSAGES):
-            for source, producer in producers.items():
-                sent[source][f"{i}"] = due = begin + i * 10
-                producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
-        for producer in producers.values():
-            producer.flush()
+        dues = [begin + i * 10 for i in range(MESSAGES)]
+        for source in (stuck, well):
+            sent = send_numbered(pulsar_client.create_producer(source, block_if_queue_full=True), dues)
 
         last = begin + MESSAGES * 10
         wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
-        check_exactly_once(sent[well], collector.received[well_to])
-        late = sorted(m.published_at - sent[well][m.payload.decode()] for m in collector.received[well_to])
+        check_exactly_once(sent, collector.received[well_to])
+        late = sorted(m.published_at - sent[m.payload.decode()] for m in collector.received[well_to])
         assert late[len(late) * 9 // 10] < 5_000 * job.pace, late[-20:]
-        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
+        wait_until_named(job, stuck_to, well_to)
 
         # What is kept for it outlives the job.
         job.kill9()
         job.start()
-        wait_until(names_it, 10, f"the status names {stuck_to}: {status()}")
-        http.delete(path, params={"force": "true"}).raise_for_status()
+        wait_until_named(job, stuck_to, well_to)
+        destination.delete()
         collector.collect(stuck_to)
         wait_until(lambda: collector.received[stuck_to], 20, job.log)
         job.kill9()
         job.start()
         wait_until(lambda: len(collector.received[stuck_to]) >= MESSAGES, 20, job.log)
-        check_exactly_once(sent[stuck], collector.received[stuck_to])
-        wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        check_exactly_once(sent, collector.received[stuck_to])
+        wait_until_well(job)
         wait_until_written(job, 2 * MESSAGES)
         assert job.terminate() == 0
     finally:
@@ -107,48 +91,36 @@ def test_an_offline_partition_holds_up_no_other_destination_and_gets_its_message
         [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}],
         release={"retry_max_millis": 2_000},
     )
-    path = f"{broker.settings.admin_url}/admin/v2/{offline_to.replace('://', '/')}"
-    http.put(f"{path}/partitions", json=2).raise_for_status()
-    http.put(f"{path}/subscription/keeps-it").raise_for_status()
+    destination = Destination(broker, offline_to, partitions=2)
     collector.collect(well_to)
-
-    def status() -> tuple[int, str]:
-        done = job.command("status")
-        return done.returncode, done.stdout + done.stderr
-
-    def names_it() -> bool:
-        code, text = status()
-        return code == 1 and offline_to in text and well_to not in text
 
     def is_offline() -> bool:
         # Without the bookies that its policy asks for, a partition can't be loaded.
-        http.put(f"{path}-partition-1/unload")
-        return not http.get(f"{path}-partition-1/stats").is_success
+        http.put(f"{destination.url}-partition-1/unload")
+        return not http.get(f"{destination.url}-partition-1/stats").is_success
 
     try:
         job.start()
-        ensemble = {f"bookkeeper{name}": 3 for name in ("Ensemble", "WriteQuorum", "AckQuorum")}
-        http.post(f"{path}/persistence", json=ensemble | {"managedLedgerMaxMarkDeleteRate": 0}).raise_for_status()
+        policy = {f"bookkeeper{name}": 3 for name in ("Ensemble", "WriteQuorum", "AckQuorum")}
+        policy["managedLedgerMaxMarkDeleteRate"] = 0
+        http.post(f"{destination.url}/persistence", json=policy).raise_for_status()
         wait_until(is_offline, 20, "the policy holds")
         producer = pulsar_client.create_producer(topic)
-        begin, sent = now() + 3_000, {}
-        for i in range(MESSAGES):
-            sent[f"{i}"] = due = begin + i * 20
-            producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
-        producer.flush()
+        begin = now() + 3_000
+        sent = send_numbered(producer, [begin + i * 20 for i in range(MESSAGES)])
 
         last = begin + MESSAGES * 20
         wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (last - now()) / 1000 / PATIENCE + 6, job.log)
         check_exactly_once(sent, collector.received[well_to])
         late = sorted(m.published_at - sent[m.payload.decode()] for m in collector.received[well_to])
         assert late[len(late) // 2] < 5_000 * job.pace, late[-20:]
-        wait_until(names_it, 10, f"the status names {offline_to}: {status()}")
+        wait_until_named(job, offline_to, well_to)
 
-        http.delete(f"{path}/persistence").raise_for_status()
+        http.delete(f"{destination.url}/persistence").raise_for_status()
         collector.collect(offline_to)
         wait_until(lambda: len(collector.received[offline_to]) >= MESSAGES, 20, job.log)
         check_exactly_once(sent, collector.received[offline_to])
-        wait_until(lambda: status()[0] == 0, 10, f"all is well: {status()}")
+        wait_until_well(job)
         wait_until_written(job, 2 * MESSAGES)
         assert job.terminate() == 0
     finally:
@@ -175,25 +147,20 @@ def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_al
         [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}],
         release={"unwritable": "reject", "unwritable_after_millis": 4_000, "retry_max_millis": 1_000},
     )
-    paths = [f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}-{name}" for name in ("a", "rejects")]
-    for path in paths:
-        http.put(path).raise_for_status()
-        http.put(f"{path}/subscription/keeps-it").raise_for_status()
-        http.post(f"{path}/terminate").raise_for_status()
+    rejects = Destination(broker, f"{topic}-rejects")
+    for destination in (Destination(broker, f"{topic}-a"), rejects):
+        destination.terminate()
     collector.collect(f"{topic}-b")
     try:
         job.start()
         producer = pulsar_client.create_producer(topic)
-        begin, sent = now() + 2_000, {}
-        for i in range(300):
-            sent[f"{i}"] = due = begin + i * 20
-            producer.send_async(f"{i}".encode(), None, properties={"deliverAt": str(due)})
-        producer.flush()
+        begin = now() + 2_000
+        sent = send_numbered(producer, [begin + i * 20 for i in range(300)])
         wait_until(lambda: len(collector.received[f"{topic}-b"]) >= 300, 20, job.log)
         job.kill9()
         job.start()
         # Until then the table alone has what is rejected.
-        http.delete(paths[1], params={"force": "true"}).raise_for_status()
+        rejects.delete()
         collector.collect(f"{topic}-rejects")
         for name in ("b", "rejects"):
             wait_until(lambda name=name: len(collector.received[f"{topic}-{name}"]) >= 300, 20, f"{name}\n{job.log}")  # type: ignore[misc]
