@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchmarks.planner import Index
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
-from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, bucket, content, make
+from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, content, make
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import maintain as module
 from warehouse.maintenance.compaction import FAN_IN, MERGED_AT_ONCE, RowGroups, Run, merge, overlap, plan, slices
