@@ -37,7 +37,7 @@ SELECT DISTINCT topic FROM (
 ) AS t ORDER BY topic
 """
 
-# The times with which messages have come: a moved row has another one. A Live has this, for by it the index is read.
+# The times with which messages came, as `LastMessage.deliver_at` has them; a moved row has another one.
 _AS_THEY_CAME = """
 SELECT ledger_id, entry_id, batch_index, deliver_at AS came_with FROM delayed_index
 WHERE operation = 'DELAY' AND sequence IS NULL AND schedule_key IS NOT NULL

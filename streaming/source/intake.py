@@ -29,7 +29,7 @@ from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse.delta.tables import Tables
@@ -166,7 +166,7 @@ class Intake:
             *((key, InputKind.TIME_ZONES, zones) for zones in self._time_zones.other(last) for key in self._shard_keys),
             *split(messages, InputKind.MESSAGES, self._shard_keys),
             *(
-                split_notes(messages.select(KEPT_SCHEMA.names), InputKind.NOTES, self._shard_keys)
+                split_notes(messages.select(ENTRY_LOG_ROWS.names), InputKind.NOTES, self._shard_keys)
                 if has_keys(messages)
                 else []
             ),

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, OF_ROWS, SKIP, command_positions
+from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import (
@@ -227,7 +227,7 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
-    """Reads the sealed rows of the entries that commands of the kinds OF_ROWS name, as MESSAGES.
+    """Reads the sealed rows of the entries that commands of the kinds KINDS_WITH_PAYLOAD name, as MESSAGES.
 
     Of a recurring message only the last row of each subscription, and the one that it came with.
 
@@ -236,7 +236,7 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Co
         commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
         keyed: the topics that have had schedule keys.
     """
-    commands = commands.filter(pc.is_in(commands["kind"], pa.array(OF_ROWS)))
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"

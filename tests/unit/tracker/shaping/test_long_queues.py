@@ -39,7 +39,7 @@ def test_a_tick_moves_no_more_than_there_are_places_and_the_rest_waits() -> None
         moved.append(sum(one.cancels.num_rows for one in effects))
     assert sum(moved) > 500
     # Rounding up is for each shard; what is within the rate moves within a tick, too.
-    assert max(moved) <= 100 + len(service.places) + 10 + 50 * 0.4
+    assert max(moved) <= 100 + len(service.shard_ids) + 10 + 50 * 0.4
 
 
 @pytest.mark.slow

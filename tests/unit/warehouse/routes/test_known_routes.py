@@ -40,7 +40,7 @@ def numbers(routes: KnownRoutes, topic: str = TOPIC) -> dict[str, int]:
 
 def wanted(routes: KnownRoutes, topic: str = TOPIC) -> set[str]:
     subscriptions = routes.subscriptions
-    return {n for i, n in enumerate(subscriptions.names[topic]) if subscriptions.wanted(topic) >> i & 1}
+    return {n for i, n in enumerate(subscriptions.names[topic]) if subscriptions.active(topic) >> i & 1}
 
 
 def test_a_subscription_keeps_its_number_wherever_the_settings_have_it() -> None:
