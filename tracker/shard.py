@@ -309,21 +309,24 @@ class Shard:
             self._shaper.notice_late(concat([at_once, planned]), step.moment)
             self._shaper.give(tick.places, self._tracker.number_waiting)
         if self._tracker.number_waiting:
-            waited = self._tracker.take_waiting(self._most_of_waiting, tick.cutoff)
+            is_set_back = tick.cutoff < step.moment.released
+            waited = self._tracker.take_waiting(partial(self._most_of_waiting, is_set_back), tick.cutoff)
             planned = in_order(concat([waited, planned]))
         step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
 
-    def _most_of_waiting(self, queue: Queue) -> int | None:
+    def _most_of_waiting(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all, also where they can't go now.
 
-        What is held back is so as a whole: else what is first in the queue would come behind the rest.
+        What is held back is so as a whole: else what is first in the queue would come behind the rest. When the clock
+        has been set back all is taken, too: what is due later now can be cancelled, and in the queue its turn would go
+        to what comes due after the rest.
         """
         topic, name = queue
         names = self._names.get(topic, ())
         is_held = name in names and self._control.held_back(topic) >> names.index(name) & 1
-        return None if is_held else self._shaper.most_of_waiting(queue)
+        return None if is_held or is_set_back else self._shaper.most_of_waiting(queue)
 
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.
