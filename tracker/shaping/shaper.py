@@ -86,8 +86,6 @@ class Shaper:
         self._place = place
         self._saved = store.get(_TABLE, (0, 0))
         saved = json.loads(self._saved) if self._saved else {}
-        if isinstance(saved, list):  # an earlier version's
-            saved = {"targets": saved}
         self._targets = {
             (topic, number): Target(self._rule(topic, number), place, TargetState(*state))
             for topic, number, *state in saved.get("targets", ())

@@ -117,8 +117,6 @@ class Target:
             after: the time after which they are, ms since the epoch.
             waiting: how many messages that wait get one, by shard; of a shard in which some wait, at least one.
         """
-        # Rows that an earlier version let wait are in no queue, and come due again all of them.
-        self._n_waiting = max(self._n_waiting, waiting[self._place.number])
         if self._rule.rate is None or not self.shares_places:
             return
         opened, interval = OpenTime(self._rule.windows, after), 1000 / self._rule.rate
