@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
 from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
-from conf.settings_file import SettingsTree, unknown_variables, unreadable, wrong_settings
+from conf.settings_file import SettingsTree, in_order, unknown_variables, unreadable, wrong_settings
 from conf.shaping import Rate, Window
 
 # The settings file that is there without any; one of the working folder at this path comes before it.
@@ -29,7 +29,10 @@ _ENVIRONMENT_PREFIX = "DELAYLAKE_"
 
 
 class SettingsError(DelayLakeError):
-    """The settings file can't be read, or settings are unknown or wrong. The message has a line for each of them."""
+    """The settings file can't be read, or settings are unknown or wrong. The message has a line for each of them.
+
+    Those of the file are in the order of its lines, behind those of the environment.
+    """
 
     @property
     def lines(self) -> list[str]:
@@ -315,14 +318,14 @@ def load_settings(file: Path | None = None) -> Settings:
     unknown = unknown_variables(_ENVIRONMENT_PREFIX, sections)
     try:
         tree = SettingsTree(path)
-        wrong = [*unknown, *tree.repeated, *tree.wrong]
+        wrong = in_order([*unknown, *tree.repeated, *tree.wrong], path)
         if tree.wrong:
             raise SettingsError("\n".join(wrong))
         settings = FromFile()
         settings._file = path.absolute()
     except ValidationError as error:
         wrong += wrong_settings(error, path, tree.root, _ENVIRONMENT_PREFIX)
-        raise SettingsError("\n".join(wrong)) from error
+        raise SettingsError("\n".join(in_order(wrong, path))) from error
     except (ValueError, OSError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError("\n".join([*unknown, unreadable(error, path)])) from error
     if wrong:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import yaml
@@ -136,6 +137,12 @@ def wrong_settings(error: ValidationError, path: Path, tree: yaml.Node | None, p
         if (is_given or one["type"] == "missing") and not is_cut:
             lines.append(f"{place}: {_wrong(one)}")
     return lines or [f"{path}: {_wrong(errors[0])}"]
+
+
+def in_order(lines: Iterable[str], path: Path) -> list[str]:
+    """Sorts lines on a settings file by the line of the file that they name; what names none comes first."""
+    at = re.compile(rf"{re.escape(str(path))}:(\d+): ")
+    return sorted(lines, key=lambda line: int(found[1]) if (found := at.match(line)) else 0)
 
 
 def _wrong(error: ErrorDetails) -> str:

@@ -17,7 +17,7 @@ def table_text(
     """Returns a table as lines that end at a width.
 
     Columns of text are folded, each cell within its column. Where they get too narrow, each row is written as lines of
-    its own, a line for a column.
+    its own, a line for a column; without rows the names are all there is.
 
     Args:
         names: of the columns.
@@ -30,7 +30,7 @@ def table_text(
     natural = [max(map(_cells, column)) for column in zip(names, *shown, strict=True)]
     widths = _folded(natural, [name in right for name in names], width)
     if widths is None:
-        return _records(names, shown, width)
+        return _records(names, shown, width) if shown else "\n".join(map(str.strip, fold(_GAP.join(names), width)))
     lines: list[str] = []
     for row in [names, *shown]:
         parts = [fold(cell, w) for cell, w in zip(row, widths, strict=True)]

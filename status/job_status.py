@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import TypeAdapter, ValidationError
 
 from conf.errors import UnreadableWarehouseError, one_line
 from conf.files import replace_file
 from conf.settings import is_object_storage, local_path
 from status.clock_steps import ClockSteps
+from status.dead_letters import count_dead_letters, destinations_of
 from status.troubles import Trouble
 from tracker.messages import attempts_of, where
 
@@ -44,8 +44,6 @@ _REST_MILLIS = 60_000  # how much longer a batch may take where nothing is in st
 
 # Upper bounds of the histogram of lateness, ms; one more for what is beyond.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
-
-DEAD_LETTERS = "-dlq(-partition-[0-9]+)?$"  # how the destination of a dead letter ends
 
 _WRITE_SECONDS = 1.0
 _WRITE_OBJECT_SECONDS = 3.0  # requests to object storage cost money
@@ -259,9 +257,10 @@ class StatusWriter:
             "host": socket.gethostname(),
             "process_id": os.getpid(),
         }
+        self._destinations: dict[tuple[str, str], str] = {}
         # A rebuild knows of missing routes by these alone: a start that is refused must not lose them.
         if (last := known_status(warehouse)) is not None:
-            self._values["routes"] = last.routes
+            self.routes(last.routes)
         of_deliveries = ("delivered", "retried", "dead_letters", "occurrences")
         self._totals = dict.fromkeys(("batches", "batch_millis_sum", "clock_steps", *of_deliveries, *_SUMMED_UP), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
@@ -291,6 +290,7 @@ class StatusWriter:
         """Sets the known routes, as `KnownRoutes.to_json` gives them."""
         with self._lock:
             self._values["routes"] = routes
+            self._destinations = destinations_of(routes)
 
     def batch(self, status: BatchStatus) -> None:
         """Adds the figures of a batch that has ended."""
@@ -328,8 +328,7 @@ class StatusWriter:
             retries = where(rows, attempts_of(rows) > 0)
             if retries.num_rows:
                 self._totals["retried"] += retries.num_rows
-                is_dead = pc.match_substring_regex(retries["destination"], DEAD_LETTERS)
-                self._totals["dead_letters"] += int(pc.sum(is_dead).as_py())
+                self._totals["dead_letters"] += count_dead_letters(retries, self._destinations)
             for name, values in (("planned", late[~is_short]), ("short_notice", late[is_short])):
                 self._lateness[name] = self._lateness[name].with_values(values)
             self._point_late.append(late[~is_short])

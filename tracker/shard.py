@@ -275,22 +275,24 @@ class Shard:
             self._shaper.postpone_late(concat([at_once, planned]), step.moment)
             self._shaper.assign(tick.places, self._tracker.queue_lengths)
         if self._tracker.queue_lengths:
-            waited = self._tracker.take_waiting(self._max_from_queue, tick.cutoff)
+            is_set_back = tick.cutoff < step.moment.released
+            waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
             planned = in_order(concat([waited, planned]))
         step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
 
-    def _max_from_queue(self, queue: Queue) -> int | None:
+    def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.
 
         The whole queue of a subscription that is held back comes due, to be held back: else the first rows of the queue
-        would come after the rest of it.
+        would come after the rest of it. When the clock has been set back all is taken, too: what is due later now can
+        be cancelled, and in the queue its turn would go to what comes due after the rest.
         """
         topic, name = queue
         names = self._names.get(topic, ())
         is_held = name in names and self._control.held_back(topic) >> names.index(name) & 1
-        return None if is_held else self._shaper.max_from_queue(queue)
+        return None if is_held or is_set_back else self._shaper.max_from_queue(queue)
 
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.

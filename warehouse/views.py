@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -13,6 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError, UnreadableWarehouseError, one_line
 from conf.settings import Settings
+from status.dead_letters import is_dead_letter_sql
 from status.job_status import known_status
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
@@ -30,6 +32,7 @@ from warehouse.pending import (
     is_moved_on,
     join_commands,
 )
+from warehouse.routes.known_routes import known_destinations
 from warehouse.routes.tenure import Tenures
 from warehouse.schemas import LATER, MESSAGE_SCHEMAS, SCHEMAS
 
@@ -39,6 +42,8 @@ _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_
 # named like deliver_at, and timestamps in others.
 VIEWS = {
     "subscriptions": "SELECT * FROM (VALUES {subscriptions}) AS s (topic, subscription)",
+    # Where the messages of each subscription go, or went last, also of those that the settings no longer have.
+    "destinations": "SELECT * FROM (VALUES {destinations}) AS s (topic, subscription, destination)",
     "last_commands": LAST_COMMANDS,
     # The number of messages of each entry that a command named whole.
     "named_entries": """
@@ -130,7 +135,7 @@ WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL
     "attempts": f"""
 SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.retry_of, o.attempt,
        o.reason, o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination,
-       d.destination LIKE '%-dlq' OR d.destination LIKE '%-dlq-partition-%' AS is_dead_letter
+       {is_dead_letter_sql("d.destination", "t.destination")} AS is_dead_letter
 FROM (
     SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, position, {attempt_sql()} AS attempt,
            max(retry_of) AS retry_of, max(reason) AS reason, max(request_id) AS request_id,
@@ -141,6 +146,7 @@ FROM (
 ) AS o
 LEFT JOIN deliveries AS d ON d.topic = o.topic AND d.subscription = o.subscription AND d.ledger_id = o.ledger_id
     AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND {attempt_sql("d")} = o.attempt
+LEFT JOIN destinations AS t ON t.topic = o.topic AND t.subscription = o.subscription
 """,  # noqa: S608
     # How many messages go out in each minute.
     "schedule": """
@@ -231,16 +237,17 @@ class Warehouse:
             with suppress(TableNotFoundError):
                 tables[name] = _table(settings, name, as_of)
         self._builder = query_builder(tables)
-        rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
-        values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
+        subscriptions = [(route.source, s.name) for route in settings.routes for s in route.subscriptions]
         last_batch = time.time_ns() // 1_000_000 if as_of is None else as_of
         if (status := known_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
+        destinations = [(*of, to) for of, to in known_destinations(settings, status).items()]
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
         for name, sql in VIEWS.items():
             sql = (
-                sql.replace("{subscriptions}", values)
+                sql.replace("{subscriptions}", _values(subscriptions or [("", "")]))
+                .replace("{destinations}", _values(destinations or [("", "", "")]))
                 .replace("{missed}", missed_sql)
                 .replace("{last_batch}", str(last_batch))
             )
@@ -260,6 +267,11 @@ class Warehouse:
             raise
         except Exception as error:  # deltalake has no class of its own for what fails while a query runs
             raise QueryError(re.sub("^(External error: )+", "", one_line(error))) from error
+
+
+def _values(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of texts as SQL has them after VALUES."""
+    return ", ".join(f"({', '.join(map(literal, row))})" for row in rows)
 
 
 def _table(settings: Settings, name: str, as_of: int | None) -> DeltaTable:

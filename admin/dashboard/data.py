@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from deltalake.exceptions import TableNotFoundError
 from admin.security.refusals import TABLE as REFUSALS
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from status.job_status import DEAD_LETTERS, known_status
+from status.dead_letters import is_dead_letter
+from status.job_status import known_status
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.properties.schedule import deliver_at
 from warehouse.delta.opening import open_table
@@ -23,6 +23,7 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
+from warehouse.routes.known_routes import known_destinations
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.views import Warehouse
 
@@ -216,8 +217,10 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         what = "superseded" if row["result"] == "SUPERSEDED" else what
         to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
+    destinations = known_destinations(settings, known_status(settings.warehouse))
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
-        is_dead = row["attempt"] and re.search(DEAD_LETTERS, row["destination"] or "")
+        destination = destinations.get((topic, row["subscription"]))
+        is_dead = row["attempt"] and is_dead_letter(row["destination"] or "", destination)
         numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
         detail = f"{''.join(numbers)}{row['sent_at'] - row['deliver_at']:,} ms after its time"
         add(

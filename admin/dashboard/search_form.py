@@ -32,7 +32,7 @@ def _asked(
     return {
         "topic": topic,
         "subscription": subscription,
-        "state": state,
+        "state": State.CANCELLED if state == "cancelled" else state,
         "key": key,
         "property": property,
         "producer": producer,

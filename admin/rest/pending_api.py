@@ -62,7 +62,11 @@ def pending_filter(
     ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
     entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
     state: Annotated[
-        State, Query(description="Only what is held back; or what was cancelled or skipped and is not past.")
+        State,
+        Query(
+            description="`held`: only what is held back; `takenBack`, or `cancelled`: what was cancelled or skipped and"
+            " is not past."
+        ),
     ] = (State.WAITING),
 ) -> PendingFilter:
     """A dependency: the filter that the query's parameters make."""

@@ -76,26 +76,29 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         is_standby: starts Spark, then waits until no other job has the checkpoint.
 
     Raises:
-        StartError, CheckpointError: the job can't start.
+        StartError, CheckpointError, FolderError: the job can't start.
         JobError: it can't go on.
         RoutesError: the settings' routes don't fit the checkpoint.
     """
     from filelock import Timeout
 
     from broker.client import listens
-    from conf.settings import local_path
+    from conf.files import make_folder
+    from conf.settings import is_object_storage, local_path
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
         from streaming.start import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
+    folder = Path(local_path(settings.checkpoint))
+    lock, stopping = checkpoint_lock(folder), threading.Event()
+    if not is_object_storage(settings.warehouse):
+        make_folder(Path(local_path(settings.warehouse)), "warehouse")
     if has_broker := listens(settings.pulsar):
         warn_of_namespaces(settings)
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
-    folder = Path(local_path(settings.checkpoint))
-    lock, stopping = checkpoint_lock(folder), threading.Event()
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
         spark = None
         if is_standby:

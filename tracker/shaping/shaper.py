@@ -86,8 +86,6 @@ class Shaper:
         self._shard_id = shard_id
         self._saved = store.get(_TABLE, (0, 0))
         saved = json.loads(self._saved) if self._saved else {}
-        if isinstance(saved, list):  # an earlier version's
-            saved = {"targets": saved}
         self._targets = {
             (topic, number): Target(self._rule(topic, number), shard_id, TargetState(*state))
             for topic, number, *state in saved.get("targets", ())

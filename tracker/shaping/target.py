@@ -117,8 +117,6 @@ class Target:
             after: the places are after this time, ms since the epoch.
             waiting: by shard: how many waiting messages get a place; at least one where any wait.
         """
-        # An earlier version kept waiting rows in no queue: all of them come due again.
-        self._n_waiting = max(self._n_waiting, waiting[self._shard_id.number])
         if self._rule.rate is None or not self.shares_places:
             return
         opened, interval = OpenTime(self._rule.windows, after), 1000 / self._rule.rate

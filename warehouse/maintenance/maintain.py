@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from conf.errors import DelayLakeError, one_line
+from conf.errors import DelayLakeError
+from conf.files import make_folder
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
 from warehouse.delta.commits import sync_checkpoint
@@ -61,18 +61,11 @@ def lock(settings: Settings) -> FileLock:
     The system releases it when the process dies.
 
     Raises:
-        MaintenanceError: its folder can't be made or written.
+        FolderError: its folder can't be made or written.
     """
     name = "checkpoint" if is_object_storage(settings.warehouse) else "warehouse"
     folder = Path(local_path(getattr(settings, name)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MaintenanceError(
-            f"the folder {folder} can't be made ({one_line(error)}): see `{name}` in the settings"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise MaintenanceError(f"the folder {folder} can't be written: see `{name}` in the settings")
+    make_folder(folder, name)
     return FileLock(folder / "maintain.lock")
 
 

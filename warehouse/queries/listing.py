@@ -44,11 +44,15 @@ class UnknownTopicError(PendingError):
 
 
 class State(StrEnum):
-    """The state of a message that is not delivered yet."""
+    """The state of a message that is not delivered yet. `cancelled` is read as `takenBack`."""
 
     WAITING = "waiting"  # to be delivered, or held back
     HELD = "held"  # held back, as when the subscription was paused when it came due; not of a paused schedule
     CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+
+    @classmethod
+    def _missing_(cls, value: object) -> State | None:
+        return cls.CANCELLED if value == "cancelled" else None
 
 
 class PendingFilter(BaseModel):
@@ -64,7 +68,7 @@ class PendingFilter(BaseModel):
     producer_name: str | None = None
     ledger_id: _Int64 | None = None
     entry_id: _Int64 | None = None
-    state: State = State.WAITING
+    state: Annotated[State, Field(strict=False)] = State.WAITING
 
     @model_validator(mode="after")
     def _entry_of_a_ledger(self) -> PendingFilter:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
 from conf.settings import BackoffSettings, Route, Settings, Subscription, SubscriptionType
+from status.dead_letters import destinations_of
 from tracker import Subscriptions
 from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.commands.schema import Routes, SubscriptionRule
 from tracker.shaping.rule import rule_of
 from tracker.subscriptions import MAX_SUBSCRIPTIONS
+
+if TYPE_CHECKING:
+    from status.job_status import JobStatus
 
 
 class RoutesError(DelayLakeError):
@@ -225,6 +229,16 @@ def _if_any(name: str, values: Collection[Any]) -> dict[str, Any]:
 def known_routes(settings: Settings) -> KnownRoutes:
     """Returns the settings' routes as a new checkpoint knows them."""
     return KnownRoutes({}).taken_on(settings)
+
+
+def known_destinations(settings: Settings, status: JobStatus | None) -> dict[tuple[str, str], str]:
+    """Returns by source topic and subscription the topic to which messages go, or went last.
+
+    Args:
+        settings: count where the job knows nothing of a topic.
+        status: of the job; None: there was none yet.
+    """
+    return destinations_of(known_routes(settings).to_json() | (status.routes if status is not None else {}))
 
 
 def subscription_names(settings: Settings) -> dict[str, list[str]]:

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 class Listed(StrEnum):
-    """Which messages to list, as `warehouse.queries.listing.State`."""
+    """Which messages to list, as `warehouse.queries.listing.State` reads it."""
 
     WAITING = "waiting"
     HELD = "held"
-    CANCELLED = "takenBack"
+    TAKEN_BACK = "takenBack"
+    CANCELLED = "cancelled"
 
 
 @with_filter
@@ -33,7 +34,10 @@ def pending(
     topic: Topic,
     wanted: PendingFilter,
     state: Annotated[
-        Listed, typer.Option(help="held: by a pause; takenBack: cancelled or skipped, and not past: restore undoes it.")
+        Listed,
+        typer.Option(
+            help="held: by a pause; takenBack, or cancelled: cancelled or skipped, and not past: restore undoes it."
+        ),
     ] = Listed.WAITING,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts by subscription instead.")] = False,

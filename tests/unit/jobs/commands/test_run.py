@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.files import FolderError
 from conf.settings import PulsarSettings, Settings
 from jobs.commands.run import _take_on_routes, run_job
 from jobs.options import Output
@@ -61,6 +62,19 @@ def test_a_missing_broker_is_said_before_anything_is_started_and_asked_nothing(
     with pytest.raises(KeyboardInterrupt):
         run_job(of, Reporter(Output.TEXT, 0, 1))
     assert said == [f"no broker at {url}, trying again"]
+
+
+@pytest.mark.parametrize("name", ["warehouse", "checkpoint"])
+def test_a_folder_that_can_not_be_made_is_said_before_that_there_is_no_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    of = settings(tmp_path, t=["a"]).model_copy(
+        update={"pulsar": PulsarSettings(service_url="pulsar://127.0.0.1:1"), name: f"file:{tmp_path}/file/{name}"}
+    )
+    with pytest.raises(FolderError, match=rf"file/{name} can't be made .*`{name}` in the settings"):
+        run_job(of, Reporter(Output.TEXT, 0, 1))
+    assert not caplog.messages
 
 
 def test_the_settings_file_is_named_first(

@@ -14,6 +14,7 @@ import pytest
 
 from admin.control.async_client import AsyncControlClient
 from conf.errors import UnreadableWarehouseError
+from conf.files import FolderError
 from conf.settings import Settings
 from status.job_status import FILE, StatusWriter, known_status, read_status
 from tests.support.service.admin_api import served
@@ -22,7 +23,7 @@ from warehouse.audit.accounts import AuditError, run_audit
 from warehouse.backup.copying import BackupError, back_up
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables, exists
-from warehouse.maintenance.maintain import MaintenanceError, maintain
+from warehouse.maintenance.maintain import maintain
 from warehouse.queries.listing import NoTablesError
 from warehouse.queries.paused import paused
 from warehouse.queries.waiting import Pending
@@ -113,7 +114,7 @@ def damaged(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Sett
 
 @pytest.mark.parametrize("ask", [*ASK_STATUS.values(), *ASK_TABLES.values()], ids=[*ASK_STATUS, *ASK_TABLES])
 def test_what_can_not_be_read_is_no_empty_warehouse(damaged: Settings, ask: Ask) -> None:
-    with pytest.raises((UnreadableWarehouseError, MaintenanceError)) as refused:
+    with pytest.raises((UnreadableWarehouseError, FolderError)) as refused:
         ask(damaged)
     [line] = refused.value.lines
     assert damaged.warehouse in line
