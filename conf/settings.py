@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,16 @@ def _folder(uri: str) -> str:
     if is_object_storage(uri):
         raise ValueError("must be a folder, file:... or a path, that all machines of the job share")
     return uri
+
+
+# A comma separates names where several are given, and `*` is all of them.
+_NAME = re.compile(r"[^/\s*,]|[^/\s,]{2,}")
+
+
+def _subscription_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("must be a name without blanks, slashes and commas, and not *")
+    return name
 
 
 class SubscriptionType(StrEnum):
@@ -89,6 +100,12 @@ class PulsarSettings(Section):
 class ControlSettings(Section):
     topic: Topic = "persistent://public/default/delaylake-control"
     outcome_topic: Topic = "persistent://public/default/delaylake-outcomes"
+
+    @model_validator(mode="after")
+    def _differ(self) -> ControlSettings:
+        if self.topic == self.outcome_topic:
+            raise ValueError("topic and outcome_topic must differ: outcomes are no commands")
+        return self
 
 
 class SparkSettings(Section):
@@ -184,7 +201,7 @@ class BackoffSettings(Section):
 
 
 class Subscription(Section):
-    name: Annotated[str, Field(pattern=r"^([^/\s*]|[^/\s]{2,})$")]  # `*` is all of them
+    name: Annotated[str, AfterValidator(_subscription_name)]
     type: SubscriptionType = SubscriptionType.SHARED
     destination: Topic
     rate: Rate | None = None
@@ -247,7 +264,7 @@ class Settings(BaseSettings):
 
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
-    warehouse: str = "file:./.delaylake/warehouse"
+    warehouse: Annotated[str, Field(min_length=1)] = "file:./.delaylake/warehouse"
     checkpoint: Annotated[str, AfterValidator(_folder)] = "file:./.delaylake/checkpoint"
     spark: SparkSettings = SparkSettings()
     ingest: IngestSettings = IngestSettings()
@@ -274,10 +291,14 @@ class Settings(BaseSettings):
         return f"{what} {self.warehouse}: has the job run?{read}"
 
     @model_validator(mode="after")
-    def _sources_distinct(self) -> Settings:
+    def _goes_together(self) -> Settings:
         sources = [route.source for route in self.routes]
         if len(set(sources)) < len(sources):
             raise ValueError("routes must have different sources")
+        if self.control.topic in sources:
+            raise ValueError("control.topic must not be the source of a route")
+        if not is_object_storage(self.warehouse) and local_path(self.warehouse) == local_path(self.checkpoint):
+            raise ValueError("warehouse and checkpoint must be different folders")
         return self
 
     @classmethod

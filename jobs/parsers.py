@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import typer
 
+# A number below it is meant as seconds: as such it is a time before the year 5139.
+_LEAST_MILLIS = 10**11
+
 
 def parse_duration(text: str) -> int:
     """Returns a duration such as `10s`, `1.5h` or `250ms` in milliseconds.
@@ -38,11 +41,38 @@ def parse_time(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def parse_due_time(text: str) -> int:
+    """Returns a time as `parse_time`, at which something is to be delivered.
+
+    Raises:
+        typer.BadParameter: the text is none, or a number that is a time of 1970 to 1973 only as milliseconds.
+    """
+    due = parse_time(text)
+    if text.strip().isdecimal() and 0 < due < _LEAST_MILLIS:
+        raise typer.BadParameter(f"{text!r} is a time in the early seventies: give milliseconds since the epoch")
+    return due
+
+
 def parse_property(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise typer.BadParameter(f"{text!r} is no property: give key=value")
     return key, value
+
+
+def parse_properties(texts: list[str] | None) -> dict[str, str]:
+    """Returns the properties of an option that may be repeated.
+
+    Raises:
+        typer.BadParameter: one is none, or a name comes twice.
+    """
+    pairs = [parse_property(text) for text in texts or ()]
+    properties = dict(pairs)
+    if len(properties) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise typer.BadParameter(f"the property {twice} is given twice")
+    return properties
 
 
 class Misfire(StrEnum):

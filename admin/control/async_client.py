@@ -29,6 +29,10 @@ _POLL_MILLIS = 300
 _MAX_PENDING = 100_000  # commands that the broker has not taken yet; beyond that they are refused
 _MESSAGES_AHEAD = 20_000  # of one caller: several have room, also with commands of one message each
 
+# How long a call waits for the first connection to be tried: who starts the API, and calls it, is no sooner than that.
+_FIRST_CONNECTION_SECONDS = 3.0
+_LOOK_SECONDS = 0.02
+
 # How long a lost connection may last before a new client is made: the client's own reconnecting may wait a minute.
 _GIVE_UP_SECONDS = 5.0
 
@@ -60,11 +64,13 @@ class AsyncControlClient:
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
         self._trouble = "not connected yet"
+        self._has_tried = False  # to connect, with success or without
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
         self._thread.start()
         return self
 
@@ -112,6 +118,7 @@ class AsyncControlClient:
     ) -> AsyncIterator[Outcome]:
         import pulsar
 
+        await self._first_connection()
         window = Window(requests, _MESSAGES_AHEAD)
         coming: _Coming = asyncio.Queue()
         try:
@@ -150,6 +157,12 @@ class AsyncControlClient:
             for request_id in window.waiting:
                 self._forget(request_id, coming)
 
+    async def _first_connection(self) -> None:
+        """Waits until the client has connected, or has failed to for the first time."""
+        until = self._started_at + _FIRST_CONNECTION_SECONDS
+        while not self._has_tried and self._loop.time() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
+
     def _sent(self, coming: _Coming, result: Any, _: object) -> None:
         """Called by the client's own thread; an exception here would hang the process."""
         with contextlib.suppress(Exception):
@@ -180,6 +193,7 @@ class AsyncControlClient:
                 if trouble != self._trouble:
                     _log.warning("no connection to Pulsar at %s: %s", self._settings.pulsar.service_url, trouble)
                 self._trouble = trouble
+                self._has_tried = True
                 self._stopped.wait(_RETRY_SECONDS)
 
     def _read_outcomes(self) -> None:
@@ -197,6 +211,7 @@ class AsyncControlClient:
                 self._settings.control.topic, max_pending_messages=_MAX_PENDING, initial_sequence_id=FIRST_SEQUENCE_ID
             )
             self._reader = reader
+            self._has_tried = True
             connected_at = time.monotonic()
             while not self._stopped.is_set():
                 with contextlib.suppress(pulsar.Timeout):

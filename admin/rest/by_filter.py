@@ -28,6 +28,7 @@ from admin.rest.pending_errors import invalid, refusal
 from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
 from warehouse.queries.waiting import Pending
 
@@ -47,7 +48,7 @@ class BulkRequest(BaseModel):
 class BulkReschedule(BulkRequest):
     """Which messages are to be delivered at another time, and when."""
 
-    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
+    deliver_at: Annotated[int | None, Field(ge=0, lt=MAX_TIME_MILLIS, description="When, ms since the epoch.")] = None
     shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
 
     @model_validator(mode="after")

@@ -35,6 +35,12 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
     return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
 
 
+async def refuse_body(request: Request, why: str) -> None:
+    """Raises an AdminError (400) where a call that has no body comes with one: what that says would be passed over."""
+    if (await request.body()).strip() not in (b"", b"{}", b"null"):
+        raise AdminError(400, f"the call goes without a body: {why}")
+
+
 async def send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
     """Sends commands, waits for their outcomes, and answers with these, or with 204.
 

@@ -38,8 +38,10 @@ def parse_json(body: bytes) -> Any:
     """Reads JSON in which no object has a name twice.
 
     Raises:
-        BadRequestError: the body is no such JSON.
+        BadRequestError: it is missing, or no such JSON.
     """
+    if not body.strip():
+        raise BadRequestError("the body is missing")
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
 from admin.errors import AdminError, error_responses
-from admin.rest.commands import CANCEL_CODES, answer, command_factory, send
+from admin.rest.commands import CANCEL_CODES, answer, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequestError, parse_schedule_key, parse_subscriptions
 from admin.rest.target_topic import Target, TargetTopic
@@ -126,7 +126,7 @@ async def end_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     try:
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
@@ -154,7 +154,7 @@ async def skip_next_occurrence(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
 
 
@@ -172,7 +172,7 @@ async def skip_next_occurrence_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next_of_keys([_key(schedule_key)]), CANCEL_CODES)
 
 
@@ -190,7 +190,7 @@ async def pause_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], True), CANCEL_CODES)
 
 
@@ -208,7 +208,7 @@ async def pause_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], True), CANCEL_CODES)
 
 
@@ -226,7 +226,7 @@ async def resume_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
 
 
@@ -244,16 +244,17 @@ async def resume_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], False), CANCEL_CODES)
 
 
-def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
+async def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
     """Returns what makes the commands of a request, for the subscriptions that it names; none: for all."""
     try:
         names = parse_subscriptions(given)
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
+    await refuse_body(request, "subscriptionNames is in the query")
     target.check_subscriptions(names)
     return command_factory(request, role, target, names)
 

@@ -31,6 +31,8 @@ DeliverAt = Annotated[
     _whole_number(_EXAMPLES["deliverAt"], least=1),
     Query(alias="deliverAt", description="When the message is due, ms since the epoch, UTC."),
 ]
+# Who cancels and acknowledges by the same code gives it to both.
+UnusedDeliverAt = Annotated[str | None, Query(alias="deliverAt", include_in_schema=False)]
 ScheduleKey = Annotated[
     str | None,
     Query(

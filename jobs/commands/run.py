@@ -40,7 +40,7 @@ _STANDBY_SECONDS = 0.5  # a standby looks this often whether it is told to stop;
 
 def run(
     context: typer.Context,
-    report_every: Annotated[float, typer.Option(help="Seconds between two lines of progress; 0 for none.")] = (
+    report_every: Annotated[float, typer.Option(min=0, help="Seconds between two lines of progress; 0 for none.")] = (
         _REPORT_SECONDS
     ),
     standby: Annotated[

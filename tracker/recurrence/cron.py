@@ -24,7 +24,7 @@ class CronRule:
     def __init__(self, expression: str) -> None:
         fields = expression.split()
         if len(fields) not in (5, 6):
-            raise ValueError(f"has {len(fields)} fields: a cron expression has five, or six with seconds")
+            raise ValueError(f"{len(fields)} fields: a cron expression has five, or six with seconds")
         try:
             # Without a time zone: `tracker.recurrence.wall_clock` handles its changes.
             self._sim = CronSim(expression, _EPOCH)

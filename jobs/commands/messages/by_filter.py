@@ -14,7 +14,7 @@ from conf.errors import DelayLakeError
 from jobs.commands.messages.filter_options import TIME, Topic, with_filter
 from jobs.commands.messages.pending import messages_text
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_duration, parse_time
+from jobs.parsers import parse_due_time, parse_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,7 +135,7 @@ def reschedule_by_filter(
     topic: Topic,
     wanted: PendingFilter,
     deliver_at: Annotated[
-        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"When: {TIME}", show_default=False)
+        int | None, typer.Option(parser=parse_due_time, metavar="TIME", help=f"When: {TIME}", show_default=False)
     ] = None,
     later: Annotated[
         int | None,

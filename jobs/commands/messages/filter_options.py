@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from jobs.parsers import parse_property, parse_time
+from jobs.parsers import parse_properties, parse_time
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -68,7 +68,7 @@ def filter_of(
         due_before=due_before,
         due_from=due_after,
         key=key,
-        properties=dict(parse_property(text) for text in properties or ()),
+        properties=parse_properties(properties),
         producer_name=producer_name,
         ledger_id=ledger_id,
         entry_id=entry_id,

@@ -13,7 +13,7 @@ from conf.times import time_text
 from jobs.commands.messages.by_filter import BulkError, DryRun, Max, Timeout, Yes
 from jobs.commands.messages.filter_options import TIME, Key, Properties, Topic, checked
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_property, parse_time
+from jobs.parsers import parse_properties, parse_time
 from jobs.text_table import table_text
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def redrive(
         DeadLetterFilter,
         subscription=subscription,
         key=key,
-        properties=dict(parse_property(text) for text in properties or ()),
+        properties=parse_properties(properties),
         message_ids=triplets or None,
         reason=reason,
         published_from=published_after,

@@ -15,6 +15,7 @@ from jobs.commands.messages.changes import (
     ScheduleKeys,
     Subscriptions,
     Timeout,
+    message_of,
     run_command,
     schedule_keys_of,
     split_names,
@@ -115,8 +116,10 @@ def next_occurrences(
 ) -> None:
     """Show the next N occurrences of a schedule, or of a rule that is to be tried."""
     options = global_options(context)
-    if (repeat is None) == (topic is None or schedule_id is None):
+    if repeat is None and (topic is None or schedule_id is None):
         raise typer.BadParameter("TOPIC and ID are needed, or --repeat")
+    if repeat is not None and (topic, schedule_id, subscription) != (None, None, None):
+        raise typer.BadParameter("--repeat is a rule to try: it goes without TOPIC, ID and --subscription")
     if repeat is None:
         if after is not None:
             raise typer.BadParameter("--after goes with --repeat")
@@ -259,7 +262,7 @@ def _give(
     elif schedule_id is None:
         raise typer.BadParameter("ID is needed, or --schedule-key")
     else:
-        message = _ref(schedule_id)
+        message = message_of(schedule_id)
         run_command(context, 1, output, lambda client: by_id(client, message))
 
 
@@ -286,7 +289,7 @@ def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_e
 
 def _shown(options: GlobalOptions, topic: str, schedule_id: str, subscription: str | None, n: int) -> Any:
     """Returns a schedule with its next occurrences, in the API's form."""
-    message = _ref(schedule_id)
+    message = message_of(schedule_id)
     if options.api_url is None:
         found = _found(options, topic, message, subscription)
         return {**found.to_json(), "upcoming": [one.to_json() for one in found.upcoming(n)]}
@@ -328,12 +331,6 @@ def _zone(name: str) -> tzinfo | None:
         return parse_zone(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def _ref(text: str) -> MessageRef:
-    from broker.entries.message_ids import parse
-
-    return parse(text)
 
 
 def _table(schedules: list[dict[str, Any]], zone: tzinfo | None) -> str:

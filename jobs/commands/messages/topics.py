@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.entries.message_ids import MAX_INT64
 from jobs.commands.messages import by_filter, redrive
 from jobs.commands.messages.changes import (
     ONE_WAY,
     Base64Ids,
+    EntryId,
     FromFile,
+    LedgerId,
     ScheduleKeys,
     SubscriptionOption,
     Subscriptions,
@@ -19,7 +22,6 @@ from jobs.commands.messages.changes import (
     Topic,
     TopicsError,
     Triplets,
-    check_ids,
     lines_of,
     named,
     run_command,
@@ -27,9 +29,10 @@ from jobs.commands.messages.changes import (
     split_names,
 )
 from jobs.options import Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_duration, parse_time
+from jobs.parsers import parse_due_time, parse_duration
 
 if TYPE_CHECKING:
+    from admin.control.requests import Cancel
     from broker.entries.message_ids import MessageRef
     from conf.settings import Settings
 
@@ -40,10 +43,11 @@ app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscr
 def cancel_delayed_message(
     context: typer.Context,
     topic: Topic,
-    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
-    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
     deliver_at: Annotated[
-        int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
+        int | None,
+        typer.Option("-t", "--deliverAt", min=1, max=MAX_INT64, help="Its time of delivery, ms since the epoch."),
     ] = None,
     subscriptions: Subscriptions = None,
     schedule_keys: ScheduleKeys = None,
@@ -57,7 +61,7 @@ def cancel_delayed_message(
     `ledger:entry deliverAt`.
     """
     from admin.control.requests import Cancel
-    from broker.entries.message_ids import MessageRef, parse
+    from broker.entries.message_ids import MessageRef
 
     cancels = []
     names = split_names(subscriptions)
@@ -68,15 +72,12 @@ def cancel_delayed_message(
         run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
         return
     if from_file is not None:
-        for line in lines_of(from_file):
-            message, _, time = line.partition(" ")
-            if not time.strip().isdigit():
-                raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
-            cancels.append(Cancel(parse(message), int(time)))
+        if (ledger_id, entry_id, deliver_at) != (None, None, None):
+            raise typer.BadParameter("messages are named by --ledgerId and --entryId or by --from-file, not by both")
+        cancels = [_cancel_of(line) for line in lines_of(from_file)]
     elif ledger_id is None or entry_id is None or deliver_at is None:
         raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
     else:
-        check_ids(ledger_id, entry_id)
         cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
     run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
 
@@ -84,8 +85,8 @@ def cancel_delayed_message(
 def acknowledge_message(
     context: typer.Context,
     topic: Topic,
-    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
-    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
     subscriptions: Subscriptions = None,
     schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
@@ -103,7 +104,6 @@ def acknowledge_message(
         return
     if ledger_id is None or entry_id is None:
         raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
-    check_ids(ledger_id, entry_id)
     message = [MessageRef(ledger_id, entry_id)]
     run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
 
@@ -166,7 +166,7 @@ def reschedule(
     from_file: FromFile = None,
     deliver_at: Annotated[
         int | None,
-        typer.Option(parser=parse_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
+        typer.Option(parser=parse_due_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
     ] = None,
     deliver_after: Annotated[
         int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m, 2h, 1d.")
@@ -304,6 +304,25 @@ def get_message_id_by_index(
             found = client.message_id_by_index(topic, index)
     value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     show(output, value, str(found))
+
+
+def _cancel_of(line: str) -> Cancel:
+    """Reads a line of a file: `ledger:entry deliverAt`.
+
+    Raises:
+        TopicsError, MessageIdError: it is none.
+    """
+    from admin.control.requests import Cancel
+    from broker.entries.message_ids import NumberError, parse, parse_number
+
+    message, _, given = line.partition(" ")
+    try:
+        deliver_at = parse_number(given.strip())
+    except NumberError:
+        deliver_at = 0
+    if not 0 < deliver_at <= MAX_INT64:
+        raise TopicsError(f"no time of delivery: {line[:80]!r} (ledger:entry deliverAt)")
+    return Cancel(parse(message), deliver_at)
 
 
 def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:

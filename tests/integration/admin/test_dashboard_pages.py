@@ -134,7 +134,7 @@ def page(status: Status) -> Iterator[Page]:
         }
     )
     with pytest.MonkeyPatch.context() as patch, chromium() as browser:
-        patch.setattr(AsyncControlClient, "_run", lambda self: None)
+        patch.setattr(AsyncControlClient, "_run", lambda self: setattr(self, "_has_tried", True))
         with served(settings) as client:
             yield _page(browser, str(client.base_url), PROBLEMS)
     assert PROBLEMS == [], "errors in the browser's console"

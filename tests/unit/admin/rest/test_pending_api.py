@@ -186,6 +186,7 @@ def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
         ("a/cancel", {"filter": {"key": "k0"}, "max": 0}, 400),
         ("a/cancel", {"filter": {"key": 1}}, 400),
         ("a/cancel", {"filter": {"dueFrom": True}}, 400),
+        ("a/reschedule", {"filter": {"key": "k0"}, "deliverAt": 2**62}, 400),
         ("nobody/cancel", {"filter": {"key": "k0"}}, 404),
         ("x/skip", {"filter": {"key": "k0"}}, 405),
         ("x/skip", {"filter": {"key": "k0"}, "dryRun": True}, 405),
