@@ -1,4 +1,4 @@
-"""The checks before a job goes on from a checkpoint, and its taking over of the warehouse."""
+"""Checks that a job may continue from its checkpoint, and takes the warehouse over."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from warehouse.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 5  # how long the broker is given to answer at the start
-_RETRY_SECONDS = 2  # from one try to the next
+_ANSWER_SECONDS = 5  # how long the broker has to answer at the start
+_RETRY_SECONDS = 2  # from one attempt to the next
 
 
 class StartError(DelayLakeError):
@@ -33,11 +33,11 @@ class StartError(DelayLakeError):
 
 
 def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that this program and its settings can go on from a checkpoint. Changes nothing.
+    """Checks that this program, with these settings, can continue from a checkpoint. Changes nothing.
 
     Raises:
-        StartError: it has another number of shards: messages would be looked for in a state that lacks them.
-        CheckpointError: another version has written it, or it is damaged.
+        StartError: the checkpoint has another number of shards, so shards would not find their messages in its state.
+        CheckpointError: another version of the program has written the checkpoint, or it is damaged.
     """
     checkpoint.check_version()
     rebuilt, shards = PreparedState(checkpoint.folder), settings.tracker.shards
@@ -50,12 +50,12 @@ def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
-    """Makes sure that the checkpoint and the tables go together, and takes the warehouse over.
+    """Checks that checkpoint and tables match, and takes the warehouse over: raises its epoch.
 
     Raises:
-        StartError, CheckpointError, WarehouseError: they don't. Nothing was changed, but for tables and columns that
-            were missing and are there now.
-        FencedError: somebody else has taken the warehouse over in the meantime.
+        StartError, CheckpointError, WarehouseError: they do not match. Nothing has been changed, except that missing
+            tables and columns were created.
+        FencedError: another job has taken the warehouse over in the meantime.
     """
     check_checkpoint(settings, checkpoint)
     try:
@@ -72,7 +72,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         _require_empty(tables)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
     checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id), epoch)
-    # In the checkpoint before the tables: after a crash in between it is not taken for one that is behind.
+    # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
@@ -80,12 +80,12 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
 
 def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
-    """Waits until the broker answers, or the job is told to stop; a trouble says so meanwhile, and after a stop, too.
+    """Waits until the broker answers, or `stopping` is set. Until it answers there is a trouble NO_BROKER.
 
-    Any other answer than what was asked for, such as that rights are missing, is left to whoever needs it.
+    An error such as missing rights is an answer, too: whoever needs those rights reports it.
     """
     url = settings.pulsar.service_url
-    # One client for all tries: of several hosts a new one begins with the first again.
+    # One client for all attempts: a new client would try the first of several hosts again.
     client = connect(settings.pulsar, operation_timeout_seconds=_ANSWER_SECONDS)
     try:
         while not stopping.is_set():
@@ -104,13 +104,13 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
 
 
 def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that the broker has what the checkpoint knows of, and that it does not know more.
+    """Checks that source topics are those that the checkpoint has read, and that no outcome is of a later tick.
 
-    Does nothing where the broker does not answer: nothing can be read or sent then, either.
+    Does nothing where the broker does not answer: then nothing can be read or sent, either.
 
     Raises:
-        NewClusterError: a source topic is not the one that was read.
-        CheckpointError: outcomes have been published of later ticks than the checkpoint has.
+        NewClusterError: a source topic was made anew, in another cluster.
+        CheckpointError: the outcome topic has outcomes of later ticks than the checkpoint.
     """
     newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset
     if newest is None:
@@ -125,10 +125,10 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that no destination has messages of later ticks than the checkpoint, as far as the broker answers.
+    """Checks that no destination has messages of a later tick than the checkpoint, as far as the broker answers.
 
     Raises:
-        CheckpointError: one has.
+        CheckpointError: a destination has.
     """
     if (newest := checkpoint.newest_offset()) is not None:
         sent = last_sent(settings, checkpoint, newest)
@@ -136,7 +136,7 @@ def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def _require_empty(tables: Tables) -> None:
-    """Raises StartError where tables have rows: a query that begins anew would deliver those messages again."""
+    """Raises StartError where tables have rows: a new query would deliver these messages again."""
     if (
         tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from conf.settings import Settings
     from status.batch_status import BatchStatus
-    from status.job_status import StatusWriter
+    from status.status_writer import StatusWriter
     from status.troubles import Troubles
     from streaming.session import SparkSession
     from warehouse.routes.known_routes import KnownRoute
@@ -166,8 +166,8 @@ def _stand_by(
 def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Troubles]]:
     """Writes the job's status, and serves its metrics, while the block runs."""
     from status import otlp
-    from status.job_status import StatusWriter
     from status.metrics import JobCollector
+    from status.status_writer import StatusWriter
     from status.troubles import Troubles
 
     troubles = Troubles()

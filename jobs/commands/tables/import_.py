@@ -14,7 +14,7 @@ from jobs.progress import ProgressLine
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from recovery.other_systems.importing import Found
+    from recovery.other_systems.importing import ImportPreview
     from recovery.other_systems.sources import OpenSource
     from warehouse.delta.tables import Tables
 
@@ -86,7 +86,7 @@ def import_messages(
     from recovery.importing.importer import Importer
     from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
     from recovery.new_checkpoint import import_and_rebuild
-    from recovery.other_systems.importing import import_items, look
+    from recovery.other_systems.importing import import_items, preview_import
 
     if not files and from_topic is None and system is None:
         raise typer.BadParameter("name Parquet files, a topic with --from-topic, or a system with --from")
@@ -108,8 +108,8 @@ def import_messages(
         if from_topic is not None:
             check_topic(settings, from_topic)
         if dry_run and source is not None:
-            found = look(importer, source)
-            show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
+            preview = preview_import(importer, source)
+            show(output, asdict(preview) | {"left": dict(source.left)}, _text(preview, source.left, options.zone))
             return
 
         check_listens(settings.pulsar)
@@ -154,17 +154,17 @@ def _source(
     return OpenSource(system, url, queues, prefix, earliest)
 
 
-def _text(found: Found, left: dict[str, int], zone: tzinfo | None) -> str:
+def _text(preview: ImportPreview, left: dict[str, int], zone: tzinfo | None) -> str:
     from conf.times import time_text
 
     lines = [
-        f"{found.items - found.rejected:,} to import, {found.payload_bytes:,} bytes of payload; "
-        f"{found.rejected:,} to be rejected; {found.already_there:,} are there",
-        f"{found.overdue:,} of them are due at once",
+        f"{preview.items - preview.rejected:,} to import, {preview.payload_bytes:,} bytes of payload; "
+        f"{preview.rejected:,} to be rejected; {preview.already_there:,} are there",
+        f"{preview.overdue:,} of them are due at once",
     ]
-    if found.first_due is not None and found.last_due is not None:
-        lines.append(f"the others from {time_text(found.first_due, zone)} to {time_text(found.last_due, zone)}")
-    lines += [f"{n:,} can't be taken: {reason}" for reason, n in found.reasons.items()]
-    lines += [f"  {example}" for example in found.examples]
+    if preview.first_due is not None and preview.last_due is not None:
+        lines.append(f"the others from {time_text(preview.first_due, zone)} to {time_text(preview.last_due, zone)}")
+    lines += [f"{n:,} can't be taken: {reason}" for reason, n in preview.reasons.items()]
+    lines += [f"  {example}" for example in preview.examples]
     lines += [f"{n:,} left: {reason}" for reason, n in left.items()]
     return "\n".join([*lines, "nothing was changed"])

@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, Response, Route, TimeoutError, ex
 from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
 from docs.make_pictures import SCHEMES
-from status.job_status import Point, StatusWriter
+from status.job_status import Point
+from status.status_writer import StatusWriter
 from tests.support.service.admin_api import served
 from tests.support.service.browser import chromium, need_chromium, wait_until_loaded
 from warehouse.delta.tables import Tables

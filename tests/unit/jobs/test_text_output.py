@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from status.batch_status import BatchStatus
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.service.batch_counts import COUNTS
 from tests.support.tracker.messages import TOPIC

@@ -16,7 +16,7 @@ from conf.settings import PulsarSettings, Settings
 from jobs.commands.run import _take_on_routes, run_job
 from jobs.options import Output
 from jobs.reporter import Reporter
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from streaming.checkpoint.offset import Offset
 from tests.conftest import Run
 from tests.support.tracker.messages import TOPIC

@@ -16,7 +16,8 @@ from admin.control.async_client import AsyncControlClient
 from conf.errors import UnreadableWarehouseError
 from conf.files import FolderError
 from conf.settings import Settings
-from status.job_status import FILE, StatusWriter, known_status, read_status
+from status.job_status import FILE, known_status, read_status
+from status.status_writer import StatusWriter
 from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC
 from warehouse.audit.accounts import AuditError, run_audit
