@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from broker.client import PulsarError
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.silent_producers import SilentProducers
 from conf.errors import DelayLakeError
 
@@ -91,7 +91,7 @@ class Origins:
             return None
         try:
             answer = self._admin.entry(self._topic, ledger_id, entry_id)
-        except NotToldError as error:
+        except UnreadableEntryError as error:
             _log.warning("%s: taken as its own, of producer %s", error, producer)
             self._silent_producers.add(producer)
             return None

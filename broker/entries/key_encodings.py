@@ -7,7 +7,7 @@ import binascii
 import logging
 from collections.abc import Iterator
 
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.silent_producers import SilentProducers
 from tracker.wire.entry_pb2 import SingleMessageMetadata
 
@@ -52,7 +52,7 @@ class KeyEncodings:
                 return None
             try:
                 answers = self._ask(ledger_id, entry_id)
-            except NotToldError as error:
+            except UnreadableEntryError as error:
                 _log.warning("the key %s of producer %s is taken for text: %s", key, producer, error)
                 self._silent_producers.add(producer)
                 return None

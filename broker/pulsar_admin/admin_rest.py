@@ -24,7 +24,7 @@ _CONTENT_SECONDS = 5.0  # the same for an entry with its content
 _AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
 
 
-class NotToldError(NoAnswerError):
+class UnreadableEntryError(NoAnswerError):
     """The broker has an entry, and returns neither its metadata nor its content.
 
     That happens with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some
@@ -142,7 +142,7 @@ class AdminClient:
             (headers, content); None: the broker does not have the entry.
 
         Raises:
-            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            UnreadableEntryError: the broker has the entry, was asked twice, and does not tell.
         """
         response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
         return None if response is None else (response.headers, response.content)
@@ -243,7 +243,8 @@ class AdminClient:
         """Returns the metadata of an entry of a topic or partition; None: the broker does not have the entry.
 
         Raises:
-            NoAnswerError: the broker does not answer for this entry; a NotToldError where it certainly has the entry.
+            NoAnswerError: the broker does not answer for this entry.
+            UnreadableEntryError: the broker certainly has the entry, and does not describe it.
         """
         response = self._of_entry("HEAD", topic, ledger_id, entry_id, _ENTRY_SECONDS)
         return None if response is None else broker_entry(response.headers)
@@ -257,7 +258,7 @@ class AdminClient:
         the topic moves to another broker; a GET also where no answer comes in time.
 
         Raises:
-            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            UnreadableEntryError: the broker has the entry, was asked twice, and does not tell.
             NoAnswerError: no answer to a HEAD came in time.
         """
         for attempt in range(2):
@@ -282,11 +283,11 @@ class AdminClient:
         """Makes sure that the broker does not have an entry of which it tells nothing.
 
         Raises:
-            NotToldError: it has the entry.
+            UnreadableEntryError: it has the entry.
         """
         stats = self.internal_stats(topic)
         if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
-            raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
+            raise UnreadableEntryError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
 
 
 def _entry_path(topic: str, ledger_id: int, entry_id: int) -> str:

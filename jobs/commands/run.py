@@ -243,7 +243,7 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from warehouse.schedules.schedules_left_out import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
-    now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
+    now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)
     if before is not None:
         reporter.changed(changes(before, now) + schedules_left_out(settings, before, now))
     status.routes(now.to_json())

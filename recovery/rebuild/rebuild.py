@@ -182,7 +182,7 @@ def _first_offset(
         tick=tick,
         load_horizon=found.first,
         positions={name: str(p) for name, p in durable.items()},
-        routes=known_routes(known).taken_on(settings).to_json(),
+        routes=known_routes(known).updated_to(settings).to_json(),
         changed=changed,
         # Everything that is published by the start comes in before a waiting command is answered NOT_FOUND.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.entries.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position
 from broker.pulsar_admin.admin_connection import AdminConnection
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from conf.settings import PulsarSettings
 from recovery.importing.native_delays import not_acknowledged, with_native_times
@@ -30,7 +30,7 @@ class FakeAdmin:
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
         answer = self.times[entry_id]
         if answer == "not told":
-            raise NotToldError("no")
+            raise UnreadableEntryError("no")
         if answer == "gone":
             return None
         return BrokerEntry(1, 1, None, None, {}, False, False, False, deliver_at=answer)

@@ -155,7 +155,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
 
 def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
     both = settings(orders=["a"], other=["b"])
-    away = known_routes(both).taken_on(settings(other=["b"]))
+    away = known_routes(both).updated_to(settings(other=["b"]))
     last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=away.to_json())
     intake = start(settings(orders=["new", "a"], other=["b"]), "now")
     new = intake.next_offset(last)
@@ -176,7 +176,7 @@ def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
     unwritable: dict[str, Any] = {}
     before = known_routes(orders)
     if why == "its route is back":
-        before = before.taken_on(settings())
+        before = before.updated_to(settings())
     else:
         unwritable = {ORDERS: {"a": {"since": 1, "open": []}}}
     last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=before.to_json(), unwritable=unwritable)
