@@ -82,7 +82,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     """
     from filelock import Timeout
 
-    from broker.client import listens
+    from broker.client import is_listening
     from conf.settings import local_path
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
@@ -90,7 +90,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         from streaming.start import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
-    if has_broker := listens(settings.pulsar):
+    if has_broker := is_listening(settings.pulsar):
         warn_of_namespaces(settings)
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
@@ -298,7 +298,7 @@ def warn_of_namespaces(settings: Settings) -> None:
                     _log.warning(
                         "delivery to %s is at least once, not exactly once: its broker has no deduplication", namespace
                     )
-                elif not admin.keeps_what_is_consumed(namespace):
+                elif not admin.has_retention(namespace):
                     _log.warning(
                         "%s has no retention: if the checkpoint is lost soon after a restart of its broker, what was "
                         "sent just before comes twice; some minutes of retention are enough",

@@ -326,8 +326,8 @@ class Retention:
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """Returns a mask of the rows whose entry is in a table: `delayed_index` (as a DELAY row) or `entries`."""
-        condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
-        found = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
+        condition = _of_ledgers(rows) + (" AND operation = 'DELAY'" if table == "delayed_index" else "")
+        found = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {condition}")  # noqa: S608
         return is_among(rows, found, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:

@@ -136,16 +136,17 @@ class PendingCounts:
         if self._begin >= self._end:
             return
         rows.sql(
-            "CREATE OR REPLACE TABLE special AS SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, "  # noqa: S608
-            f"deliver_at, operation, {SEQUENCE} AS sequence, occurrence FROM delayed_index WHERE {rows.of_topic} "
-            f"AND deliver_at >= {rows.start} AND (operation <> 'DELAY' OR ({_IS_OWN} AND {self._later}))"
+            "CREATE OR REPLACE TABLE special AS SELECT topic, subscription, partition, ledger_id, entry_id, "  # noqa: S608
+            f"batch_index, deliver_at, operation, {SEQUENCE} AS sequence, occurrence FROM delayed_index "
+            f"WHERE {rows.of_topic} AND deliver_at >= {rows.start} AND (operation <> 'DELAY' OR ({_IS_OWN} AND {self._later}))"
         )
         rows.sql(
             "CREATE OR REPLACE TABLE named AS SELECT DISTINCT ledger_id, entry_id FROM special "  # noqa: S608
             f"WHERE operation = 'MOVE' OR (operation = 'CANCEL' AND deliver_at >= {self._begin})"
         )
         named = rows.sql("SELECT ledger_id, entry_id FROM named")
-        examined = f"SELECT {', '.join(_COLUMNS)} FROM special WHERE operation = 'DELAY' AND {self._of_partition}"  # noqa: S608
+        delays = f"operation = 'DELAY' AND {self._of_partition}"
+        examined = f"SELECT {', '.join(_COLUMNS)} FROM special WHERE {delays}"  # noqa: S608
         if named.num_rows:
             condition = f"{self._later} AND NOT {_IS_OWN} AND {near(named)}"
             of_entries = rows.delayed(_COLUMNS, condition=condition)

@@ -271,7 +271,7 @@ def _any_of(conditions: Iterable[str]) -> str:
 
 
 def _partition(topic: str, name: str) -> int | None:
-    """Returns the number of a topic's partition from its name; -1: the topic itself; None: another topic's partition."""
+    """Returns the number of a topic's partition from its name; -1: the topic itself; None: it is not the topic's."""
     if name == topic:
         return -1
     number = name.removeprefix(f"{topic}-partition-")

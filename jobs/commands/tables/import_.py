@@ -81,7 +81,7 @@ def import_messages(
     A file, another topic's message, or another system's job that was imported before is passed over: after an
     interruption give the same command again. Of another system's nothing is changed there: let its workers stand still.
     """
-    from broker.client import check_listens
+    from broker.client import check_listening
     from recovery.importing.files import check_files, import_file
     from recovery.importing.importer import Importer
     from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
@@ -112,7 +112,7 @@ def import_messages(
             show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
             return
 
-        check_listens(settings.pulsar)
+        check_listening(settings.pulsar)
         if system is not None:  # what can't be read is to be said before the checkpoint is moved aside
             next(_source(system, url, queues or (), prefix, due_after).items(), None)
 

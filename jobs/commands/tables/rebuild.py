@@ -34,12 +34,12 @@ def rebuild(
     takes again from Pulsar what was not written down yet. It warns of destinations from which the broker has trimmed
     what was to be compared.
     """
-    from broker.client import check_listens
+    from broker.client import check_listening
     from recovery.new_checkpoint import rebuild_checkpoint
 
     warnings: list[str] = []
     settings = global_options(context).settings
-    check_listens(settings.pulsar)
+    check_listening(settings.pulsar)
     with ProgressLine(output) as progress:
         found = rebuild_checkpoint(
             settings, discard_checkpoint, progress.show, warnings.append, without_destination or (), another_broker

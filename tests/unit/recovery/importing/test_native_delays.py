@@ -101,7 +101,7 @@ def test_ranges_are_read_as_the_broker_writes_them(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(AdminConnection, "request", lambda *_: Response())
     with AdminClient(PulsarSettings()) as admin:
-        found = admin.acknowledged_alone("persistent://a/b/c", "s")
+        found = admin.individually_acknowledged("persistent://a/b/c", "s")
         assert found == [((7, 1), (7, 4)), ((8, -1), (8, 0)), ((9, 0), (9, 2))]
-        assert admin.acknowledged_alone("persistent://a/b/c", "none") == []
-        assert admin.acknowledged_alone("persistent://a/b/c", "other") == []
+        assert admin.individually_acknowledged("persistent://a/b/c", "none") == []
+        assert admin.individually_acknowledged("persistent://a/b/c", "other") == []
