@@ -1,4 +1,4 @@
-"""The overview: what the job does now, and what waits."""
+"""The overview page: the job's status, and the pending messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def overview_data(request: Request, caller: Caller) -> Response:
 
 
 def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
-    """Whether a trouble is of a source topic, rejects topic or destination of the routes, or of a partition of one."""
+    """Whether a trouble is about a source topic, rejects topic or destination of the routes, or about a partition."""
     name = re.sub(r"-partition-\d+$", "", trouble.name)
     return any(
         name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
@@ -85,7 +85,7 @@ def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
 
 @router.get("/ui/part/subscriptions")
 def subscriptions(request: Request, caller: Caller) -> Response:
-    """Shows, for all topics that the caller may read, pending messages by subscription, and which are put off."""
+    """Shows pending messages by subscription, and queues of shaped ones, for all topics that the caller may read."""
     found, problem = [], None
     for route in caller.routes:
         try:

@@ -1,4 +1,4 @@
-"""The API's own figures, and the job's, for Prometheus."""
+"""Metrics of the API and of the job, for Prometheus."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class StorageCollector(Collector):
-    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds.
+    """Metrics of the sizes of tables and of source topics' backlogs, read every ten seconds at most.
 
-    Of tables that can't be read there are none: /readyz says so.
+    There are none of tables that can't be read: /readyz says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,9 +79,9 @@ class StorageCollector(Collector):
 
 
 class WarehouseCollector(Collector):
-    """Metrics of the routes' subscriptions that are read from the tables, at most every minute.
+    """Metrics of the routes' subscriptions, read from the tables every minute at most.
 
-    While these can't be read there are none: /readyz says so.
+    There are none while the tables can't be read: /readyz says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -111,7 +111,7 @@ class WarehouseCollector(Collector):
 
 
 class ApiMetrics:
-    """The API's metrics: requests by the path template of their route, so that there are as many series as routes."""
+    """The API's metrics. Requests are counted by their route's path template, so that there are few series."""
 
     def __init__(self, settings: Settings) -> None:
         self.registry = CollectorRegistry()
@@ -159,7 +159,7 @@ class CountRequests:
                 await self._app(scope, receive, send_counted)
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
-                # Callers may make up methods, so that only those of known routes are counted by name.
+                # Callers may invent methods: only those of known routes are counted by name.
                 method = scope["method"] if route != "unknown" else "any"
                 self._metrics.requests.labels(method, route, str(code)).inc()
                 self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)

@@ -242,11 +242,11 @@ def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, An
 
 
 def _by_control_topic(settings: Settings, bulk: _Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
-    from admin.control.bulk import check, matching, meant, plan
+    from admin.control.bulk import check, filter_for, matching, plan
     from admin.control.client import ControlClient
     from warehouse.queries.waiting import Pending
 
-    question = Pending(settings, bulk.topic, meant(bulk.wanted, bulk.change.action))
+    question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.action))
     check(question, bulk.change.action)
     if bulk.dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
