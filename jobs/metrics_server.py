@@ -1,6 +1,6 @@
 """Serves the job's metrics over HTTP, but only under known host names.
 
-Any web page can have its own host name point here, and would then be able to read them (see `admin.security.hosts`).
+Otherwise any web page could make its own host name point here, and read them (see `admin.security.hosts`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Handler(WSGIRequestHandler):
 def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer, threading.Thread]:
     """Serves a collector's metrics at `metrics.host` and `metrics.port`, in a thread.
 
-    A request under another host name than `metrics.host`, those of `api.allowed_hosts`, loopback ones and the address
-    at which it came in is answered 421.
+    The answer is 421 to a request under a host name other than `metrics.host`, those of `api.allowed_hosts`, loopback
+    ones, and the address at which it came in.
 
     Returns:
-        the server and its thread; the caller shuts them down.
+        the server and its thread; the caller has to shut them down.
 
     Raises:
-        OSError: the address can't be served on.
+        OSError: the address can't be used.
     """
     registry = CollectorRegistry()
     registry.register(collector)
