@@ -31,7 +31,7 @@ _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unrea
 _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
-UNREADABLE = "the broker does not tell what it is, as of what is encrypted and compressed, or has many properties"
+UNREADABLE = "the broker does not describe it, as entries that are encrypted and compressed, or have many properties"
 _MAX_UNREADABLE = 64  # of a gap: after so many entries that the broker can't describe, it is not asked about more
 
 

@@ -1,4 +1,4 @@
-"""Views over the tables for the most frequent questions, for `delaylake sql`."""
+"""Views over the tables for the most frequent questions, for `delaylake sql`; their SQL runs in Spark, too."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from broker.entries.key_encodings import BASE64
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
-from conf.settings import Subscription
+from conf.settings import Subscription, partition_name
 from tracker.properties.delivered import (
     ATTEMPT,
     DEAD_LETTER_OF,
@@ -122,7 +122,7 @@ class DeadLetter:
     @property
     def target(self) -> str:
         """The partition of the source topic to which the dead letter is sent back."""
-        return self.source if self.ref.partition < 0 else f"{self.source}-partition-{self.ref.partition}"
+        return partition_name(self.source, self.ref.partition)
 
     def matches(self, wanted: DeadLetterFilter, refs: dict[tuple[int, int], set[int]]) -> bool:
         """Whether a filter's conditions hold, without that on the subscription.

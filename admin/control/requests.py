@@ -11,7 +11,7 @@ from typing import TypeVar
 from admin.control.expected_outcomes import ByKey, OneByOne, SummedUp
 from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
-from conf.settings import Settings
+from conf.settings import Settings, without_partition
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
@@ -317,8 +317,7 @@ class RequestFactory:
         if self.subscriptions and not is_for_later:
             return list(self.subscriptions)
         later = [ALSO_LATER] if is_for_later and with_later else []
-        name = self.topic.rpartition("-partition-")[0] or self.topic
-        route = self.settings.route(self.topic) or self.settings.route(name)
+        route = self.settings.route(self.topic) or self.settings.route(without_partition(self.topic))
         # There will be one outcome for a topic without a route.
         return [*later, *(s.name for s in route.subscriptions)] if route else later or [""]
 

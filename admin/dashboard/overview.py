@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from admin.dashboard.responses import page, part
 from admin.security.policy import Reader, requires_some
 from conf.api_settings import Operation
 from conf.errors import UnreadableWarehouseError
-from conf.settings import Route
+from conf.settings import Route, without_partition
 from status.job_status import known_status, read_status
 from status.troubles import Trouble
 from warehouse.queries.listing import PendingError
@@ -77,7 +76,7 @@ def overview_data(request: Request, caller: Caller) -> Response:
 
 def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
     """Whether a trouble is about a source topic, rejects topic or destination of the routes, or about a partition."""
-    name = re.sub(r"-partition-\d+$", "", trouble.name)
+    name = without_partition(trouble.name)
     return any(
         name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
     )

@@ -17,6 +17,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from admin.security.tokens import TokenError, TokenVerifier
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
+from conf.settings import without_partition
 
 BEARER = "Bearer "
 
@@ -24,7 +25,6 @@ BEARER = "Bearer "
 _INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
 
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
-_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SecurityError(DelayLakeError):
@@ -54,7 +54,7 @@ class Roles:
             operation: the operation.
             topic: full name of the topic; None: the operation is not on a single topic, and needs a rule for all (`*`).
         """
-        names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
+        names = [] if topic is None else [topic, without_partition(topic)]
         return any(
             roles.fullmatch(role)
             and not operations.isdisjoint((operation, _INCLUDED_IN.get(operation, operation), Operation.ADMIN))

@@ -113,7 +113,7 @@ def decode(data: bytes) -> MessageRef:
     found: dict[int, int] = {}
     for field, value in _fields(data):
         if field == _ACK_SET:
-            continue  # an ack set says which messages of a batch are left, not which one is meant
+            continue  # an ack set says which messages of a batch are left, not which one the id names
         if field in found:
             raise MessageIdError(f"a message id has its field {_FIELDS[field]} once")
         if field in _INT32 and not -(2**31) <= value < 2**31:

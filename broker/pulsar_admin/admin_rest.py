@@ -289,7 +289,7 @@ class AdminClient:
         stats = self.internal_stats(topic)
         if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
             raise UnreadableEntryError(
-                f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has"
+                f"{topic}: the broker does not describe the entry {ledger_id}:{entry_id}, which it has"
             )
 
 

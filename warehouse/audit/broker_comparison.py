@@ -16,7 +16,7 @@ from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
-from conf.settings import Settings
+from conf.settings import Settings, partition_name
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 from warehouse.delta.tables import literal
 from warehouse.unseen_entries import GONE, find_not_seen
@@ -126,7 +126,7 @@ def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
         for route in settings.routes:
             n = admin.partitions(route.source)
             for partition in range(n) if n else [-1]:
-                name = route.source if partition < 0 else f"{route.source}-partition-{partition}"
+                name = partition_name(route.source, partition)
                 if (ledgers := admin.internal_stats(name)) is not None:
                     found[SourceTopic(name, route.source, partition)] = ledgers
     return found

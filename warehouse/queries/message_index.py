@@ -78,7 +78,7 @@ class MessageIndex:
             raise NoSuchIndexError(f"no message has the index {index}")
         if known["indexed"] < known["entries"]:
             raise IndexNotRecordedError(
-                "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
+                "some entries were recorded without an index: set brokerEntryMetadataInterceptors"
             )
         # Entries are read before deleted ranges, so that each entry is found in at least one of both.
         following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")

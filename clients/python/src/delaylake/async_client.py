@@ -223,7 +223,7 @@ class AsyncClient(AsyncConnections):
 
     async def get(self, topic: str, message: MessageId | str) -> MessageState:
         """See `Client.get`."""
-        meant = MessageId.of(message)
-        waiting = [one async for one in self._pages(paging.entry_listing(topic, meant, "waiting"))]
-        cancelled = [one async for one in self._pages(paging.entry_listing(topic, meant, "cancelled"))]
-        return paging.state_of(meant, waiting, cancelled)
+        message_id = MessageId.of(message)
+        waiting = [one async for one in self._pages(paging.entry_listing(topic, message_id, "waiting"))]
+        cancelled = [one async for one in self._pages(paging.entry_listing(topic, message_id, "cancelled"))]
+        return paging.state_of(message_id, waiting, cancelled)

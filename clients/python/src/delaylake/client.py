@@ -356,7 +356,7 @@ class Client(BlockingConnections):
             NotFound: the message is delivered, came within the last seconds, or never existed.
             Invalid, Forbidden, Unavailable: see there.
         """
-        meant = MessageId.of(message)
-        waiting = list(self._pages(paging.entry_listing(topic, meant, "waiting")))
-        cancelled = list(self._pages(paging.entry_listing(topic, meant, "cancelled")))
-        return paging.state_of(meant, waiting, cancelled)
+        message_id = MessageId.of(message)
+        waiting = list(self._pages(paging.entry_listing(topic, message_id, "waiting")))
+        cancelled = list(self._pages(paging.entry_listing(topic, message_id, "cancelled")))
+        return paging.state_of(message_id, waiting, cancelled)

@@ -116,11 +116,11 @@ def command(
         return Command(operation, name, None, subscription, deliver_at, chosen, schedule_key=key)
     if message is None:
         raise ValueError("a command names its message, by its id or by its schedule_key")
-    meant = MessageId.of(message)
-    suffix = f"-partition-{meant.partition}" if meant.partition >= 0 else ""
+    message_id = MessageId.of(message)
+    suffix = f"-partition-{message_id.partition}" if message_id.partition >= 0 else ""
     if not name.endswith(suffix):
         name += suffix
-    return Command(operation, name, meant, subscription, deliver_at, chosen)
+    return Command(operation, name, message_id, subscription, deliver_at, chosen)
 
 
 def cancel(
@@ -141,15 +141,16 @@ def cancel(
         raise ValueError("deliver_at goes with a message's id: a schedule_key is of the message that waits")
     if message is None or schedule_key is not None:
         return command("cancel", topic, message, subscription, request_id, schedule_key)
-    meant = MessageId.of(message, deliver_at)
-    if meant.deliver_at is None:
+    message_id = MessageId.of(message, deliver_at)
+    if message_id.deliver_at is None:
         raise ValueError(
             "a cancel needs deliver_at, since it may come before the message. The id from schedule() has it, unless the"
             " message recurs by its rule alone: then end_schedule, or skip"
         )
-    if meant.batch_index >= 0:
-        raise ValueError(f"a cancel is of all messages of a batch: skip {meant}")
-    return command("cancel", topic, meant, subscription, request_id, None, millis("deliver_at", meant.deliver_at))
+    if message_id.batch_index >= 0:
+        raise ValueError(f"a cancel is of all messages of a batch: skip {message_id}")
+    due_millis = millis("deliver_at", message_id.deliver_at)
+    return command("cancel", topic, message_id, subscription, request_id, None, due_millis)
 
 
 def reschedule(

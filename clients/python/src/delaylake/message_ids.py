@@ -54,11 +54,11 @@ class MessageId:
             TypeError: the message is neither an id nor a text.
             ValueError: the text is not an id, or a part of the id is out of range.
         """
-        meant = cls.parse(message) if isinstance(message, str) else message
-        if not isinstance(meant, MessageId):
+        parsed = cls.parse(message) if isinstance(message, str) else message
+        if not isinstance(parsed, MessageId):
             raise TypeError(f"message is neither a MessageId nor its text: {message!r}")
-        check_position("message", meant.ledger_id, meant.entry_id, meant.partition, meant.batch_index)
-        return meant if deliver_at is None else replace(meant, deliver_at=deliver_at)
+        check_position("message", parsed.ledger_id, parsed.entry_id, parsed.partition, parsed.batch_index)
+        return parsed if deliver_at is None else replace(parsed, deliver_at=deliver_at)
 
 
 @dataclass(frozen=True)

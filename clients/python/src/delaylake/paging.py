@@ -139,10 +139,10 @@ def state_of(message: MessageId, waiting: list[PendingMessage], cancelled: list[
         Invalid: the entry has several messages, and the id names none of them.
     """
 
-    def meant(listed: list[PendingMessage]) -> list[PendingMessage]:
+    def of_message(listed: list[PendingMessage]) -> list[PendingMessage]:
         return [one for one in listed if message.batch_index in (-1, one.id.batch_index)]
 
-    waiting, cancelled = meant(waiting), meant(cancelled)
+    waiting, cancelled = of_message(waiting), of_message(cancelled)
     if not waiting and not cancelled:
         raise NotFound(f"{message} does not wait, or has only just come")
     if len({one.id for one in waiting + cancelled}) > 1:
