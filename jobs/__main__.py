@@ -26,7 +26,7 @@ def main() -> None:
     ours = [number for number, handler in default.items() if signal.getsignal(number) == handler]
     for number in ours:
         signal.signal(number, _end)
-    was_read = not _leads_nowhere()
+    was_read = not _is_discarded()
     try:
         from jobs.cli import main as command_line
 
@@ -67,14 +67,14 @@ def _broken(error: BrokenPipeError, was_read: bool) -> NoReturn:
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
     unread = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
-    if not unread and not (was_read and _leads_nowhere()):  # rich redirects a broken stdout to the null device
+    if not unread and not (was_read and _is_discarded()):  # rich redirects a broken stdout to the null device
         sys.exit(f"error: {error} (unexpected: a connection was closed)")
     for descriptor in unread:
         redirect_to_null(descriptor)
     sys.exit(128 + signal.SIGPIPE)
 
 
-def _leads_nowhere() -> bool:
+def _is_discarded() -> bool:
     """Whether stdout is closed or the null device."""
     try:
         return os.path.samestat(os.fstat(1), os.stat(os.devnull))

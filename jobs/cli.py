@@ -138,20 +138,20 @@ def main() -> None:
         status = error.exit_code
         if message := error.format_message().replace("Value error, ", "").removesuffix("."):
             where = getattr(error, "ctx", None)
-            _complain(f"{message} (see {where.command_path} --help)" if where else message)
+            _print_error(f"{message} (see {where.command_path} --help)" if where else message)
     except typer.Abort:
-        status = _complain("aborted")
+        status = _print_error("aborted")
     except Exception as error:
         if options.verbose:
             raise
         lines = [f"{type(error).__name__}: {error} (unexpected: --verbose shows where)"]
         if isinstance(error, DelayLakeError):
             lines = error.lines
-        status = max(map(_complain, lines))
+        status = max(map(_print_error, lines))
     sys.exit(status or 0)
 
 
-def _complain(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 1
 

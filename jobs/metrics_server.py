@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from admin.security.hosts import MISDIRECTED, host_name, names_check
+from admin.security.hosts import MISDIRECTED, host_name, host_names_check
 from conf.settings import Settings
 
 
@@ -45,7 +45,7 @@ def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer,
     registry = CollectorRegistry()
     registry.register(collector)
     metrics = make_wsgi_app(registry)
-    is_allowed = names_check((settings.metrics.host, *settings.api.allowed_hosts))
+    is_allowed = host_names_check((settings.metrics.host, *settings.api.allowed_hosts))
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         name = host_name(environ.get("HTTP_HOST", ""))

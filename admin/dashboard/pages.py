@@ -24,7 +24,7 @@ from admin.dashboard.data import (
 )
 from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
 from admin.dashboard.responses import COOKIE, page, page_in_parts, part, static_file
-from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref, wanted_of
+from admin.dashboard.search_form import Asked, Text, form_filter, parse_field_time, parse_ref
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
 from conf.api_settings import Operation
@@ -175,7 +175,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
     shown: dict[str, Any] = {"problem": None, "filter": None}
     pending, code = None, 200
     try:
-        wanted = wanted_of(asked)
+        wanted = form_filter(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
         shown["is_selective"] = wanted.is_selective
@@ -253,7 +253,7 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
 def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     """Shows the number of messages in a listing, in the version of the tables that its first page read."""
     try:
-        n = Pending(_settings(request), _route(caller, asked["topic"]).source, wanted_of(asked), cursor or None).count()
+        n = Pending(_settings(request), _route(caller, asked["topic"]).source, form_filter(asked), cursor or None).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
     return part(request, "parts/count.html", caller, n=n)

@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from admin.dashboard.topic_names import short_names, shown
+from admin.dashboard.topic_names import short_names, topic_html
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from conf.settings import Subscription
@@ -184,7 +184,7 @@ _environment.filters |= {
     "code": _code,
     "rules": _rules,
     "time": _time,
-    "topic": shown,
+    "topic": topic_html,
     "span": _span,
     "size": _size,
     "count": lambda n: "-" if n is None else f"{n:,}",

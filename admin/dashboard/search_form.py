@@ -45,7 +45,7 @@ def _asked(
 Asked = Annotated[dict[str, str], Depends(_asked)]
 
 
-def wanted_of(asked: dict[str, str]) -> PendingFilter:
+def form_filter(asked: dict[str, str]) -> PendingFilter:
     """Returns the search form as a filter.
 
     Raises:

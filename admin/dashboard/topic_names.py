@@ -18,7 +18,7 @@ def short_names(topics: Sequence[str]) -> dict[str, str]:
     return {topic: "/".join(p[shared:]) for topic, p in zip(topics, parts, strict=True)}
 
 
-def shown(topic: str | None, names: dict[str, str]) -> Markup:
+def topic_html(topic: str | None, names: dict[str, str]) -> Markup:
     """Returns a topic as HTML: its short name, or else its name without the domain."""
     if not topic:
         return Markup("")

@@ -17,7 +17,7 @@ from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from status.job_status import known_status
 from status.metrics import JobCollector
-from warehouse.queries.paused import paused
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.schedules.live_schedules import live_schedules
 
 _STORAGE_SECONDS = 10.0
@@ -95,7 +95,7 @@ class WarehouseCollector(Collector):
             self._read_at = time.monotonic()
             try:
                 self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
-                self._paused = paused(self._settings.warehouse)
+                self._paused = paused_subscriptions(self._settings.warehouse)
             except UnreadableWarehouseError:
                 self._schedules = {}
         labels = ["topic", "subscription"]

@@ -40,7 +40,7 @@ class Roles:
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self._rules = [
-            (fitting([role.role]), frozenset(role.operations), fitting(role.topics), "*" in role.topics)
+            (wildcard_regex([role.role]), frozenset(role.operations), wildcard_regex(role.topics), "*" in role.topics)
             for role in roles
         ]
 
@@ -155,6 +155,6 @@ def hide_tokens(record: logging.LogRecord) -> bool:
     return True
 
 
-def fitting(patterns: Sequence[str]) -> re.Pattern[str]:
+def wildcard_regex(patterns: Sequence[str]) -> re.Pattern[str]:
     """Returns a regular expression for texts that match one of the patterns, in which `*` stands for any characters."""
     return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)

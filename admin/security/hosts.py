@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from admin.errors import error_response
-from admin.security.authentication import fitting
+from admin.security.authentication import wildcard_regex
 from admin.security.refusals import Refusal, Refusals
 from conf.settings import Settings
 
@@ -38,12 +38,12 @@ def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
     """
     if settings.auth.enabled and not settings.api.allowed_hosts:
         return None
-    return names_check((settings.api.host, *settings.api.allowed_hosts))
+    return host_names_check((settings.api.host, *settings.api.allowed_hosts))
 
 
-def names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
+def host_names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
     """Makes the check of `host_check` for loopback names and given ones, in which `*` stands for any characters."""
-    names = fitting([name.lower() for name in ("localhost", *own)])
+    names = wildcard_regex([name.lower() for name in ("localhost", *own)])
 
     def is_allowed(name: str, reached_at: str | None) -> bool:
         if names.fullmatch(name):

@@ -61,9 +61,9 @@ def demo(
 
 def _run(folder: Path, messages: int, seconds: int, output: Output) -> dict[str, Any]:
     from jobs.demo.progress import Progress
-    from jobs.demo.run import DemoRun, use_own_settings_only
+    from jobs.demo.run import DemoRun, ignore_user_settings
 
-    use_own_settings_only()
+    ignore_user_settings()
     started = time.monotonic()
     with DemoRun(folder, messages, seconds, Progress(is_shown=output is Output.TEXT)) as run:
         summary = run.run()

@@ -249,7 +249,7 @@ class DemoRun:
         }
 
 
-def use_own_settings_only() -> None:
+def ignore_user_settings() -> None:
     """Removes settings from this process's environment: the demo must not touch the user's own tables."""
     for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
         del os.environ[name]

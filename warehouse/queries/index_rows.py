@@ -89,7 +89,7 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table,
     missing = command_positions(commands).join(found.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
     if not missing.num_rows:
         return found
-    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near(missing)}"  # noqa: S608
+    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near_entries(missing)}"  # noqa: S608
     rows = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
     return concat([found, rows], KNOWN)
 
@@ -114,7 +114,8 @@ def _as_they_came(
     found: list[pa.Table] = []
 
     def look_up(condition: str) -> pa.Table:
-        sql = f"SELECT {columns} FROM delayed_index WHERE {condition} AND {near(wanted)} AND {_AS_IT_CAME}"  # noqa: S608
+        conditions = f"{condition} AND {near_entries(wanted)} AND {_AS_IT_CAME}"
+        sql = f"SELECT {columns} FROM delayed_index WHERE {conditions}"  # noqa: S608
         return of_entries(typed(tables.query("delayed_index", sql, versions[0]), schema), wanted)
 
     def find_by_time(first: Int64Array, last: Int64Array, are_only_there: pa.Table) -> pa.Table:
@@ -155,7 +156,7 @@ def _times_of(tables: Tables, version: int, wanted: pa.Table) -> pa.Table:
         columns topic, ledger_id, entry_id, and first_due and last_due, ms since the epoch.
     """
     columns = "topic, ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
-    sql = f"SELECT {columns} FROM entries WHERE {near(wanted)} AND first_due IS NOT NULL"  # noqa: S608
+    sql = f"SELECT {columns} FROM entries WHERE {near_entries(wanted)} AND first_due IS NOT NULL"  # noqa: S608
     return of_entries(tables.query("entries", sql, version), wanted)
 
 
@@ -203,10 +204,10 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
     Returns:
         bool, (rows,).
     """
-    condition = f"{near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
+    condition = f"{near_entries(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
     waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
-    durable = tables.query("entries", sql.format("entries", near(rows)), versions[1])
+    durable = tables.query("entries", sql.format("entries", near_entries(rows)), versions[1])
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
@@ -246,7 +247,8 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Co
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
     if wanted.num_rows:
         # A moved row may be due at any time; the log's statistics show which files have moved rows.
-        moved = tables.query("delayed_index", sql.format(f"sequence IS NOT NULL AND {near(wanted)}"), versions[0])
+        condition = f"sequence IS NOT NULL AND {near_entries(wanted)}"
+        moved = tables.query("delayed_index", sql.format(condition), versions[0])
         came = _as_they_came(tables, versions, commands, keyed, MESSAGES)
         found += [came, of_entries(typed(moved, MESSAGES), wanted)]
     if keys:
@@ -271,7 +273,7 @@ def _last_occurrences(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sorted(last.values())))
 
 
-def near(wanted: pa.Table) -> str:
+def near_entries(wanted: pa.Table) -> str:
     """Returns a wider SQL condition than being one of the wanted entries, with which a reader skips most files."""
     of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
     if of_ledger.num_rows > _MAX_RANGES:

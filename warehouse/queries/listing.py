@@ -224,7 +224,9 @@ class Cursor(BaseModel):
         return cursor
 
 
-def of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
+def resolve_route(
+    settings: Settings, topic: str, subscription: str | None
+) -> tuple[str, int | None, list[Subscription]]:
     """Returns the route's topic, the number of the named partition (None: all), and the chosen subscriptions.
 
     Args:

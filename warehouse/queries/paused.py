@@ -8,7 +8,7 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 
 
-def paused(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
+def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
     """Returns the (topic, subscription) pairs that are paused; `*` stands for subscriptions that are added later.
 
     Args:

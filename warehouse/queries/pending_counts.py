@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
 from warehouse.delta.row_counts import RowCounts
-from warehouse.queries.index_rows import near
+from warehouse.queries.index_rows import near_entries
 from warehouse.queries.listing import ORDER, State
 from warehouse.queries.pending_rows import SEQUENCE, PendingRows, version_gone
 
@@ -148,7 +148,7 @@ class PendingCounts:
         delays = f"operation = 'DELAY' AND {self._of_partition}"
         examined = f"SELECT {', '.join(_COLUMNS)} FROM special WHERE {delays}"  # noqa: S608
         if named.num_rows:
-            condition = f"{self._later} AND NOT {_IS_OWN} AND {near(named)}"
+            condition = f"{self._later} AND NOT {_IS_OWN} AND {near_entries(named)}"
             of_entries = rows.delayed(_COLUMNS, condition=condition)
             examined += (
                 f" UNION ALL SELECT r.* FROM ({of_entries}) AS r LEFT SEMI JOIN named AS n "  # noqa: S608

@@ -205,7 +205,7 @@ class PendingRows:
             SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {joined}
         """  # noqa: S608
 
-    def times(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
+    def time_condition(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
         """Returns an SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
 
         Without statistics of properties every row has to be read; this reads one column only.

@@ -18,8 +18,17 @@ from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
-from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
-from warehouse.queries.paused import paused
+from warehouse.queries.listing import (
+    ORDER,
+    Cursor,
+    NoTablesError,
+    Page,
+    PendingFilter,
+    PendingMessage,
+    State,
+    resolve_route,
+)
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
 
@@ -82,7 +91,7 @@ class Pending:
         now: int | None = None,
     ) -> None:
         self._filter = wanted or PendingFilter()
-        self.topic, partition, self.subscriptions = of_route(settings, topic, self._filter.subscription)
+        self.topic, partition, self.subscriptions = resolve_route(settings, topic, self._filter.subscription)
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
@@ -214,7 +223,7 @@ class Pending:
             end = self._pending.end_of(wanted, start)
             condition = f"deliver_at >= {start}" + ("" if end is None else f" AND deliver_at < {end}")
             if self._filter.properties:
-                condition = self._pending.times(n - count, after, condition)
+                condition = self._pending.time_condition(n - count, after, condition)
             source = self._pending.delayed(columns, after, condition)
             rows = f"SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} LIMIT {n - count}"  # noqa: S608
             if read:
@@ -297,7 +306,7 @@ class Pending:
         first, last = counts.first_and_last()
         cancelled = self._counts_of_cancelled(counts)
         written_at = self._tables.written_at("delayed_index")
-        are_paused = {name for _, name in paused(self._warehouse, self.topic)}
+        are_paused = {name for _, name in paused_subscriptions(self._warehouse, self.topic)}
         return {
             "topic": self.topic,
             "version": self.version,

@@ -22,7 +22,7 @@ from tracker.recurrence.start import counts_from, first_of
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
 from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
-from warehouse.queries.listing import CursorError, NoTablesError, of_route
+from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
 from warehouse.routes.tenure import Tenures
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
 
@@ -68,7 +68,7 @@ class Schedules:
     """
 
     def __init__(self, settings: Settings, topic: str, subscription: str | None = None, now: int | None = None) -> None:
-        self.topic, self._partition, subscriptions = of_route(settings, topic, subscription)
+        self.topic, self._partition, subscriptions = resolve_route(settings, topic, subscription)
         self.subscriptions = subscriptions
         self._now = time.time_ns() // 1_000_000 if now is None else now
         self._tenures = Tenures.of(settings.warehouse)
