@@ -148,7 +148,6 @@ def subscribe(
 def token_reader(file: Path) -> Callable[[], str]:
     """Makes a function that reads the token in a file at each call, or returns the last one if that fails.
 
-
     Raises:
         PulsarError: the file can't be read now.
     """

@@ -172,7 +172,6 @@ class EmbeddedBroker:
     def stop(self) -> bool:
         """Stops the broker, if it runs, by SIGTERM, or by SIGKILL if that takes too long; returns whether it ran.
 
-
         Raises:
             BrokerError: its process belongs to another user.
         """

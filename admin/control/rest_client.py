@@ -276,7 +276,6 @@ class RestClient:
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
         """Returns the entry with an index, and its partition.
 
-
         Raises:
             ControlError: the API can't be reached, or has no such entry.
         """

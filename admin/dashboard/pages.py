@@ -253,7 +253,9 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
 def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
     """Shows the number of messages in a listing, in the version of the tables that its first page read."""
     try:
-        n = Pending(_settings(request), _route(caller, asked["topic"]).source, form_filter(asked), cursor or None).count()
+        n = Pending(
+            _settings(request), _route(caller, asked["topic"]).source, form_filter(asked), cursor or None
+        ).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
     return part(request, "parts/count.html", caller, n=n)

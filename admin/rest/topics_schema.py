@@ -212,8 +212,8 @@ RETRY_RESPONSES = _DONE | error_responses(
 
 INDEX_TEXT = (
     "The answer is from the entries that the job has accounted for, some seconds behind the topic. Each index of a"
-    " batch gives its entry, and that of one of the broker's own markers the next entry. An index before the first known"
-    " entry, or of an entry that retention has removed, has expired, and gives -1:-1."
+    " batch gives its entry, and that of one of the broker's own markers the next entry. An index before the first"
+    " known entry, or of an entry that retention has removed, has expired, and gives -1:-1."
 )
 INDEX_RESPONSES = error_responses(
     **CALLER_ERRORS,

@@ -132,7 +132,6 @@ def decode(data: bytes) -> MessageRef:
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
     """Yields the number and value of each field; the value of a field of bytes is their number.
 
-
     Raises:
         MessageIdError: the bytes end too early, or have another field.
     """
@@ -188,7 +187,6 @@ def parse_number(part: str) -> int:
 
 def message_ref(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
     """Makes a MessageRef of numbers; a negative partition or batch index means none.
-
 
     Raises:
         MessageIdError: a number is out of range.

@@ -38,7 +38,6 @@ class DemoJob:
     def start(self) -> None:
         """Starts the job, and returns when it is ready, that is reads the source topics.
 
-
         Raises:
             DemoJobError: the job ended, or was not ready in five minutes.
         """

@@ -138,7 +138,8 @@ class PendingCounts:
         rows.sql(
             "CREATE OR REPLACE TABLE special AS SELECT topic, subscription, partition, ledger_id, entry_id, "  # noqa: S608
             f"batch_index, deliver_at, operation, {SEQUENCE} AS sequence, occurrence FROM delayed_index "
-            f"WHERE {rows.of_topic} AND deliver_at >= {rows.start} AND (operation <> 'DELAY' OR ({_IS_OWN} AND {self._later}))"
+            f"WHERE {rows.of_topic} AND deliver_at >= {rows.start} "
+            f"AND (operation <> 'DELAY' OR ({_IS_OWN} AND {self._later}))"
         )
         rows.sql(
             "CREATE OR REPLACE TABLE named AS SELECT DISTINCT ledger_id, entry_id FROM special "  # noqa: S608

@@ -118,8 +118,8 @@ class _Moment:
             is_before |= (rows.ledger_id == last.ledger_id) & (rows.entry_id <= last.entry_id)
             is_before &= rows.ledger_id >= _first_ledger(last)
             was_there |= (rows.sequence == 0) & (rows.partition == number) & is_before
-        is_before: BoolArray = was_there & (rows.due <= self.handed_out)
-        return is_before
+        handed_out: BoolArray = was_there & (rows.due <= self.handed_out)
+        return handed_out
 
     def sql(self, row: str, due: str, sequence: str | None) -> str:
         """Returns `handed_out_before` as an SQL condition on a row: see `Tenures.sql`."""

@@ -22,7 +22,6 @@ def backup(
 ) -> None:
     """Copy the warehouse, or its changes since the last backup there. The job may run meanwhile.
 
-
     To restore, set `warehouse` to the target, and run `delaylake rebuild --discard-checkpoint`.
     """
     from warehouse.backup.copying import back_up

@@ -64,9 +64,7 @@ def import_messages(
     ] = "",
     due_after: Annotated[
         str | None,
-        typer.Option(
-            "--due-after", metavar="TIME", help="Only what is due later: ISO 8601 with a zone, or ms."
-        ),
+        typer.Option("--due-after", metavar="TIME", help="Only what is due later: ISO 8601 with a zone, or ms."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what there is in the other system, and import nothing.")
