@@ -33,9 +33,9 @@ def make_folder(folder: Path, setting: str) -> None:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Replaces a file in a folder that exists: a reader sees the old content or the new one, whole.
+    """Replaces a file in an existing folder atomically: a reader sees the old content or the new one.
 
-    What a restart relies on is written by `warehouse.durable.write_durably`.
+    It may be lost at a loss of power: files for a restart are written by `warehouse.durable.write_durably`.
     """
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The types that sections of the settings are made of."""
+"""The types of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
 class Section(BaseModel):
-    """A part of the settings, which takes no names but its own."""
+    """A section of the settings, in which unknown names are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

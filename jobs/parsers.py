@@ -1,4 +1,4 @@
-"""Parsers of the values that several commands take: durations, times, properties and recurrence."""
+"""Parsers of option values that several commands have: durations, times, properties and recurrence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parse_duration(text: str) -> int:
     """Returns a duration such as `10s`, `1.5h` or `250ms` in milliseconds.
 
     Raises:
-        typer.BadParameter: the text is no duration, or a number without a unit: it may be meant as seconds.
+        typer.BadParameter: the text is not a duration, or has no unit: it might be meant as seconds.
     """
     from conf import durations
 
@@ -28,7 +28,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Returns a time as ms since the epoch, from such a number or from ISO 8601 with a zone.
+    """Returns a time as ms since the epoch; the text is that number, or ISO 8601 with a zone.
 
     Raises:
         typer.BadParameter: the text is neither.
@@ -76,7 +76,7 @@ def parse_properties(texts: list[str] | None) -> dict[str, str]:
 
 
 class Misfire(StrEnum):
-    """What becomes of missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
+    """What happens to missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
 
     ONCE = "once"
     ALL = "all"
@@ -86,10 +86,10 @@ class Misfire(StrEnum):
 def recurrence_properties(
     repeat: str | None, time_zone: str | None, until: int | None, times: int | None, misfire: Misfire | None
 ) -> dict[str, str]:
-    """Returns the properties of a message that recurs as options say; none where they say nothing.
+    """Returns the properties of a message that recurs as the options say; empty without options.
 
     Raises:
-        typer.BadParameter: they make no recurrence.
+        typer.BadParameter: the options are wrong, or incomplete.
     """
     from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 

@@ -1,4 +1,4 @@
-"""The schedules of a topic over HTTP: its recurring messages, their next occurrences, and commands for them."""
+"""The routes that list the schedules of a topic with their next occurrences, and change them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from warehouse.queries.listing import PendingError
 from warehouse.schedules.schedule import MAX_UPCOMING, Schedule
 from warehouse.schedules.schedules import MAX_LIMIT, Schedules
 
-_PAGE = 100  # schedules, where no limit is given
-_UPCOMING = 5  # occurrences that are shown, where no number is given
+_PAGE = 100  # schedules of a page if no limit is given
+_UPCOMING = 5  # occurrences that are shown if no number is given
 
 _ENDS = (CANCEL.upper(), SKIP.upper())  # the operations that end a schedule, as `outcomes` has them
 
@@ -60,9 +60,9 @@ ScheduleId = Annotated[
     ),
 ]
 KeyOfSchedule = Annotated[
-    str, Query(alias="scheduleKey", description="Of the recurring message that waits under it.", examples=["order-7"])
+    str, Query(alias="scheduleKey", description="Schedule key of the recurring message.", examples=["order-7"])
 ]
-OneSubscription = Annotated[str | None, Query(description="How far they have got for this one; none: for all.")]
+OneSubscription = Annotated[str | None, Query(description="Subscription whose progress is shown; none: all.")]
 
 _READ_ERRORS = CALLER_ERRORS | {"_503": "The tables are not there: the job has not run yet."}
 
@@ -80,7 +80,7 @@ def list_schedules(
     target: TargetTopic,
     subscription: OneSubscription = None,
     with_ended: Annotated[
-        bool, Query(alias="withEnded", description="Also those that are over and in the tables still.")
+        bool, Query(alias="withEnded", description="Also ended schedules, as long as the tables have them.")
     ] = False,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = _PAGE,
     cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
@@ -105,7 +105,7 @@ def show_schedule(
     schedule_id: ScheduleId,
     subscription: OneSubscription = None,
     upcoming: Annotated[
-        int, Query(ge=0, le=MAX_UPCOMING, alias="next", description="So many occurrences, as `upcoming`.")
+        int, Query(ge=0, le=MAX_UPCOMING, alias="next", description="Number of next occurrences in `upcoming`.")
     ] = _UPCOMING,
 ) -> dict[str, Any]:
     found = _find(request, target, schedule_id, subscription)
@@ -130,11 +130,11 @@ async def end_schedule(
     try:
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
-        # It may be an end that is repeated: retention has removed the schedule since.
+        # The call may be a repeated one: retention has deleted the ended schedule since.
         if outcomes := await asyncio.to_thread(_first_outcomes, made, _ref(schedule_id)):
             return answer(request, outcomes, CANCEL_CODES)
         raise
-    # A cancel is of a whole entry, which may have other messages.
+    # A cancel is for a whole entry, which may have other messages.
     is_alone = found.batch_size == 1
     commands = [made.cancel(Cancel(found.ref, found.cancel_at))] if is_alone else made.skip([found.ref])
     return await send(request, commands, CANCEL_CODES)
@@ -273,7 +273,7 @@ def _find(request: Request, target: Target, schedule_id: str, subscription: str 
 
 
 def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
-    """Returns the outcomes of the end of a schedule that was asked for under the request id before; none: none was."""
+    """Returns the outcomes of an earlier call with this request id that ended the schedule; empty: there was none."""
     if not made.request_id:
         return []
     source, _ = resolve_topic(made.topic, {route.source for route in made.settings.routes})

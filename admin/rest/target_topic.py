@@ -1,4 +1,4 @@
-"""The topic and the subscriptions that a call is about."""
+"""The topic and the subscriptions that a call names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PRECONDITIONS = ("/cancelDelayedMessage", "/acknowledgeMessage")
 class Target:
     """The topic that a path names."""
 
-    name: str  # as the path has it, with a partition's suffix
+    name: str  # full name, with the suffix of a partition if the path has one
     route: Route
-    partition: int  # -1: the topic is not named by a partition
+    partition: int  # -1: the path names no partition
 
     def check_subscriptions(self, names: Sequence[str]) -> None:
-        """Raises an AdminError (404) where the topic does not have a subscription of each name; `*` is one."""
+        """Raises AdminError (404) if the topic does not have a subscription of each name; `*` is allowed."""
         known = {subscription.name for subscription in self.route.subscriptions}
         if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
             raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
@@ -43,7 +43,7 @@ def target(
     namespace: Annotated[str, Path(examples=["default"])],
     topic: Annotated[str, Path(description="URL-encoded; also a partition's.", examples=["orders"])],
 ) -> Target:
-    """A dependency: the topic that the path names.
+    """A dependency that returns the topic that the path names.
 
     Raises:
         AdminError: 404, it is neither the source topic of a route nor a partition of one; 400 or 412, the query has a

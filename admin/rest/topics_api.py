@@ -1,4 +1,4 @@
-"""Cancels messages, with the paths and codes of Pulsar's admin API."""
+"""The routes for commands about messages, with the paths and codes of Pulsar's admin API."""
 
 from __future__ import annotations
 
@@ -324,10 +324,10 @@ async def _switch(request: Request, role: str, target: Target, subscription: str
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
-    """Returns what `parse` reads from the body.
+    """Returns the result of `parse` for the body.
 
     Raises:
-        AdminError: 400, it can't be read; 404, there is no such subscription; 413, it names too many messages.
+        AdminError: 400, the body can't be read; 404, there is no such subscription; 413, too many messages are named.
     """
     settings: Settings = request.app.state.settings
     target.check_subscriptions([subscription])
@@ -340,7 +340,7 @@ async def _named(request: Request, target: Target, subscription: str, parse: Cal
 
 
 async def _given(request: Request, **query: object) -> dict[str, object]:
-    """Returns the parameters of the query, and those that it lacks from the body, which is a form or JSON.
+    """Returns the parameters of the query, completed from the body, which is a form or JSON.
 
     Raises:
         BadRequestError: the body is neither, or has others: a misspelt name would be for all subscriptions.

@@ -334,7 +334,7 @@ class Intake:
         if last.run_id == self._run_id:
             return {"routes": last.routes}
         before = last.known_routes
-        routes = before.taken_on(self._settings)
+        routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
         # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1

@@ -1,4 +1,4 @@
-"""What the commands share that change messages: options that name messages, and how a command is sent and answered."""
+"""The parts that commands about messages share: options that name messages, and sending a command."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait fo
 
 
 class TopicsError(DelayLakeError):
-    """A command was wrong, or not applied to all that it names."""
+    """A command was wrong, or not applied to all messages that it names."""
 
 
 def _client(options: GlobalOptions) -> Client:
-    """Returns a client of the admin API where one is named, else of the control topic."""
+    """Returns a client for the admin API if one is named, else for the control topic."""
     if options.api_url is not None:
         return rest_client(options, options.api_url)
     from admin.control.client import ControlClient
@@ -66,16 +66,16 @@ def _client(options: GlobalOptions) -> Client:
 
 
 def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
-    """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
+    """Runs a command and prints its outcomes; of many, as text, only the counts and the first that failed.
 
     Args:
-        context: of the command line.
-        n: number of messages that the command names.
+        context: the command line's context.
+        n: the number of messages that the command names.
         output: text or JSON.
         command: calls the client.
 
     Raises:
-        TopicsError: the command was not applied to all that it names.
+        TopicsError: the command was not applied to all messages that it names.
     """
     from rich.console import Console
     from rich.progress import Progress

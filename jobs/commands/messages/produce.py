@@ -44,7 +44,7 @@ def produce(
             "-n",
             "--count",
             min=1,
-            help="How many to send: the texts given, over and over, or message-1, ...",
+            help="How many to send: the texts given, repeatedly, or message-1, ...",
             show_default=False,
         ),
     ] = None,
@@ -80,16 +80,18 @@ def produce(
     ] = None,
     time_zone: Annotated[
         str | None,
-        typer.Option(metavar="ZONE", help="Of --repeat, as Europe/Berlin. UTC otherwise.", show_default=False),
+        typer.Option(metavar="ZONE", help="The zone of --repeat, as Europe/Berlin. Default UTC.", show_default=False),
     ] = None,
     repeat_until: Annotated[
         int | None,
         typer.Option(parser=parse_due_time, metavar="TIME", help="No occurrence is later.", show_default=False),
     ] = None,
-    repeat_times: Annotated[int | None, typer.Option(min=1, help="So many occurrences.", show_default=False)] = None,
+    repeat_times: Annotated[
+        int | None, typer.Option(min=1, help="The number of occurrences.", show_default=False)
+    ] = None,
     misfire: Annotated[
         Misfire | None,
-        typer.Option(help="For occurrences that were missed: once for all of them.", show_default=False),
+        typer.Option(help="What happens to missed occurrences; once: one delivery for all.", show_default=False),
     ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Let one entry hold several messages.")] = False,
     output: OutputOption = Output.TEXT,
@@ -154,14 +156,14 @@ def send(
     """Sends messages, in order, and returns when the broker has answered for each.
 
     Args:
-        settings: of the broker.
-        topic: its full name.
+        settings: the `pulsar` section.
+        topic: full name of the topic.
         texts: the payloads.
-        total: number of the texts.
-        key: of all messages; None: they have none.
-        properties: of all messages.
-        batch: several messages may share an entry.
-        log_file: where the client logs.
+        total: the number of texts.
+        key: key of all messages; None: none.
+        properties: properties of all messages.
+        batch: whether several messages may share an entry.
+        log_file: the file for the client's errors.
 
     Returns:
         the ids, ledger:entry:partition:batchIndex, in the order of the texts.

@@ -1,4 +1,4 @@
-"""`delaylake topics`: changes and finds messages that wait, by the commands and options of Pulsar's tool and more."""
+"""`delaylake topics`: changes and finds pending messages, with the commands and options of Pulsar's tool and more."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def cancel_delayed_message(
 ) -> None:
     """Cancel a delayed message on the given subscriptions, or all.
 
-    One that is handed out already, some seconds before its time, is TOO_LATE. With --from-file each line is
-    `ledger:entry deliverAt`.
+    For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
+    is `ledger:entry deliverAt`.
     """
     from admin.control.requests import Cancel
     from broker.entries.message_ids import MessageRef
@@ -92,7 +92,7 @@ def acknowledge_message(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
+    """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
     from broker.entries.message_ids import MessageRef
 
     names = split_names(subscriptions)
@@ -115,12 +115,12 @@ _BY_FILTER = {
     "cancel": "Cancel the pending messages to which all options given apply, on a subscription or on all.",
     "skip": "Skip the pending messages to which all options given apply; not where types acknowledge cumulatively.",
     "deliver now": "Deliver the pending messages to which all options given apply at once.",
-    "restore": "Undo cancels and skips of the messages to which all options given apply, and whose time has not come.",
+    "restore": "Undo cancels and skips of the messages to which all options given apply, and that are not due yet.",
 }
 _MEANT = """
 
-Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
-already."""
+They are those that `delaylake pending` lists. Exit status 1 if the change was not done for some, such as those that are
+handed out already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
@@ -142,10 +142,10 @@ def skip_messages(
 ) -> None:
     """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
 
-    Those that are handed out already are TOO_LATE: some seconds before they are due, and at once where they are due
-    when they come. To have time, pause the subscription first.
+    It is TOO_LATE for messages that are handed out already, which is some seconds before they are due, and at once if
+    they are due when they come. To have time, pause the subscription first.
 
-    With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
+    With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.
     """
     if schedule_keys:
         keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
@@ -225,7 +225,7 @@ def restore(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Undo cancels and skips of messages whose time has not come."""
+    """Undo cancels and skips of messages that are not due yet."""
     messages = named(triplets, base64_ids, from_file)
     run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
 
@@ -238,11 +238,11 @@ def retry(
     triplets: Triplets = None,
     base64_ids: Base64Ids = None,
     from_file: FromFile = None,
-    reason: Annotated[str, typer.Option(help="Why, for the attempts and the dead letters.")] = "",
+    reason: Annotated[str, typer.Option(help="Why it failed, for the attempts and the dead letters.")] = "",
     after: Annotated[
         int | None,
         typer.Option(
-            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m; else as the backoff says."
+            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m. Default: by the backoff."
         ),
     ] = None,
     timeout: Timeout = 30,
@@ -250,7 +250,7 @@ def retry(
 ) -> None:
     """Deliver messages once more that a consumer of the subscription failed on.
 
-    After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
+    After all retries that the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
     """
     messages = named(triplets, base64_ids, from_file)
     run_command(
@@ -269,7 +269,7 @@ def pause(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
+    """Hold back messages that come due for a subscription, until it is resumed, or they are rescheduled."""
     run_command(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
 
 
@@ -281,7 +281,7 @@ def resume(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End a pause: what was held back is delivered now."""
+    """End a pause: messages that were held back are delivered now."""
     run_command(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
 
 
@@ -292,9 +292,9 @@ def get_message_id_by_index(
     index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; for one that has expired all are -1.
+    """Show the id of the entry with an index, as `ledger:entry:partition:-1`; -1 throughout if it has expired.
 
-    Of a partitioned topic, name a partition. An entry is known some seconds after it came.
+    Name a partition of a partitioned topic. An entry is known some seconds after it came.
     """
     options = global_options(context)
     if options.api_url is None:

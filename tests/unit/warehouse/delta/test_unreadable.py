@@ -26,7 +26,7 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import maintain
 from warehouse.queries.listing import NoTablesError
-from warehouse.queries.paused import paused
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.waiting import Pending
 from warehouse.routes.missing_routes import settings_with
 from warehouse.schedules.live_schedules import live_schedules
@@ -47,7 +47,7 @@ ASK_TABLES: dict[str, Ask] = {
     "counts": lambda settings: Pending(*_topic(settings)).stats(),
     "schedules": lambda settings: Schedules(settings, TOPIC).page(1),
     "live schedules": lambda settings: live_schedules(settings, 1),
-    "pauses": lambda settings: paused(settings.warehouse),
+    "pauses": lambda settings: paused_subscriptions(settings.warehouse),
     "views": Warehouse,
     "audit": run_audit,
     "maintenance": maintain,
@@ -165,7 +165,7 @@ def test_where_there_is_none_it_is_empty(settings: Settings, is_folder: bool) ->
         Path(settings.warehouse).mkdir()
     assert read_status(settings.warehouse) is None
     assert not exists(settings.warehouse, "deliveries")
-    assert paused(settings.warehouse) == set()
+    assert paused_subscriptions(settings.warehouse) == set()
     assert live_schedules(settings, 1) == {(TOPIC, "a"): 0}
     with pytest.raises(NoTablesError):
         Pending(settings, TOPIC)
@@ -182,4 +182,4 @@ def test_a_file_of_a_table_that_can_not_be_read_is_told(settings: Settings, cont
     [file] = (Path(settings.warehouse) / "outcomes").glob("*.parquet")
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(UnreadableWarehouseError, match="outcomes"):
-        paused(settings.warehouse)
+        paused_subscriptions(settings.warehouse)
