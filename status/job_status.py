@@ -31,7 +31,6 @@ _REST_MILLIS = 60_000  # how much longer a batch may take while no message is in
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 
 
-
 @dataclass(frozen=True)
 class Point:
     """Rates and lateness in the few seconds before `at`, ms since the epoch.

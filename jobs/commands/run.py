@@ -83,7 +83,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     """
     from filelock import Timeout
 
-    from broker.client import listens
+    from broker.client import is_listening
     from conf.files import make_folder
     from conf.settings import is_object_storage, local_path
     from streaming.checkpoint.checkpoint import checkpoint_lock
@@ -96,7 +96,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     lock, stopping = checkpoint_lock(folder), threading.Event()
     if not is_object_storage(settings.warehouse):
         make_folder(Path(local_path(settings.warehouse)), "warehouse")
-    if has_broker := listens(settings.pulsar):
+    if has_broker := is_listening(settings.pulsar):
         warn_of_namespaces(settings)
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)

@@ -9,7 +9,7 @@ import pytest
 from deltalake import QueryBuilder
 
 from status.dead_letters import destinations_of, is_dead_letter, is_dead_letter_sql
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from warehouse.schemas import DELIVERIES
 
 CASES = [

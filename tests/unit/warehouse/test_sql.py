@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from conf.settings import Settings, load_settings
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.tracker.messages import TOPIC
 from tracker.commands.message_state.moves import HELD_DELIVER_AT

@@ -20,7 +20,7 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
 from tests.support.service.harness import now
-from warehouse.unseen_entries import NOT_TOLD, find_not_seen
+from warehouse.unseen_entries import UNREADABLE, find_not_seen
 
 TOPIC = "persistent://public/default/t"
 SOURCE = SourceTopic(TOPIC, TOPIC, -1)

@@ -8,7 +8,7 @@ import pytest
 
 from admin.monitoring.metrics import WarehouseCollector
 from tests.support.warehouse.schedule_tables import TOPIC, ScheduleTables
-from warehouse.queries.paused import paused
+from warehouse.queries.paused import paused_subscriptions
 
 pytestmark = pytest.mark.slow
 
