@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
 
 import pulsar
 from deltalake.exceptions import DeltaError
@@ -16,15 +15,11 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from status.troubles import NO_BROKER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
-from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
-from tracker.dead_letter_targets import dead_letters_of
 from warehouse.backup.marker import read_marker
 from warehouse.delta.tables import Tables
-from warehouse.routes.known_routes import known_routes
 from warehouse.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)
@@ -76,7 +71,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     if not checkpoint.has_query and PreparedState(checkpoint.folder).offset is None:
         _require_empty(tables)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
-    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id, _targets(settings, newest)), epoch)
+    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id), epoch)
     # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
@@ -149,22 +144,15 @@ def _require_empty(tables: Tables) -> None:
         raise StartError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
 
 
-def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
-    """Returns the targets that the job may have sent to: (source topic, subscription).
+def _written(tables: Tables, app_id: str) -> dict[str, int]:
+    """Returns by table the last tick whose rows a checkpoint's job has written to it; -1: none.
 
-    The subscription "" is the rejects topic; the dead letters of a subscription are a target of their own.
+    The names of its writers begin with the app id; those of lanes go on after a colon: see `ReleaseRecords.writer`.
     """
-    recorded = {} if newest is None else newest.known_routes.routes
-    routes = [*known_routes(settings).routes.items(), *recorded.items()]
-    names = {(topic, s.name) for topic, route in routes for s in route.subscriptions}
-    return names | {(topic, dead_letters_of(name)) for topic, name in names} | {(topic, "") for topic, _ in routes}
-
-
-def _written(tables: Tables, app_id: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Returns by table the last tick whose rows a checkpoint's job has written to it; -1: none."""
-    lanes = [f"{app_id}:{lane}" for lane in lane_names()]
-    late = [f"{lane}:{topic}:{name}" for lane in lanes for topic, name in targets]
-    written = {name: tables.written(name, app_id) for name in SCHEMAS}
-    for name, writers in (("deliveries", [*lanes, *late]), ("rejects", [f"{lane}:refused" for lane in lanes])):
-        written[name] = max(written[name], *tables.written_by(name, writers))
-    return written
+    return {
+        name: max(
+            (n for app, n in tables.transactions(name).items() if app == app_id or app.startswith(f"{app_id}:")),
+            default=-1,
+        )
+        for name in SCHEMAS
+    }

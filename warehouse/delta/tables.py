@@ -20,6 +20,7 @@ from warehouse.delta.epoch import EPOCH, FencedError
 from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
+from warehouse.delta.transactions import last_transactions
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
 
 _log = logging.getLogger(__name__)
@@ -291,10 +292,10 @@ class Tables:
         """Returns the number of a writer's (an app id's) last write to a table; -1: none."""
         return _number(self._open(name), app)
 
-    def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
-        """Returns the numbers of several writers' last writes to a table, in their order; -1: none."""
-        table = self._open(name)
-        return [_number(table, app) for app in apps]
+    def transactions(self, name: str) -> dict[str, int]:
+        """Returns the numbers of all writers' last writes to a table, by app id."""
+        with reading(self._warehouse):
+            return last_transactions(self._open(name))
 
     def version(self, name: str) -> int:
         """Returns a table's newest version."""
