@@ -30,8 +30,6 @@ _REST_MILLIS = 60_000  # how much longer a batch may take while no message is in
 # Upper bounds of the lateness histogram's buckets, ms; the last bucket has no bound.
 LATENESS_MILLIS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 
-DEAD_LETTERS = "-dlq(-partition-[0-9]+)?$"  # matches the name of a dead letter's destination
-
 
 @dataclass(frozen=True)
 class Point:

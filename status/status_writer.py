@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from conf.errors import one_line
 from conf.settings import is_object_storage
 from status.clock_steps import ClockSteps
-from status.job_status import DEAD_LETTERS, JobStatus, Lateness, Point, known_status, write_status
+from status.dead_letters import count_dead_letters, destinations_of
+from status.job_status import JobStatus, Lateness, Point, known_status, write_status
 from tracker.messages import attempts_of, where
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ class StatusWriter:
             "host": socket.gethostname(),
             "process_id": os.getpid(),
         }
+        self._destinations: dict[tuple[str, str], str] = {}
         # Only the status tells a rebuild of missing routes, so a start that is refused must not lose them.
         if (last := known_status(warehouse)) is not None:
-            self._values["routes"] = last.routes
+            self.routes(last.routes)
         of_deliveries = ("delivered", "retried", "dead_letters", "occurrences")
         self._totals = dict.fromkeys(("batches", "batch_millis_sum", "clock_steps", *of_deliveries, *_SUMMED_UP), 0)
         self._lateness = {"planned": Lateness(), "short_notice": Lateness()}
@@ -99,6 +100,7 @@ class StatusWriter:
         """Sets the known routes, as `KnownRoutes.to_json` gives them."""
         with self._lock:
             self._values["routes"] = routes
+            self._destinations = destinations_of(routes)
 
     def batch(self, status: BatchStatus) -> None:
         """Adds the figures of a batch that has ended."""
@@ -136,8 +138,7 @@ class StatusWriter:
             retries = where(rows, attempts_of(rows) > 0)
             if retries.num_rows:
                 self._totals["retried"] += retries.num_rows
-                is_dead = pc.match_substring_regex(retries["destination"], DEAD_LETTERS)
-                self._totals["dead_letters"] += int(pc.sum(is_dead).as_py())
+                self._totals["dead_letters"] += count_dead_letters(retries, self._destinations)
             for name, values in (("planned", late[~is_short]), ("short_notice", late[is_short])):
                 self._lateness[name] = self._lateness[name].with_values(values)
             self._point_late.append(late[~is_short])

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from broker.entries.continuity import Gap
 from broker.position import Position
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from tracker.messages import int64, with_columns
 from tracker.properties.retry_of import RETRY_OF
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, TOO_FAR
@@ -53,7 +53,7 @@ def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, ma
     def ask(row: int) -> int | str | None:
         try:
             entry = admin.entry_metadata(partition, ledgers[row], entries[row])
-        except NotToldError:
+        except UnreadableEntryError:
             return "the broker does not tell when it is due, as of a message with many properties"
         return None if entry is None else entry.deliver_at
 

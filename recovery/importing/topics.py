@@ -68,7 +68,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             if subscription != SUBSCRIPTION and admin.backlog(partition, subscription) is None:
                 raise ImportFailedError(f"{partition} has no subscription {subscription}")
             source = SourceTopic(partition, importer.source_topic, -1)
-            alone = [(Position(*a), Position(*b)) for a, b in admin.acknowledged_alone(partition, subscription)]
+            alone = [(Position(*a), Position(*b)) for a, b in admin.individually_acknowledged(partition, subscription)]
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)

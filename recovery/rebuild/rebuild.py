@@ -185,7 +185,7 @@ def _first_offset(
         tick=tick,
         load_horizon=found.first,
         positions={name: str(p) for name, p in durable.items()},
-        routes=known_routes(known).taken_on(settings).to_json(),
+        routes=known_routes(known).updated_to(settings).to_json(),
         changed=changed,
         # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],

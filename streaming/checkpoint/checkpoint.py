@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from conf.errors import DelayLakeError
+from conf.files import make_folder
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
@@ -38,16 +39,9 @@ def checkpoint_lock(folder: Path) -> FileLock:
     The process holds the lock: any of its threads may release it, and it is released when the process ends.
 
     Raises:
-        CheckpointError: the folder can't be made or written.
+        FolderError: the folder can't be made or written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder {folder} can't be made ({error}): see `checkpoint` in the settings"
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise CheckpointError(f"the folder {folder} can't be written: see `checkpoint` in the settings")
+    make_folder(folder, "checkpoint")
     return FileLock(folder / "delaylake.lock", thread_local=False)
 
 

@@ -18,11 +18,11 @@ from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.schema import COMMAND_ROWS, KNOWN
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
 from tracker.recurrence.time_zones import using
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
@@ -94,7 +94,7 @@ class Operator:
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,
-            Place(number, len(self._shard_of)),
+            ShardId(number, len(self._shard_of)),
             self._settings.schedule_key_idle_millis,
         )
         with using(given.time_zones):
@@ -130,7 +130,7 @@ class Operator:
 
         return TickInput(
             messages=concat(tables[InputKind.MESSAGES]),
-            notes=concat(tables[InputKind.NOTES], KEPT_SCHEMA),
+            elsewhere=concat(tables[InputKind.NOTES], ENTRY_LOG_ROWS),
             segment=concat(tables[InputKind.SEGMENT]),
             commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
             request_ids=given.request_ids,

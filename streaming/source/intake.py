@@ -29,7 +29,7 @@ from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse.delta.tables import Tables
@@ -169,7 +169,7 @@ class Intake:
             *((key, InputKind.TIME_ZONES, zones) for zones in self._time_zones.other(last) for key in self._shard_keys),
             *split(messages, InputKind.MESSAGES, self._shard_keys),
             *(
-                split_notes(messages.select(KEPT_SCHEMA.names), InputKind.NOTES, self._shard_keys)
+                split_notes(messages.select(ENTRY_LOG_ROWS.names), InputKind.NOTES, self._shard_keys)
                 if has_keys(messages)
                 else []
             ),
@@ -334,7 +334,7 @@ class Intake:
         if last.run_id == self._run_id:
             return {"routes": last.routes}
         before = last.known_routes
-        routes = before.taken_on(self._settings)
+        routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
         # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1

@@ -74,7 +74,7 @@ class Releaser:
         folder: Path | None = None,
     ) -> None:
         troubles = troubles or Troubles()
-        routes = (routes or KnownRoutes({})).taken_on(settings)
+        routes = (routes or KnownRoutes({})).updated_to(settings)
         rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
         self._app_id = app_id
         self._failure: str | None = None

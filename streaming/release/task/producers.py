@@ -63,7 +63,9 @@ def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSe
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
     options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
     if send.is_dead:
-        dead_letter_subscription.keep(client, send.topic)  # each time, because the topic may have been made anew
+        dead_letter_subscription.ensure_subscription(
+            client, send.topic
+        )  # each time, because the topic may have been made anew
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is None:
         return client.create_producer(send.topic, **options)

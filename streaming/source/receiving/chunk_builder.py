@@ -211,6 +211,8 @@ class ChunkBuilder:
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
+        if reason is not None:
+            due = min(published, self._now)  # a release waits until it is sent: no reject may keep its lane
         if RESERVED_PREFIX in texts or SOURCE_POSITION in texts:
             properties = {
                 k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX) and k != SOURCE_POSITION

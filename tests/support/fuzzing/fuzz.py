@@ -99,7 +99,7 @@ class Fuzz:
         return self.plain[0]
 
     def messages(self, is_java: bool, first: int, n: int) -> Iterator[dict[str, Any]]:
-        """Messages as `tests.support.clients.java_client.produce` takes them, each with its number in the property `n`."""
+        """Messages as `java_client.produce` takes them, each with its number in the property `n`."""
         chance = random.Random(f"{self.seed} {is_java}")
         large = {chance.randrange(n) for _ in range(min(8, n // 500) or 1)}
         transactions: list[str] = []  # that are open

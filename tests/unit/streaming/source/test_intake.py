@@ -52,7 +52,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
 
 def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
     both = settings(orders=["a"], other=["b"])
-    away = known_routes(both).taken_on(settings(other=["b"]))
+    away = known_routes(both).updated_to(settings(other=["b"]))
     last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=away.to_json())
     intake = start(settings(orders=["new", "a"], other=["b"]), "now")
     new = intake.next_offset(last)

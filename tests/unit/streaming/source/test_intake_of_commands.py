@@ -35,7 +35,7 @@ def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
     unwritable: dict[str, Any] = {}
     before = known_routes(orders)
     if why == "its route is back":
-        before = before.taken_on(settings())
+        before = before.updated_to(settings())
     else:
         unwritable = {ORDERS: {"a": {"since": 1, "open": []}}}
     last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=before.to_json(), unwritable=unwritable)

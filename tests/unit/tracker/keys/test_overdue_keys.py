@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from tests.support.tracker.keyed import Job, by_key, entries, keyed, recurring
-from tests.support.tracker.messages import TOPIC, batches
+from tests.support.tracker.messages import TOPIC
 from tracker.commands.schema import RESCHEDULE, PauseChange
 from tracker.messages import concat
 from tracker.subscriptions import Subscriptions

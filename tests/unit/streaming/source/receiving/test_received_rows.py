@@ -17,6 +17,23 @@ from warehouse.message_schemas import MessageSchema
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"props": {"scheduleKey": ""}},
+        {"props": {"repeat": "every day"}},
+        {"props": {}, "happened": -1},
+        {"props": {}, "payload": b"x" * 1_001},
+    ],
+)
+def test_what_is_rejected_is_due_at_once_and_not_when_it_was_to_be_delivered(fields: dict[str, Any]) -> None:
+    """Its release would be sent then, and keep a lane until then."""
+    fields["props"] |= {"deliverAt": str(MAX_TIME_MILLIS)}
+    [row] = rows_of(one(0, **fields))
+    assert row["reason"]
+    assert row["deliver_at"] <= row["publish_time"]
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"key": NoUtf8}, "what is not UTF-8 can't be read: key"),

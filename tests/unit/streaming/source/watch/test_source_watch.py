@@ -144,7 +144,7 @@ def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a
     source = SourceTopic(ORDERS, ORDERS, -1)
     found = find_not_seen(admin, source, Gap(Position(7, 1), Position(7, 5)), lambda _: None)
     assert found.rows["entry_id"].to_pylist() == [3, 4]
-    assert all("the broker does not tell what it is" in reason for reason in found.rows["reason"].to_pylist())
+    assert all("the broker does not describe it" in reason for reason in found.rows["reason"].to_pylist())
     assert found.passed == 1
     assert TopicQuestions(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
 
