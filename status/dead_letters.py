@@ -1,7 +1,7 @@
-"""Telling dead letters from other retries by where they were sent.
+"""Tells dead letters from other retries, by the topic to which they were sent.
 
-They go to the topic of the subscription's destination whose name has `-dlq` behind it. The destination's own name may
-end so, too.
+Dead letters go to the topic with the name of the subscription's destination and `-dlq` after it. The name of the
+destination itself may end with `-dlq`, too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from conf.settings import dead_letter_topic
 _END = dead_letter_topic("")
 _PARTITION = "-partition-[0-9]+$"
 
-# By source topic and subscription the topic to which its messages go, or went last.
+# The topic to which a subscription's messages go, or went last, by source topic and subscription.
 Destinations = Mapping[tuple[str, str], str]
 
 
 def destinations_of(routes: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """Returns the destinations of all subscriptions that there are, or were.
+    """Returns the destinations of all subscriptions of the known routes.
 
     Args:
-        routes: the known ones, as `JobStatus.routes` has them.
+        routes: the known routes, as `JobStatus.routes`.
     """
     return {
         (topic, name): destination
@@ -35,24 +35,34 @@ def destinations_of(routes: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def is_dead_letter(sent_to: str, destination: str | None) -> bool:
-    """Tells whether a retry was a dead letter.
+    """Whether a retry was a dead letter.
 
     Args:
-        sent_to: the topic, or partition, to which it was sent.
-        destination: of its subscription; None: not known.
+        sent_to: the topic, or topic partition, to which the retry was sent.
+        destination: of the subscription; None: not known.
     """
     topic = re.sub(_PARTITION, "", sent_to)
     return topic.endswith(_END) and topic != destination
 
 
 def is_dead_letter_sql(sent_to: str, destination: str) -> str:
-    """Returns the SQL expression of `is_dead_letter`, of expressions; null where the first one is."""
+    """Returns `is_dead_letter` as an SQL expression; null where `sent_to` is null.
+
+    Args:
+        sent_to: an SQL expression.
+        destination: an SQL expression.
+    """
     topic = f"regexp_replace({sent_to}, '{_PARTITION}', '')"
     return f"({topic} LIKE '%{_END}' AND coalesce({topic} <> {destination}, TRUE))"
 
 
 def count_dead_letters(retries: pa.Table, destinations: Destinations) -> int:
-    """Counts the dead letters among retries, rows of the table `deliveries`."""
+    """Counts the dead letters among retries.
+
+    Args:
+        retries: rows of the table `deliveries`.
+        destinations: of the known routes.
+    """
     columns = ["topic", "subscription", "destination"]
     return sum(
         row["count_all"]

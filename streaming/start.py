@@ -145,9 +145,9 @@ def _require_empty(tables: Tables) -> None:
 
 
 def _written(tables: Tables, app_id: str) -> dict[str, int]:
-    """Returns by table the last tick of which a checkpoint's job has written to it; -1: none.
+    """Returns by table the last tick whose rows a checkpoint's job has written to it; -1: none.
 
-    Its writers are called by its app id, and those of a lane have more after a colon: see `WrittenDown.writer`.
+    The names of its writers begin with the app id; those of lanes go on after a colon: see `ReleaseRecords.writer`.
     """
     return {
         name: max(

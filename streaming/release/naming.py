@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from conf.settings import MOST_LANES, Settings
+from conf.settings import Settings
 from warehouse.message_schemas import version_number
 
 # Bytes of a delivered message beyond those of the source message, and without the names of topic and subscription: the
@@ -44,11 +44,6 @@ def schema_suffix(topic: str, version: bytes) -> str:
 
 # How the names of lanes begin, by the kind of their releases: see `tracker.in_flight`.
 LANE_KINDS = ("short", "planned", "short-in-order", "planned-in-order")
-
-
-def lane_names() -> list[str]:
-    """Returns the names of all possible lanes, for any number of lanes in the settings."""
-    return [f"{kind}{number}" for kind in LANE_KINDS for number in range(MOST_LANES)]
 
 
 # Options with which a producer never blocks and drops nothing by itself, and only flush_async ends its batches.
