@@ -39,11 +39,11 @@ def redrive(
     ] = None,
     published_after: Annotated[
         int | None,
-        typer.Option(parser=parse_time, metavar="TIME", help=f"Became dead letters later: {TIME}", show_default=False),
+        typer.Option(parser=parse_time, metavar="TIME", help=f"Dead letters since then: {TIME}", show_default=False),
     ] = None,
     published_before: Annotated[
         int | None,
-        typer.Option(parser=parse_time, metavar="TIME", help=f"Became dead letters before: {TIME}", show_default=False),
+        typer.Option(parser=parse_time, metavar="TIME", help=f"Dead letters before then: {TIME}", show_default=False),
     ] = None,
     dry_run: DryRun = False,
     max_matched: Max = 10_000,
