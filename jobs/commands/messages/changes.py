@@ -173,5 +173,12 @@ def split_names(subscriptions: str | None) -> list[str]:
 
 
 def lines_of(file: typer.FileText) -> list[str]:
-    """Returns the lines of a file that are not empty."""
-    return [line.strip() for line in file if line.strip()]
+    """Returns the lines of a file that are not empty.
+
+    Raises:
+        TopicsError: there are none.
+    """
+    lines = [line.strip() for line in file if line.strip()]
+    if not lines:
+        raise TopicsError(f"{file.name} has no ids")
+    return lines

@@ -142,6 +142,16 @@ def test_an_expected_error_is_one_line_and_status_1(
         assert "nope.yaml" in error_line(err)
 
 
+@pytest.mark.parametrize("command", ["cancel-delayed-message", "skip-messages"])
+def test_a_file_without_ids_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    (file := tmp_path / "ids.txt").write_text("\n \n")
+    status, out, err = run(capsys, monkeypatch, "topics", command, "t", "-s", "a", "--from-file", str(file))
+    assert (status, out) == (1, "")
+    assert error_line(err) == f"error: {file} has no ids\n"
+
+
 @pytest.mark.parametrize("command", [["import", "orders", "a.parquet"], ["rebuild"]], ids=str)
 def test_without_a_broker_nothing_is_imported_or_rebuilt(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
