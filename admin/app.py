@@ -29,7 +29,7 @@ from warehouse.queries.message_index import MessageIndex
 
 class _AdminApi(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document, without FastAPI's own answer to invalid requests, which is never given."""
+        """Returns the OpenAPI document without status 422, FastAPI's own for invalid requests, which is never used."""
         described = super().openapi()
         for path in described["paths"].values():
             for operation in path.values():
@@ -38,7 +38,7 @@ class _AdminApi(FastAPI):
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Makes the application. Once started it connects to the broker in the background, and again whenever it must.
+    """Makes the application. Once started, it connects to the broker in the background, and reconnects if it has to.
 
     Raises:
         TokenKeyError: the key for tokens can't be used.
@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(overview.router)
     app.include_router(pages.router)
     answer_errors(app, error_page)
-    # The innermost middleware: others pass on a copy of the request's scope, and outside of them the route is not seen.
+    # The innermost middleware: others pass on a copy of the request's scope, and outside of them the route is unknown.
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)

@@ -1,4 +1,4 @@
-"""Errors of the admin API: each is answered with its code and the body {"reason": "..."}."""
+"""Errors of the admin API: an answer has a code and the body {"reason": "..."}."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdminError(DelayLakeError):
     Args:
         code: the HTTP status.
         reason: one line.
-        outcomes: of the commands, which may be done in part; None: the caller does not ask for them.
+        outcomes: the outcomes of the commands, which may be done in part; None: the caller did not ask for them.
     """
 
     def __init__(self, code: int, reason: str, outcomes: list[Outcome] | None = None) -> None:
@@ -49,10 +49,11 @@ ErrorPage = Callable[[Request, int, str], Response]
 
 
 def answer_errors(app: FastAPI, page: ErrorPage) -> None:
-    """Makes an application answer all errors, also those of unknown paths and methods, with a reason.
+    """Makes an application answer all errors, also of unknown paths and methods, with a reason.
 
     Args:
-        page: makes the page with which a browser that asks for one is answered instead, but for paths of the admin API.
+        app: the application.
+        page: makes the HTML page with which browsers are answered instead, except for paths of the admin API.
     """
 
     def answer(request: Request, code: int, reason: str, *more: Any) -> Response:
@@ -95,7 +96,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
 
 
 def prefers_outcomes(request: Request) -> bool:
-    """Whether the caller wants to be told what became of each message: `Prefer: return=representation`."""
+    """Whether the caller asks for the outcome of each message: `Prefer: return=representation`."""
     return "return=representation" in request.headers.get("prefer", "").replace(" ", "").lower()
 
 
@@ -108,7 +109,7 @@ def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None
 
 
 class _AsciiResponse(JSONResponse):
-    """JSON in ASCII: a request may bring characters that UTF-8 can't encode, such as half a surrogate pair."""
+    """JSON in ASCII: a request may have characters that UTF-8 can't encode, such as half a surrogate pair."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode("ascii")

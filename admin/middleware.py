@@ -18,7 +18,7 @@ _V1 = re.compile(
 
 
 class PulsarPaths:
-    """Middleware: rewrites the paths of requests as the routes have them.
+    """Middleware: rewrites the paths of requests to those of the routes.
 
     An encoded slash belongs to a name, and stays encoded. The v1 path of an operation becomes its v2 path, without the
     cluster.
@@ -38,7 +38,7 @@ class PulsarPaths:
 
 
 class BodyLimit:
-    """Middleware: answers 413 to a body of more than `max_bytes`, of which it reads no more than about the limit."""
+    """Middleware: answers 413 to a body of more than `max_bytes`, and does not read much more than that of it."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Pulsar's side: the client, the admin REST API, positions and gaps of source topics, and the embedded broker."""
+"""Access to Pulsar: its client, its admin REST API, positions and gaps of source topics, and the embedded broker."""

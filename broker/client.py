@@ -1,4 +1,4 @@
-"""Connections to Pulsar: the client for messages and a small one for the admin REST API."""
+"""Connections to Pulsar: makes clients and consumers from the settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The initial sequence id of producers that live long and let the client count. A partition that a topic gets later may
-# be sent to before its producer is connected; once it is, the client would count from its beginning again, and the
-# broker drop as many messages as repeated. With a number to begin with it goes on counting; the Python client takes 0
-# for none.
+# The initial sequence id of long-lived producers that let the client count. Without one the client counts from 0 again
+# when a partition that was added to the topic is connected, and the broker drops as many messages as repeated. The
+# Python client takes 0 for none.
 FIRST_SEQUENCE_ID = 1
 
-_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # where a URL names none
+_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # the default ports of URLs
 _LOOK_SECONDS = 1.0
 
 
@@ -38,16 +37,16 @@ class NoAnswerError(PulsarError):
 
 
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
-    """Makes a client for `settings.service_url`. Nothing is sent yet: the first producer or reader opens a connection.
+    """Makes a client for `settings.service_url`; the first producer or reader opens the connection.
 
     The token file is read anew at each connection. Make clients in the process that uses them: one made before a fork
     hangs in the child.
 
     Args:
         settings: the `pulsar` section.
-        log_file: where the client writes its errors (`/dev/stderr` works). Most of them come as exceptions too. The
-            client's own default is stdout, and a Python logger makes the process abort when the client is closed.
-        options: parameters of `pulsar.Client`, which take precedence over those that are set here.
+        log_file: the file for the client's errors (`/dev/stderr` works); most of them are raised, too. The client would
+            write to stdout by default, and with a Python logger the process would abort when the client is closed.
+        options: parameters of `pulsar.Client`, which take precedence over those set here.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
@@ -66,10 +65,10 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
     return pulsar.Client(settings.service_url, **(arguments | options))
 
 
-def listens(settings: PulsarSettings) -> bool:
-    """Tells, within a second for each host of `settings.service_url`, whether one takes connections.
+def is_listening(settings: PulsarSettings) -> bool:
+    """Whether a host of `settings.service_url` accepts connections; takes a second for each host at most.
 
-    What does may still not answer: `connect` a client to know.
+    A host that accepts connections may still not answer: `connect` a client to know.
     """
     scheme, _, hosts = settings.service_url.partition("://")
     for host in hosts.split("/")[0].split(","):
@@ -83,18 +82,18 @@ def listens(settings: PulsarSettings) -> bool:
     return False
 
 
-def check_listens(settings: PulsarSettings) -> None:
-    """Looks whether there is a broker, before something is begun that needs one at its end.
+def check_listening(settings: PulsarSettings) -> None:
+    """Checks that there is a broker, before work begins that needs one at its end.
 
     Raises:
-        NoAnswerError: none takes connections.
+        NoAnswerError: no host accepts connections.
     """
-    if not listens(settings):
+    if not is_listening(settings):
         raise NoAnswerError(f"no broker at {settings.service_url}")
 
 
 def close_quietly(opened: pulsar.Client | pulsar.Producer | pulsar.Consumer) -> None:
-    """Closes a client, a producer or a consumer; that it can't be closed goes to the debug log."""
+    """Closes a client, a producer or a consumer; logs an error of that at level DEBUG."""
     try:
         opened.close()
     except Exception as error:
@@ -126,7 +125,7 @@ def subscribe(
 
     Args:
         topic: the topic partition.
-        key_reader: as `crypto_key_reader` returns it.
+        key_reader: the key reader that `crypto_key_reader` returned.
 
     Raises:
         pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
@@ -139,15 +138,15 @@ def subscribe(
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
         receiver_queue_size=2_000,
-        max_pending_chunked_message=0,  # any number: with a limit the client drops the oldest of too many
+        max_pending_chunked_message=0,  # no limit: with one the client drops the oldest chunked messages
         crypto_key_reader=key_reader,
-        # With CONSUME the client writes beyond its memory where an encrypted message is in chunks.
+        # With CONSUME the client writes beyond its memory if an encrypted message is in chunks.
         crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
     )
 
 
 def token_reader(file: Path) -> Callable[[], str]:
-    """Makes a function that reads a file's token anew at each call; the last one while the file can't be read.
+    """Makes a function that reads the token in a file at each call, or returns the last one if that fails.
 
     Raises:
         PulsarError: the file can't be read now.
@@ -159,7 +158,7 @@ def token_reader(file: Path) -> Callable[[], str]:
 
     def read() -> str:
         nonlocal last
-        # An exception here would end in the client's C++ threads.
+        # The function is called in the client's C++ threads, where it must not raise.
         with contextlib.suppress(OSError, UnicodeDecodeError):
             last = file.read_text().strip() or last
         return last

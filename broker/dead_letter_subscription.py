@@ -1,4 +1,4 @@
-"""The subscription that keeps dead letters until they are re-driven."""
+"""The subscription for which the broker keeps dead letters until they are re-driven."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SUBSCRIPTION = "delaylake-redrive"
 _BUSY_SECONDS = 0.1  # between two attempts, while another consumer has the subscription
 
 
-def keep(client: pulsar.Client, topic: str) -> None:
-    """Makes the subscription of a topic partition of dead letters, so that the broker keeps these.
+def ensure_subscription(client: pulsar.Client, topic: str) -> None:
+    """Makes the subscription of a topic partition of dead letters, so that the broker keeps these; logs a failure.
 
-    Without any subscription the broker deletes messages, and at last the topic. Where it can't be made the log says so.
+    Without any subscription the broker would delete the messages, and later the topic.
     """
     try:
         close_quietly(
@@ -28,19 +28,21 @@ def keep(client: pulsar.Client, topic: str) -> None:
             )
         )
     except pulsar.ConsumerBusy:
-        pass  # so there is one
+        pass  # the subscription exists, and has a consumer
     except pulsar.PulsarException as error:
         _log.warning("%s: dead letters are not kept for a re-drive: %s", topic, error)
 
 
 def subscribe(client: pulsar.Client, topic: str, seconds: float) -> pulsar.Consumer:
-    """Subscribes to the dead letters of a topic partition that have not been acknowledged, from the first on.
+    """Subscribes to the unacknowledged dead letters of a topic partition.
 
     Args:
-        seconds: how long another consumer that has the subscription is waited for.
+        client: a client of Pulsar.
+        topic: the topic partition.
+        seconds: how long to wait for another consumer to leave the subscription.
 
     Raises:
-        pulsar.ConsumerBusy: another one has it still.
+        pulsar.ConsumerBusy: another consumer still has the subscription.
         pulsar.PulsarException: the broker does not answer, or refuses.
     """
     deadline = time.monotonic() + seconds

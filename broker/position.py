@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-ENTRY_BITS = 31  # in which an entry id is packed below a ledger: a ledger of Pulsar's has far fewer entries
+ENTRY_BITS = 31  # the bits of an entry id that is packed below a ledger id: a ledger of Pulsar has far fewer entries
 
 
 class Position(NamedTuple):
@@ -21,17 +21,17 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Reads a position as `str` writes it: `ledger:entry`."""
+        """Reads a position from its text, `ledger:entry`."""
         ledger_id, entry_id = text.split(":")
         return cls(int(ledger_id), int(entry_id))
 
     def follows(self, other: Position) -> bool:
-        """Whether this is the very next entry after the other, in the same ledger."""
+        """Whether this entry is the very next one after the other, in the same ledger."""
         return self.ledger_id == other.ledger_id and self.entry_id == other.entry_id + 1
 
     @property
     def next(self) -> Position:
-        """The position after this one in the same ledger, whether there is an entry or not."""
+        """The next position in the same ledger, whether or not there is an entry."""
         return Position(self.ledger_id, self.entry_id + 1)
 
 
@@ -42,13 +42,18 @@ START = Position(-1, -1)
 class SourceTopic:
     """A topic partition of a route."""
 
-    name: str  # of the partition, as a client subscribes to it
-    topic: str  # of the route
-    partition: int  # -1: not partitioned
+    name: str  # full name of the partition
+    topic: str  # name of the topic, as the route has it
+    partition: int  # number of the partition; -1: not partitioned
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """Returns the name of a topic partition, as clients use it; -1: the topic is not partitioned."""
+    return topic if partition < 0 else f"{topic}-partition-{partition}"
 
 
 class EntrySet:
-    """A set of entries of a topic partition, kept as runs of consecutive ones: adding in order takes constant time."""
+    """A set of entries of a topic partition, stored as runs of consecutive ones. Adding in order is quick."""
 
     def __init__(self) -> None:
         self._firsts: list[Position] = []
@@ -74,7 +79,11 @@ class EntrySet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def gaps(self, after: Position) -> list[tuple[Position, Position]]:
-        """Returns the entries on both sides of each place after an entry where others may be missing, ascending."""
+        """Returns the entries before and after each gap where others may be missing, ascending.
+
+        Args:
+            after: only gaps after this entry.
+        """
         ends = [max(last, after) for last in (START, *self._lasts)]
         return [
             (last, first)
@@ -100,6 +109,6 @@ class EntrySet:
         self._lasts.insert(run, last)
 
     def forget(self, last: Position) -> None:
-        """Drops the runs that end with an entry or before it."""
+        """Drops the runs that end with this entry or before it."""
         run = bisect_right(self._lasts, last)
         del self._firsts[:run], self._lasts[:run]

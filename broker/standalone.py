@@ -1,4 +1,4 @@
-"""The embedded broker: a real Pulsar standalone in a process of its own, for development, demos and tests."""
+"""The embedded broker: a real Pulsar standalone in a separate process, for development, demos and tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from conf.settings import PulsarSettings
 
 HOST = "127.0.0.1"
 
-# The oldest version of the JDK that Spark 4 runs on.
+# The oldest version of the JDK for Spark 4.
 OLDEST_JAVA = 17
 
 # How long a start or a stop may take, in seconds, before it counts as failed.
@@ -37,12 +37,12 @@ STOP_TIMEOUT_SECONDS = 20.0
 _CLAIM_SECONDS = 1.0  # how long a start waits for a port
 POLL_SECONDS = 0.05
 
-# Below the ports of outgoing connections, one of which could take the port while the broker is down for a moment.
+# Below the ports of outgoing connections, which could take the port while the broker restarts.
 FREE_PORTS = range(20_000, 32_000)
 
 # As in Pulsar's own start script, but with the quick compiler only (on 2 cores: up in 4.2 s rather than 5.6 s, 50,000
-# sends a second rather than 40,000, also when warm), and a collector that does not pause: the serial one stands still
-# for 40 to 100 ms every few seconds at 3,000 messages a second.
+# sends a second rather than 40,000, also when warm), and with a collector that does not pause: the serial one would for
+# 40 to 100 ms every few seconds at 3,000 messages a second.
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-Xmx512m",
@@ -53,7 +53,7 @@ JVM_OPTIONS = (
     "-Djute.maxbuffer=10485760",
     "-Djava.net.preferIPv4Stack=true",
     "-Dio.netty.tryReflectionSetAccessible=true",
-    # By its path, not from the class path: a class path with a folder can't have an archive.
+    # A path, and not a name in the class path: a class path with a folder can't have an archive.
     f"-Dlog4j2.configurationFile={CONF / 'broker' / 'log4j2.xml'}",
     "-Dlog4j2.is.webapp=false",
     "-Dlog4j.shutdownHookEnabled=false",
@@ -74,7 +74,7 @@ class BrokerError(DelayLakeError):
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """A broker as it is. Its state is `stopped`, `starting` (its process runs) or `ready`; stopped, it has no URLs."""
+    """The state of a broker: `stopped` (without URLs), `starting` (its process runs) or `ready`."""
 
     state: str
     data_dir: str
@@ -85,12 +85,13 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class _Process:
-    """The state file's content. A process id may be used again: the start time tells whether it is still the broker's.
+    """The content of the state file.
 
     Attributes:
-        started_at: seconds since the epoch.
-        port: of the service URL.
-        http_port: of the admin URL.
+        pid: the id of the broker's process.
+        started_at: the start time of the process, seconds since the epoch: its id may be used again by another one.
+        port: port of the service URL.
+        http_port: port of the admin URL.
     """
 
     pid: int
@@ -104,14 +105,14 @@ class _Process:
 
 
 class EmbeddedBroker:
-    """The Pulsar standalone whose data lie in `data_dir`.
+    """The Pulsar standalone with its data in `data_dir`.
 
-    The broker outlives the Python process that starts it; another one finds it by `data_dir/broker.json`. Data are kept
+    The broker outlives the Python process that starts it; others find it by `data_dir/broker.json`. Data are kept
     between starts, also after a crash. Not for production: one node, one copy, no authentication, local clients only.
 
     Args:
-        data_dir: made at the first start.
-        conf: settings of Pulsar, beyond those of conf/broker/standalone.conf.
+        data_dir: the folder of its data, created at the first start.
+        conf: settings of Pulsar besides those of conf/broker/standalone.conf.
 
     Example:
         >>> broker = EmbeddedBroker(Path(".delaylake/broker"))
@@ -132,7 +133,7 @@ class EmbeddedBroker:
         """The `pulsar` section of the settings for this broker.
 
         Raises:
-            BrokerError: it does not run.
+            BrokerError: the broker does not run.
         """
         process = self._running()
         if process is None:
@@ -143,9 +144,9 @@ class EmbeddedBroker:
         """Starts the broker.
 
         Args:
-            port: of the service URL, on 127.0.0.1; 0: any free one.
-            http_port: of the admin URL; 0: any free one.
-            wait: returns only when the broker takes messages; False: when its process runs.
+            port: port of the service URL, on 127.0.0.1; 0: any free one.
+            http_port: port of the admin URL; 0: any free one.
+            wait: whether to return only when the broker takes messages, and not when its process runs.
 
         Raises:
             BrokerError: it runs already, a port is taken, there is no JDK, or the broker ended or did not get ready.
@@ -169,7 +170,7 @@ class EmbeddedBroker:
         return self.status()
 
     def stop(self) -> bool:
-        """Stops the broker, if it runs, by SIGTERM, or by SIGKILL where that takes too long; returns whether it ran.
+        """Stops the broker, if it runs, by SIGTERM, or by SIGKILL if that takes too long; returns whether it ran.
 
         Raises:
             BrokerError: its process belongs to another user.
@@ -184,7 +185,7 @@ class EmbeddedBroker:
         return process is not None
 
     def kill(self) -> None:
-        """Ends the broker as a crash would, with SIGKILL, if it runs. The state file stays."""
+        """Kills the broker with SIGKILL, if it runs, as a crash would. The state file stays."""
         process = self._running()
         if process is not None:
             self._signal(process.pid, signal.SIGKILL)
@@ -201,7 +202,7 @@ class EmbeddedBroker:
         return BrokerStatus(state, str(self.data_dir), process.pid, settings.service_url, settings.admin_url)
 
     def wait(self) -> None:
-        """Waits until the broker's process has ended; returns at once where it does not run."""
+        """Waits until the broker's process has ended."""
         process = self._running()
         while process is not None and _is_alive(process.pid):
             self._reap()
@@ -293,7 +294,7 @@ class EmbeddedBroker:
                 return False
             time.sleep(POLL_SECONDS)
         if self._child is not None:
-            self._child.wait(STOP_TIMEOUT_SECONDS)  # a process counts as gone when its first thread is
+            self._child.wait(STOP_TIMEOUT_SECONDS)  # a process looks dead as soon as its first thread has ended
             self._child = None
         return True
 
@@ -309,7 +310,7 @@ class EmbeddedBroker:
 
 
 def _is_ready(admin: AdminClient) -> bool:
-    """Whether the broker takes messages. Its health alone says so too early: the namespace is made after it."""
+    """Whether the broker takes messages. Its health says so too early: before the namespace has been created."""
     try:
         return "public/default" in admin.namespaces("public") and admin.health()
     except PulsarError:
@@ -327,14 +328,16 @@ def _claim(name: str, port: int) -> int:
     """Returns the port, or a free one for 0. Connections of a past broker (TIME_WAIT) do not count.
 
     Args:
-        name: of the option that sets the port, for the error.
+        name: the option that sets the port, for the error.
+        port: the wanted port.
+
 
     Raises:
         BrokerError: the port is in use.
     """
     if port == 0:
         return next(p for p in iter(lambda: random.choice(FREE_PORTS), None) if _is_free(p))
-    # The threads of a process that was killed may hold its sockets for a moment longer.
+    # The threads of a killed process may hold its sockets for a moment longer.
     deadline = time.monotonic() + _CLAIM_SECONDS
     while not _is_free(port) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

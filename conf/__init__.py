@@ -1,1 +1,1 @@
-"""The settings and their validation, and the default configuration of Spark, log4j and the embedded broker."""
+"""The settings and their validation, the errors, and the configuration of Spark, log4j and the embedded broker."""

@@ -1,4 +1,4 @@
-"""The settings of the admin API: where it is served, and who may do what."""
+"""The settings of the admin API: where it is served, and what its callers may do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conf.setting_types import PositiveMillis, Section
 
 
 class ApiSettings(Section):
-    """The admin API: where it is served, and what it lets a call do."""
+    """Where the admin API is served, and the limits of its calls."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8081
@@ -34,7 +34,7 @@ class ApiSettings(Section):
 
 
 class Operation(StrEnum):
-    """What a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE."""
+    """An operation that a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE."""
 
     SKIP = "skip"
     ACKNOWLEDGE = "acknowledge"
@@ -44,7 +44,7 @@ class Operation(StrEnum):
 
 
 class Role(Section):
-    """What the bearers of a role may do; `*` in a role or topic stands for any characters."""
+    """The operations and topics of a role; `*` in a role or topic stands for any characters."""
 
     role: Annotated[str, Field(min_length=1)]
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)]
@@ -55,7 +55,7 @@ PublicAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", 
 
 
 class AuthSettings(Section):
-    """Who may use the admin API. The keys and claims are those of Pulsar's token authentication."""
+    """The authentication of the admin API's callers, with the keys and claims of Pulsar's tokens, and their roles."""
 
     enabled: bool = False
     token_secret_key: SecretStr | None = None

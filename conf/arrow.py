@@ -28,10 +28,10 @@ def without_pandas() -> Iterator[None]:
 
 
 def leave_pandas_out() -> None:
-    """Makes Arrow look for pandas now, in vain; to be called before Arrow is given a list or an array.
+    """Makes Arrow believe that there is no pandas; to be called before Arrow gets its first list or array.
 
-    Arrow looks for pandas once, when it is first given one, in case it is a Series: 0.3 CPU seconds and 25 MiB for each
-    process. pandas can still be imported afterwards, and Arrow's `to_pandas` does so by itself.
+    At that moment Arrow tries to import pandas, once, in case it is a Series: 0.3 CPU seconds and 25 MiB in each
+    process. pandas can still be imported afterwards, and Arrow's `to_pandas` does so.
     """
     if "pandas" not in sys.modules:
         with without_pandas():

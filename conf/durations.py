@@ -1,4 +1,4 @@
-"""Durations, as settings, message properties and the command line have them; this one wants a unit."""
+"""Parses durations in settings, message properties and on the command line, which requires a unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 _DURATION = re.compile(r"([0-9]{1,18})(?:(\.[0-9]{1,18})?(ms|s|m|h|d))?")
 _UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-# What to give, for errors.
+# Allowed values, for errors.
 EXAMPLES = "as 90s, 5m, 2h, 1d or milliseconds"
 
 
@@ -16,10 +16,10 @@ def parse_duration(text: str) -> int:
     """Returns a duration in ms, rounded to a whole number.
 
     Args:
-        text: a number with its unit, ms, s, m, h or d, as `90s` or `1.5h`; or a whole number of milliseconds.
+        text: a number with the unit ms, s, m, h or d, as `90s` or `1.5h`; or a whole number of milliseconds.
 
     Raises:
-        ValueError: the text is no duration; the message says what to give.
+        ValueError: the text is not a duration; the message says what is allowed.
     """
     match = _DURATION.fullmatch(text)
     if match is None:

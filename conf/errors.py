@@ -1,10 +1,10 @@
-"""The root of the errors that a user can do something about."""
+"""The base class of all expected errors."""
 
 from __future__ import annotations
 
 import re
 
-# What deltalake puts into the texts of its errors: colours with arrows, and the frames of a stack.
+# Parts of deltalake's error texts: colours with arrows, and the frames of a stack.
 _ARROW = re.compile("\\s*\x1b\\[[0-9;]*m\\S*\x1b\\[[0-9;]*m\\s*")
 _FRAMES = re.compile(r"\n\s*0: .*\n\s*1: .*", re.DOTALL)
 
@@ -14,16 +14,16 @@ class DelayLakeError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """A line for each thing that is wrong."""
+        """The message as lines, one for each thing that is wrong."""
         return [one_line(self)]
 
 
 class UnreadableWarehouseError(DelayLakeError):
-    """The warehouse, or something in it, is there and can't be read.
+    """The warehouse, or a file in it, exists and can't be read.
 
     Args:
         warehouse: a folder or URI.
-        cause: what the system says.
+        cause: the system's error.
     """
 
     def __init__(self, warehouse: str, cause: object) -> None:
@@ -32,5 +32,5 @@ class UnreadableWarehouseError(DelayLakeError):
 
 
 def one_line(error: object) -> str:
-    """Returns an error, or what another program says of one, as one line."""
+    """Returns an error, or an error's text, as one line."""
     return " ".join(_ARROW.sub(": ", _FRAMES.sub("", str(error))).split())

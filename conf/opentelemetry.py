@@ -1,4 +1,4 @@
-"""OpenTelemetry's own environment variables: whether traces and metrics go to a collector."""
+"""Reads from OpenTelemetry's environment variables whether traces and metrics go to a collector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Signal = Literal["traces", "metrics"]
 
 
 def is_exported(signal: Signal) -> bool:
-    """Whether a signal is to be exported: an endpoint is named for it or for all, and nothing turns it off.
+    """Whether the environment asks to export a signal: it names an endpoint, and nothing turns the export off.
 
     The SDK reads the other variables itself. Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
     """
@@ -26,12 +26,12 @@ def is_exported(signal: Signal) -> bool:
 
 
 def can_export(signal: Signal) -> bool:
-    """Whether a signal is to be exported, and what that takes is installed."""
+    """Whether the environment asks to export a signal, and the necessary packages are installed."""
     return is_exported(signal) and why_not_exported() is None
 
 
 def why_not_exported() -> str | None:
-    """Returns why signals that the environment asks for can't be exported; None: they can, or none is asked for."""
+    """Returns why signals can't be exported that the environment asks for; None: they can, or it asks for none."""
     if not (is_exported("traces") or is_exported("metrics")):
         return None
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:

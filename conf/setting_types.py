@@ -1,11 +1,11 @@
-"""The types that sections of the settings are made of."""
+"""The types of settings."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from conf.durations import parse_duration
 
@@ -13,9 +13,17 @@ _TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
 
 
 class Section(BaseModel):
-    """A part of the settings, which takes no names but its own."""
+    """A section of the settings, in which unknown names are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, given: object, info: ValidationInfo) -> object:
+        """Refuses `yes` and `true` where a number is wanted: they would count as 1."""
+        if isinstance(given, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+            raise ValueError("must be a number")
+        return given
 
 
 def _millis(given: object) -> object:

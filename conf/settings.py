@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,20 +17,24 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
 from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
-from conf.settings_file import SettingsTree, unknown_variables, unreadable, wrong_settings
+from conf.settings_file import SettingsTree, in_order, unknown_variables, unreadable, wrong_settings
 from conf.shaping import Rate, Window
 
-# The settings file that is there without any; one of the working folder at this path comes before it.
+# The default settings file, unless the working folder has one at the path below.
 DEFAULT_SETTINGS_FILE = Path(__file__).parent / "delaylake.yaml"
 _WORKING_FOLDERS_FILE = Path("conf/delaylake.yaml")
 
 MOST_LANES = 64
 
 _ENVIRONMENT_PREFIX = "DELAYLAKE_"
+_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SettingsError(DelayLakeError):
-    """The settings file can't be read, or settings are unknown or wrong. The message has a line for each of them."""
+    """The settings file can't be read, or settings are unknown or wrong. The message has a line for each of them.
+
+    Those of the file are in the order of its lines, behind those of the environment.
+    """
 
     @property
     def lines(self) -> list[str]:
@@ -41,6 +46,16 @@ def _folder(uri: str) -> str:
     if is_object_storage(uri):
         raise ValueError("must be a folder, file:... or a path, that all machines of the job share")
     return uri
+
+
+# A comma separates names where several are given, and `*` is all of them.
+_NAME = re.compile(r"[^/\s*,]|[^/\s,]{2,}")
+
+
+def _subscription_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("must be a name without blanks, slashes and commas, and not *")
+    return name
 
 
 class SubscriptionType(StrEnum):
@@ -86,6 +101,12 @@ class PulsarSettings(Section):
 class ControlSettings(Section):
     topic: Topic = "persistent://public/default/delaylake-control"
     outcome_topic: Topic = "persistent://public/default/delaylake-outcomes"
+
+    @model_validator(mode="after")
+    def _differ(self) -> ControlSettings:
+        if self.topic == self.outcome_topic:
+            raise ValueError("topic and outcome_topic must differ: outcomes are no commands")
+        return self
 
 
 class SparkSettings(Section):
@@ -136,7 +157,7 @@ class ReleaseSettings(Section):
 
 
 class MetricsSettings(Section):
-    """Where the job serves its metrics."""
+    """The address at which the job serves its metrics; port 0: it does not."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
@@ -147,7 +168,7 @@ _YEAR_MILLIS = 366 * 24 * 3600 * 1000
 
 
 class RetentionSettings(Section):
-    """How long rows are kept that nobody needs any more."""
+    """How long rows stay that nobody needs any more."""
 
     delayed_index_millis: PositiveMillis = _WEEK_MILLIS
     deliveries_millis: PositiveMillis = _WEEK_MILLIS
@@ -165,7 +186,7 @@ class MaintainSettings(Section):
 
 
 class BackoffSettings(Section):
-    """How a subscription's messages are delivered again whose consumers failed. Times in ms."""
+    """The retries of messages on which a subscription's consumers failed. Times are in ms."""
 
     first: Annotated[Duration, Field(ge=1, le=_YEAR_MILLIS)] = 10_000
     factor: Annotated[float, Field(ge=1, le=100)] = 2.0
@@ -181,7 +202,7 @@ class BackoffSettings(Section):
 
 
 class Subscription(Section):
-    name: Annotated[str, Field(pattern=r"^([^/\s*]|[^/\s]{2,})$")]  # `*` is all of them
+    name: Annotated[str, AfterValidator(_subscription_name)]
     type: SubscriptionType = SubscriptionType.SHARED
     destination: Topic
     rate: Rate | None = None
@@ -195,7 +216,7 @@ class Subscription(Section):
 
 
 class Route(Section):
-    """A source topic and the subscriptions that its messages are delivered to."""
+    """A source topic and the subscriptions to which its messages are delivered."""
 
     source: Topic
     subscriptions: Annotated[tuple[Subscription, ...], Field(min_length=1, max_length=63)]
@@ -225,13 +246,23 @@ class Route(Section):
         return rejects_topic(self.source)
 
 
+def partition_name(topic: str, partition: int) -> str:
+    """Returns the full name of a topic's partition, or the topic's own for -1."""
+    return topic if partition < 0 else f"{topic}-partition-{partition}"
+
+
+def without_partition(name: str) -> str:
+    """Returns the topic of a partition's full name, or a topic's name unchanged."""
+    return _PARTITION.sub("", name)
+
+
 def rejects_topic(source: str) -> str:
     """Returns the topic to which a source topic's rejected messages are sent."""
     return f"{source}-rejects"
 
 
 def dead_letter_topic(destination: str) -> str:
-    """Returns the topic of the messages of a destination that got more retries than they may have."""
+    """Returns the topic for dead letters of a destination: messages that have had all their retries."""
     return f"{destination}-dlq"
 
 
@@ -244,7 +275,7 @@ class Settings(BaseSettings):
 
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
-    warehouse: str = "file:./.delaylake/warehouse"
+    warehouse: Annotated[str, Field(min_length=1)] = "file:./.delaylake/warehouse"
     checkpoint: Annotated[str, AfterValidator(_folder)] = "file:./.delaylake/checkpoint"
     spark: SparkSettings = SparkSettings()
     ingest: IngestSettings = IngestSettings()
@@ -261,20 +292,24 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file, an absolute path; None: they were not read by `load_settings`."""
+        """The absolute path of the settings file; None: the settings were not read by `load_settings`."""
         return self._file
 
     def no_tables(self, name: str = "") -> str:
-        """Returns an error's text where the warehouse has no tables, or no table of a name."""
+        """Returns the error text for a warehouse without tables, or without the table `name`."""
         what = f"no table {name} in the warehouse" if name else "no tables in"
         read = f" (settings: {self.file})" if self.file else ""
         return f"{what} {self.warehouse}: has the job run?{read}"
 
     @model_validator(mode="after")
-    def _sources_distinct(self) -> Settings:
+    def _goes_together(self) -> Settings:
         sources = [route.source for route in self.routes]
         if len(set(sources)) < len(sources):
             raise ValueError("routes must have different sources")
+        if self.control.topic in sources:
+            raise ValueError("control.topic must not be the source of a route")
+        if not is_object_storage(self.warehouse) and local_path(self.warehouse) == local_path(self.checkpoint):
+            raise ValueError("warehouse and checkpoint must be different folders")
         return self
 
     @classmethod
@@ -289,7 +324,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
     def route(self, source: str) -> Route | None:
-        """Returns the route of a source topic; None: it has none."""
+        """Returns the route of a source topic; None: there is none."""
         return next((route for route in self.routes if route.source == source), None)
 
 
@@ -297,11 +332,11 @@ def load_settings(file: Path | None = None) -> Settings:
     """Reads the settings from a file and the environment.
 
     Args:
-        file: None: the one that DELAYLAKE_CONFIG names, else conf/delaylake.yaml of the working folder, else the
-            program's own.
+        file: the file; None: the one that DELAYLAKE_CONFIG names, else conf/delaylake.yaml of the working folder, else
+            the program's default.
 
     Raises:
-        SettingsError: the file is missing, no YAML or no mapping, or a setting is unknown, wrong or there twice.
+        SettingsError: the file is missing, not YAML, or not a mapping; or a setting is unknown, wrong, or there twice.
     """
     default = _WORKING_FOLDERS_FILE if _WORKING_FOLDERS_FILE.is_file() else DEFAULT_SETTINGS_FILE
     path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or default)
@@ -315,14 +350,14 @@ def load_settings(file: Path | None = None) -> Settings:
     unknown = unknown_variables(_ENVIRONMENT_PREFIX, sections)
     try:
         tree = SettingsTree(path)
-        wrong = [*unknown, *tree.repeated, *tree.wrong]
+        wrong = in_order([*unknown, *tree.repeated, *tree.wrong], path)
         if tree.wrong:
             raise SettingsError("\n".join(wrong))
         settings = FromFile()
         settings._file = path.absolute()
     except ValidationError as error:
         wrong += wrong_settings(error, path, tree.root, _ENVIRONMENT_PREFIX)
-        raise SettingsError("\n".join(wrong)) from error
+        raise SettingsError("\n".join(in_order(wrong, path))) from error
     except (ValueError, OSError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError("\n".join([*unknown, unreadable(error, path)])) from error
     if wrong:
@@ -331,12 +366,12 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def is_object_storage(uri: str) -> bool:
-    """Tells whether a URI names object storage, as s3://bucket/... does, and not a folder."""
+    """Whether a URI names object storage, as s3://bucket/..., and not a folder."""
     return urlparse(uri).scheme not in ("", "file")
 
 
 def local_path(uri: str) -> str:
-    """Returns a `file:` URI or a path as an absolute local path; a URI of object storage unchanged."""
+    """Returns a `file:` URI or a path as an absolute local path, and a URI of object storage unchanged."""
     if is_object_storage(uri):
         return uri
     return os.path.abspath(url2pathname(urlparse(uri).path or uri.removeprefix("file:")))

@@ -1,9 +1,10 @@
-"""Where in the settings file, or in which environment variable, a setting is that is wrong."""
+"""Finds the line of the settings file, or the environment variable, of each wrong setting."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import yaml
@@ -17,15 +18,15 @@ _TEXT, _NULL, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", 
 
 
 class SettingsTree:
-    """What is in a settings file, as YAML has it, before settings are made of it.
+    """The YAML nodes of a settings file, and the errors that are found before settings are made of it.
 
     Attributes:
-        root: None: the file is empty.
-        wrong: a line for each thing for which no settings can be made of it.
-        repeated: a line for each setting that is there twice, of which YAML would take the last one.
+        root: the root node; None: the file is empty.
+        wrong: a line for each error that prevents making settings of it.
+        repeated: a line for each setting that is there twice: YAML would take the last one.
 
     Raises:
-        OSError, UnicodeDecodeError, yaml.YAMLError: it can't be read, or is no YAML.
+        OSError, UnicodeDecodeError, yaml.YAMLError: the file can't be read, or is not YAML.
         RecursionError: it is nested too deeply.
     """
 
@@ -83,7 +84,7 @@ class SettingsTree:
 
 
 def unreadable(error: Exception, path: Path) -> str:
-    """Returns the line of a settings file that can't be read: where, and why."""
+    """Returns the error line for a settings file that can't be read, with place and reason."""
     line = None
     reason = one_line(error)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -99,12 +100,12 @@ def unreadable(error: Exception, path: Path) -> str:
 
 
 def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
-    """Returns a line for each environment variable of a setting whose section there is none of.
+    """Returns a line for each environment variable of a setting in an unknown section.
 
-    Those that only begin like settings, such as DELAYLAKE_CACHE, are something else's.
+    Variables without `__`, such as DELAYLAKE_CACHE, are not settings.
 
     Args:
-        prefix: of the environment variables that are settings.
+        prefix: the prefix of environment variables that are settings.
         sections: the names of all sections.
     """
     lines = []
@@ -118,24 +119,30 @@ def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
 
 
 def wrong_settings(error: ValidationError, path: Path, tree: yaml.Node | None, prefix: str) -> list[str]:
-    """Returns a line for each wrong setting: where it is, its name and value, and what is allowed.
+    """Returns a line for each wrong setting, with its place, name and value, and what is allowed.
 
     Args:
-        error: of the settings' validation.
+        error: the error of the settings' validation.
         path: the settings file.
-        tree: what is in it.
-        prefix: of the environment variables that are settings.
+        tree: the file's root node.
+        prefix: the prefix of environment variables that are settings.
     """
     errors = error.errors()
     lines = []
     for one in errors:
         loc = one["loc"]
         place, is_given = _place(loc, path, tree, prefix)
-        # What only follows from another one: a default that is made of it, or a list without it.
+        # Errors that only follow from others are left out: of a default made of a wrong value, or a list without it.
         is_cut = one["type"] == "too_short" and any(e["loc"][: len(loc)] == loc != e["loc"] for e in errors)
         if (is_given or one["type"] == "missing") and not is_cut:
             lines.append(f"{place}: {_wrong(one)}")
     return lines or [f"{path}: {_wrong(errors[0])}"]
+
+
+def in_order(lines: Iterable[str], path: Path) -> list[str]:
+    """Sorts lines on a settings file by the line of the file that they name; what names none comes first."""
+    at = re.compile(rf"{re.escape(str(path))}:(\d+): ")
+    return sorted(lines, key=lambda line: int(found[1]) if (found := at.match(line)) else 0)
 
 
 def _wrong(error: ErrorDetails) -> str:
@@ -150,13 +157,16 @@ def _wrong(error: ErrorDetails) -> str:
 
 
 def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None, prefix: str) -> tuple[str, bool]:
-    """Returns where a setting, or what it is part of, is: an environment variable, or file and line; and if itself is.
+    """Finds a setting, or else the innermost section around it.
 
     Args:
-        at: its name, by parts.
+        at: the parts of the setting's name.
         path: the settings file.
-        tree: what is in it.
-        prefix: of the environment variables that are settings.
+        tree: the file's root node.
+        prefix: the prefix of environment variables that are settings.
+
+    Returns:
+        the place, an environment variable or file and line; and whether it is that of the setting itself.
     """
     environment = {name.upper() for name in os.environ}
     for end in range(len(at), 0, -1):

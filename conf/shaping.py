@@ -1,4 +1,4 @@
-"""The settings of shaped release: how many messages a second a subscription gets, and when."""
+"""The settings of shaped release: the rate of a subscription's messages, and the times at which it gets any."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _day(value: Any) -> Any:
 
 
 def _time_of_day(value: Any) -> str:
-    # YAML reads 22:30 without quotes as a number of base 60. Less than 60 is an hour alone, as 8, and no 00:08.
+    # YAML reads 22:30 without quotes as a number of base 60. A number below 60 is an hour without minutes: an error.
     if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or 60 <= value <= MINUTES_A_DAY):
         value = f"{value // 60:02}:{value % 60:02}"
     if not isinstance(value, str) or not _TIME.fullmatch(value) or minutes(value) > MINUTES_A_DAY:
@@ -55,25 +55,25 @@ TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
 
 
 class Rate(BaseModel):
-    """How many messages a second a subscription, or each key of it, gets at most: a token bucket."""
+    """The maximum rate of a subscription's messages, or of each key's: a token bucket."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # At least about one a day: the places of a queue are to be times that there are.
+    # At least about one a day, so that the places of a long queue are valid times.
     messages_per_second: Annotated[float, Field(ge=1e-5, le=1_000_000, allow_inf_nan=False)]
-    burst: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None  # None: what comes in a second, at least 1
+    burst: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None  # None: the messages of a second, at least 1
     per: Literal["subscription", "key"] = "subscription"
 
     @property
     def most_at_once(self) -> int:
-        """How many messages may go at once after a rest."""
+        """The maximum number of messages that may go at once after a pause."""
         return self.burst or max(1, ceil(self.messages_per_second))
 
 
 class Window(BaseModel):
-    """When messages go out: on some days of the week, from a time of day to another, in a time zone.
+    """A window in which messages go out: days of the week, from one time of day to another, in a time zone.
 
-    A window whose end is not after its start goes on to the next day.
+    A window whose end is before its start ends on the next day.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)

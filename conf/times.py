@@ -1,4 +1,4 @@
-"""Times as people write and read them."""
+"""Parses and formats times and time zones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def parse_time(text: str) -> int:
     """Returns a time as ms since the epoch.
 
     Args:
-        text: such a number, not negative, or ISO 8601 with a zone.
+        text: that number, not negative, or ISO 8601 with a zone.
 
     Raises:
-        ValueError: the text is neither; the message says what to give.
+        ValueError: the text is neither; the message says what is allowed.
     """
     if text.strip().isdecimal():
         return int(text)
@@ -31,10 +31,10 @@ def parse_time(text: str) -> int:
 
 
 def parse_zone(name: str) -> tzinfo | None:
-    """Returns a time zone by its name, as Europe/Berlin; None: the machine's, which is called "local".
+    """Returns a time zone by its name, as Europe/Berlin; None for "local", the machine's zone.
 
     Raises:
-        ValueError: there is none; the message says what to give.
+        ValueError: there is no such zone; the message says what is allowed.
     """
     if name == LOCAL:
         return None
@@ -45,11 +45,11 @@ def parse_zone(name: str) -> tzinfo | None:
 
 
 def time_text(millis: int, zone: tzinfo | None = UTC) -> str:
-    """Returns a time in ISO 8601 with its zone; one beyond the year 9999 as the number that it is.
+    """Returns a time in ISO 8601 with its zone; a time beyond the year 9999 as a number.
 
     Args:
-        millis: ms since the epoch.
-        zone: None: the machine's.
+        millis: the time, ms since the epoch.
+        zone: the zone; None: the machine's.
     """
     try:
         time = datetime.fromtimestamp(millis / 1000, zone)

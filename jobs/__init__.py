@@ -1,1 +1,1 @@
-"""The programs that a person starts: the command line, the demo, and what runs beside the job."""
+"""The programs that a person starts: the command line and the demo; and helper processes of the job."""

@@ -1,6 +1,6 @@
-"""The program's entry: light, so that a signal finds it ready before the command line's imports, which take a second.
+"""The program's entry, which handles signals during the command line's imports (they take a second).
 
-It is also where the program ends when nobody reads its output any more, as with `| head -1`.
+It also ends the program if nobody reads its output any more, as with `| head -1`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from jobs.unread import write_nowhere
+from jobs.unread import redirect_to_null
 
 
 def main() -> None:
-    """The console entry point. Exit status: that of `jobs.cli.main`, or 128 and the number of a signal.
+    """The console entry point. Exit status: that of `jobs.cli.main`, or 128 plus the number of a signal.
 
-    SIGINT gives 130 and no further word, output that nobody reads any more 141.
+    After SIGINT that is 130, after a closed output pipe 141; neither prints anything.
     """
-    # By handlers, for in a container the first process ignores a signal that has none; there SIGTERM keeps its handler
-    # until a command sets its own. They raise nothing: some of what is imported catches all exceptions. What is to be
-    # ignored stays so.
+    # Handlers are set because the first process in a container ignores signals without one; there SIGTERM keeps its
+    # handler until a command sets its own. They don't raise, since some imported modules catch all exceptions. Signals
+    # that are ignored stay ignored.
     default: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ours = [number for number, handler in default.items() if signal.getsignal(number) == handler]
     for number in ours:
         signal.signal(number, _end)
-    was_read = not _leads_nowhere()
+    was_read = not _is_discarded()
     try:
         from jobs.cli import main as command_line
 
@@ -39,7 +39,7 @@ def main() -> None:
     except BrokenPipeError as error:
         _broken(error, was_read)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer ends by itself for any of them, without a word
+        if isinstance(end.__context__, BrokenPipeError):  # typer turns any of them into SystemExit
             _broken(end.__context__, was_read)
         try:
             if sys.stdout is not None:
@@ -47,7 +47,7 @@ def main() -> None:
         except BrokenPipeError as error:
             _broken(error, was_read)
         except OSError as error:
-            write_nowhere(sys.stdout.fileno())
+            redirect_to_null(sys.stdout.fileno())
             sys.exit(f"error: the output can't be written: {error.strerror}")
         raise
 
@@ -57,24 +57,25 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def _broken(error: BrokenPipeError, was_read: bool) -> NoReturn:
-    """Ends the program after a broken pipe: without a word if it is stdout or stderr.
+    """Ends the program after a broken pipe, silently if that is stdout or stderr.
 
     Args:
-        was_read: stdout led somewhere at the start.
+        error: the error.
+        was_read: whether stdout was something else than the null device at the start.
     """
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
     unread = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
-    if not unread and not (was_read and _leads_nowhere()):  # rich has seen to it already
+    if not unread and not (was_read and _is_discarded()):  # rich redirects a broken stdout to the null device
         sys.exit(f"error: {error} (unexpected: a connection was closed)")
     for descriptor in unread:
-        write_nowhere(descriptor)
+        redirect_to_null(descriptor)
     sys.exit(128 + signal.SIGPIPE)
 
 
-def _leads_nowhere() -> bool:
-    """Whether what is written to stdout is thrown away."""
+def _is_discarded() -> bool:
+    """Whether stdout is closed or the null device."""
     try:
         return os.path.samestat(os.fstat(1), os.stat(os.devnull))
     except OSError:

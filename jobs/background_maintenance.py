@@ -1,4 +1,4 @@
-"""Maintenance of the tables while the job runs: a process of the lowest priority, started at intervals."""
+"""Maintains the tables while the job runs: a process of the lowest priority, started at intervals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _STOP_SECONDS = 5
 class BackgroundMaintenance:
     """A context manager that maintains the tables while it is open.
 
-    It merges files every `maintain.interval_millis`, where there are many small ones, and also deletes old rows and
-    files every `maintain.retention_interval_millis`. A failure is one line in the log, and the next run comes as usual.
+    Every `maintain.interval_millis` it merges files if there are many small ones; every
+    `maintain.retention_interval_millis` it also deletes old rows and files. A failure is one line in the log, and the
+    next run begins as usual.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -42,7 +43,7 @@ class BackgroundMaintenance:
     ) -> None:
         self._stopping.set()
         if (process := self._process) is not None:
-            process.kill()  # each commit is whole, and what is not committed goes with a later vacuum
+            process.kill()  # commits are whole, and a later vacuum deletes files that were not committed
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
@@ -77,7 +78,7 @@ class BackgroundMaintenance:
 
 
 def _main() -> None:
-    """Maintains the tables of the settings that come as JSON on stdin."""
+    """Maintains the tables; reads the settings as JSON from stdin."""
     process = psutil.Process()
     process.nice(19)
     if hasattr(psutil, "IOPRIO_CLASS_IDLE"):

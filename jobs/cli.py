@@ -1,4 +1,4 @@
-"""The command line: `delaylake`. Commands import what they need when they run, so that `--help` is quick."""
+"""The command line `delaylake`. Commands import what they need only when they run, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jobs.commands.tables import import_ as importing
 from jobs.logs import LogFormat
 from jobs.options import GlobalOptions, global_options
 
-# Given before or after the command.
+# Options that may be given before or after the command.
 GLOBAL_OPTIONS = ("config", "verbose", "admin_url", "log_format", "time_zone")
 
 app = typer.Typer(
@@ -87,7 +87,7 @@ def _globals(
         typer.Option(
             parser=_zone_name,
             metavar="ZONE",
-            help="Of times in text: UTC (the default), local, or as Europe/Berlin.",
+            help="The zone of times in text: UTC (the default), local, or a name as Europe/Berlin.",
             show_default=False,
         ),
     ] = None,
@@ -104,9 +104,9 @@ def _globals(
 
 
 def _take_global_options_anywhere(group: Any) -> None:
-    """Gives every command below a group the group's global options, so that they may follow the command too.
+    """Adds a group's global options to all of its commands, so that they may also follow the command.
 
-    A command may have an option of its own by such a name.
+    A command's own option of the same name stays.
     """
     options = [parameter for parameter in group.params if parameter.name in GLOBAL_OPTIONS]
 
@@ -138,20 +138,20 @@ def main() -> None:
         status = error.exit_code
         if message := error.format_message().replace("Value error, ", "").removesuffix("."):
             where = getattr(error, "ctx", None)
-            _complain(f"{message} (see {where.command_path} --help)" if where else message)
+            _print_error(f"{message} (see {where.command_path} --help)" if where else message)
     except typer.Abort:
-        status = _complain("aborted")
+        status = _print_error("aborted")
     except Exception as error:
         if options.verbose:
             raise
         lines = [f"{type(error).__name__}: {error} (unexpected: --verbose shows where)"]
         if isinstance(error, DelayLakeError):
             lines = error.lines
-        status = max(map(_complain, lines))
+        status = max(map(_print_error, lines))
     sys.exit(status or 0)
 
 
-def _complain(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 1
 

@@ -1,4 +1,4 @@
-"""The log: lines on stderr, for people or as JSON."""
+"""Configures the log: lines on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def name_settings(file: Path | None) -> None:
-    """Logs which settings file the program has read, whatever the lowest level is that is logged."""
+    """Logs the settings file that the program has read, whatever the log's level."""
     log = logging.getLogger("delaylake")
     log.setLevel(logging.INFO)
     log.info("settings: %s", file)
@@ -41,8 +41,8 @@ def configure(level: int, form: LogFormat) -> None:
     """Makes the program log to stderr from now on.
 
     Args:
-        level: the lowest that is logged, as in `logging`.
-        form: lines for people, or JSON.
+        level: the lowest level that is logged, as in `logging`.
+        form: text or JSON.
     """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

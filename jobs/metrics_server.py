@@ -1,6 +1,6 @@
 """Serves the job's metrics over HTTP, but only under known host names.
 
-Any web page can have its own host name point here, and would then be able to read them (see `admin.security.hosts`).
+Otherwise any web page could make its own host name point here, and read them (see `admin.security.hosts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from admin.security.hosts import MISDIRECTED, host_name, names_check
+from admin.security.hosts import MISDIRECTED, host_name, host_names_check
 from conf.settings import Settings
 
 
@@ -33,19 +33,19 @@ class _Handler(WSGIRequestHandler):
 def serve_metrics(settings: Settings, collector: Collector) -> tuple[WSGIServer, threading.Thread]:
     """Serves a collector's metrics at `metrics.host` and `metrics.port`, in a thread.
 
-    A request under another host name than `metrics.host`, those of `api.allowed_hosts`, loopback ones and the address
-    at which it came in is answered 421.
+    The answer is 421 to a request under a host name other than `metrics.host`, those of `api.allowed_hosts`, loopback
+    ones, and the address at which it came in.
 
     Returns:
-        the server and its thread; the caller shuts them down.
+        the server and its thread; the caller has to shut them down.
 
     Raises:
-        OSError: the address can't be served on.
+        OSError: the address can't be used.
     """
     registry = CollectorRegistry()
     registry.register(collector)
     metrics = make_wsgi_app(registry)
-    is_allowed = names_check((settings.metrics.host, *settings.api.allowed_hosts))
+    is_allowed = host_names_check((settings.metrics.host, *settings.api.allowed_hosts))
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         name = host_name(environ.get("HTTP_HOST", ""))

@@ -1,4 +1,4 @@
-"""The parts that all commands share: the global options and the form of the output."""
+"""The parts that all commands share: the global options and the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineName(StrEnum):
     LOCAL = "local"
 
 
-# From so many rows on a Spark application is worth its start: see docs/scale.md.
+# With this many rows or more a Spark application is worth its start: see docs/scale.md.
 SPARK_ROWS = 50_000_000
 
 EngineOption = Annotated[
@@ -43,7 +43,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         help="Where the heavy work is done: on the cluster of spark.master, or in this process. "
-        "By default on a cluster from 50 million rows on.",
+        "By default on a cluster if there are 50 million rows or more.",
         show_default=False,
     ),
 ]
@@ -95,7 +95,7 @@ def rest_client(options: GlobalOptions, url: str) -> RestClient:
 
 
 def engine_of(settings: Settings, chosen: EngineName | None) -> AbstractContextManager[Engine]:
-    """Returns the engine that was chosen; None: Spark for large work where the settings have a cluster."""
+    """Returns the chosen engine; None: Spark for much work if the settings have a cluster, else this process."""
     from contextlib import nullcontext
 
     from warehouse.delta.engine import LOCAL

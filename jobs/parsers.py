@@ -1,4 +1,4 @@
-"""Parsers of the values that several commands take: durations, times, properties and recurrence."""
+"""Parsers of option values that several commands have: durations, times, properties and recurrence."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from enum import StrEnum
 
 import typer
 
+# A number below it is meant as seconds: as such it is a time before the year 5139.
+_LEAST_MILLIS = 10**11
+
 
 def parse_duration(text: str) -> int:
     """Returns a duration such as `10s`, `1.5h` or `250ms` in milliseconds.
 
     Raises:
-        typer.BadParameter: the text is no duration, or a number without a unit: it may be meant as seconds.
+        typer.BadParameter: the text is not a duration, or has no unit: it might be meant as seconds.
     """
     from conf import durations
 
@@ -25,7 +28,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Returns a time as ms since the epoch, from such a number or from ISO 8601 with a zone.
+    """Returns a time as ms since the epoch; the text is that number, or ISO 8601 with a zone.
 
     Raises:
         typer.BadParameter: the text is neither.
@@ -38,6 +41,18 @@ def parse_time(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def parse_due_time(text: str) -> int:
+    """Returns a time as `parse_time`, at which something is to be delivered.
+
+    Raises:
+        typer.BadParameter: the text is none, or a number that is a time of 1970 to 1973 only as milliseconds.
+    """
+    due = parse_time(text)
+    if text.strip().isdecimal() and 0 < due < _LEAST_MILLIS:
+        raise typer.BadParameter(f"{text!r} is a time in the early seventies: give milliseconds since the epoch")
+    return due
+
+
 def parse_property(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -45,8 +60,23 @@ def parse_property(text: str) -> tuple[str, str]:
     return key, value
 
 
+def parse_properties(texts: list[str] | None) -> dict[str, str]:
+    """Returns the properties of an option that may be repeated.
+
+    Raises:
+        typer.BadParameter: one is none, or a name comes twice.
+    """
+    pairs = [parse_property(text) for text in texts or ()]
+    properties = dict(pairs)
+    if len(properties) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise typer.BadParameter(f"the property {twice} is given twice")
+    return properties
+
+
 class Misfire(StrEnum):
-    """What becomes of missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
+    """What happens to missed occurrences, as `tracker.recurrence.recurrence.Misfire`."""
 
     ONCE = "once"
     ALL = "all"
@@ -56,10 +86,10 @@ class Misfire(StrEnum):
 def recurrence_properties(
     repeat: str | None, time_zone: str | None, until: int | None, times: int | None, misfire: Misfire | None
 ) -> dict[str, str]:
-    """Returns the properties of a message that recurs as options say; none where they say nothing.
+    """Returns the properties of a message that recurs as the options say; empty without options.
 
     Raises:
-        typer.BadParameter: they make no recurrence.
+        typer.BadParameter: the options are wrong, or incomplete.
     """
     from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 

@@ -1,4 +1,4 @@
-"""The progress of long work, shown on a terminal."""
+"""Shows the progress of long work on a terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from jobs.options import Output
 
 
 class ProgressLine:
-    """A context manager with one line on stderr that is written over and over, and cleared at the end.
+    """One line on stderr that is overwritten, and cleared at the end. A context manager.
 
-    It shows nothing where stderr is no terminal, or the output is JSON.
+    Nothing is shown if stderr is not a terminal, or the output is JSON.
     """
 
     def __init__(self, output: Output) -> None:

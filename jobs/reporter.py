@@ -1,4 +1,4 @@
-"""The output of `delaylake run`: that it is ready, what has changed, and lines of progress."""
+"""Prints the output of `delaylake run`: `ready`, changes of routes, and lines of progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobs.options import Output
-from jobs.unread import write_nowhere
+from jobs.unread import redirect_to_null
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,9 +27,9 @@ class Reporter:
     Counts are those of the last batch; rates and lateness are since the last line.
 
     Args:
-        output: text, or an object of JSON a line.
-        every_seconds: the least time between two lines of progress; 0: there are none.
-        max_in_flight: with more messages in flight, the job is held up.
+        output: text, or lines with a JSON object each.
+        every_seconds: the minimum time between two lines of progress; 0: none are printed.
+        max_in_flight: with more messages in flight the job is held up.
     """
 
     def __init__(self, output: Output, every_seconds: float, max_in_flight: int) -> None:
@@ -42,7 +42,7 @@ class Reporter:
         self._begin()
 
     def standby(self) -> None:
-        """Says that the job waits, and could take over."""
+        """Prints that the job waits, and could take over."""
         self._print("standby", {}, "standby", sys.stdout)
 
     def changed(self, lines: Sequence[str]) -> None:
@@ -117,4 +117,4 @@ class Reporter:
             print(text, file=stream, flush=True)
         except BrokenPipeError:
             _log.warning("nobody reads the output any more; deliveries go on")
-            write_nowhere(stream.fileno())
+            redirect_to_null(stream.fileno())

@@ -1,4 +1,4 @@
-"""Spark's log, `spark.log` beside the checkpoint: what its JVM and Python workers print. It is kept small."""
+"""Spark's log, `spark.log` beside the checkpoint: the output of its JVM and Python workers, limited in size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MAX_BYTES = 16 << 20
 
 
 def spark_log_of(settings: Settings) -> Path:
-    """The log of the job on a checkpoint."""
+    """Returns the log file of the job on the settings' checkpoint."""
     return Path(local_path(settings.checkpoint)) / "spark.log"
 
 
 @contextmanager
 def output_of_children(file: Path | None) -> Iterator[None]:
-    """Sends stdout and stderr to a file while the block runs, so that processes started in it print there.
+    """Redirects stdout and stderr to a file while the block runs, so that processes started in it print there.
 
     Args:
-        file: what is printed is appended to it; None: nothing changes.
+        file: the file, to which output is appended; None: nothing changes.
     """
     if file is None:
         yield
@@ -44,14 +44,14 @@ def output_of_children(file: Path | None) -> Iterator[None]:
                 os.close(old)
 
 
-def bound(log: Path) -> None:
-    """Empties a log of more than MAX_BYTES, and keeps what was in it as `.1`, instead of what that was before.
+def rotate(log: Path) -> None:
+    """Empties a log of more than MAX_BYTES after copying it to `.1`.
 
-    Processes that have it open for appending, as those of `output_of_children`, go on at its beginning. What they
-    print in this moment may be missing.
+    Processes that have it open for appending, as those of `output_of_children`, go on at its beginning. Lines that they
+    print at this moment may be lost.
     """
-    with suppress(OSError):  # it is not there, say
+    with suppress(OSError):  # such as a missing file
         if log.stat().st_size > MAX_BYTES:
-            with suppress(OSError):  # the disk is full: all the more
+            with suppress(OSError):  # on a full disk the log is emptied without a copy
                 shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)

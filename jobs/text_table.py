@@ -1,12 +1,12 @@
-"""Tables as text, for people: what has no room in a line is folded."""
+"""Formats tables as text; cells that do not fit into a line are folded."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Sequence
 
-_WIDTH = 120  # of a line where there is no terminal, and COLUMNS does not say it
-_LEAST = 16  # a column is folded to this width at the least
+_WIDTH = 120  # width of a line without a terminal and without COLUMNS
+_LEAST = 16  # the minimum width to which a column is folded
 _GAP = "  "
 _BREAKS = " ,/"
 
@@ -17,12 +17,12 @@ def table_text(
     """Returns a table as lines that end at a width.
 
     Columns of text are folded, each cell within its column. Where they get too narrow, each row is written as lines of
-    its own, a line for a column.
+    its own, a line for a column; without rows the names are all there is.
 
     Args:
-        names: of the columns.
-        rows: the cells, (rows, columns). Characters that would not be shown as they are, are escaped.
-        right: names of columns that are aligned at the right, and not folded: numbers.
+        names: names of the columns.
+        rows: the cells, (rows, columns). Unprintable characters are escaped.
+        right: names of columns of numbers, which are aligned at the right, and not folded.
         width: characters in a line; None: those of the terminal, else COLUMNS in the environment, else 120.
     """
     width = width or shutil.get_terminal_size((_WIDTH, 24)).columns
@@ -30,7 +30,7 @@ def table_text(
     natural = [max(map(_cells, column)) for column in zip(names, *shown, strict=True)]
     widths = _folded(natural, [name in right for name in names], width)
     if widths is None:
-        return _records(names, shown, width)
+        return _records(names, shown, width) if shown else "\n".join(map(str.strip, fold(_GAP.join(names), width)))
     lines: list[str] = []
     for row in [names, *shown]:
         parts = [fold(cell, w) for cell, w in zip(row, widths, strict=True)]
@@ -41,7 +41,7 @@ def table_text(
 
 
 def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] | None:
-    """Returns the columns' widths with which a row fits into a line; None: there are none."""
+    """Returns widths of the columns with which a row fits into a line; None: it can't fit."""
     widths = list(natural)
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     while excess > 0:
@@ -50,7 +50,7 @@ def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] 
             return None
         widest = max(can_fold)
         i = next(i for i, w in enumerate(widths) if w == widest and not is_number[i])
-        # Not below the next one in width: these two are then folded alike.
+        # The widest column is cut no further than to the next one's width: then both are cut in turn.
         least = max([w for w in can_fold if w < widest], default=_LEAST)
         cut = min(excess, max(1, widest - least))
         widths[i] -= cut
@@ -59,7 +59,7 @@ def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] 
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Returns each row as a numbered heading, and a line or more for each column that is not empty."""
+    """Returns the table as a numbered heading for each row, followed by lines for its columns that are not empty."""
     length = max(map(_cells, names))
     left = max(width - length - len(_GAP), _LEAST)
     lines = []
@@ -74,7 +74,7 @@ def _records(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Returns a text in lines of a width: broken after one of _BREAKS where there is one in a line's second half."""
+    """Returns a text as lines of a width, broken after one of _BREAKS if there is one in a line's second half."""
     from rich.cells import chop_cells
 
     lines = []
@@ -93,7 +93,7 @@ def _aligned(text: str, width: int, is_right: bool) -> str:
 
 
 def _cells(text: str) -> int:
-    """Returns how many places of a line a text takes: of some scripts each character takes two."""
+    """Returns the width of a text on a terminal: characters of some scripts take two places."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

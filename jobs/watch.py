@@ -1,4 +1,4 @@
-"""Shows something again and again, as `--watch` asks for."""
+"""Shows a text again and again, for `--watch`."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def watch(
     zone: tzinfo | None = UTC,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows what a function returns, and shows it anew after some seconds, until SIGINT.
+    """Shows the text that a function returns, again and again until SIGINT.
 
-    On a terminal it takes the place of what was shown before; else it is printed below, with the time. An error after
-    the first look is shown, too, and does not end it.
+    On a terminal each text replaces the one before; else it is printed below, with the time. An error after the first
+    text is shown instead of the text.
 
     Args:
-        render: returns text, or with JSON one line.
-        seconds: from one look to the next.
-        output: with JSON no time is printed, and nothing is cleared: a line for each look.
-        zone: of the time that is shown; None: the machine's.
-        sleep: waits so many seconds.
+        render: returns the text; with JSON one line.
+        seconds: the time from one call to the next.
+        output: with JSON only the lines are printed, without the time.
+        zone: the zone of the time that is shown; None: the machine's.
+        sleep: waits for a number of seconds.
 
     Raises:
-        DelayLakeError: of the first look.
+        DelayLakeError: the first call of `render` failed, or with JSON any.
     """
     is_screen = output is Output.TEXT and sys.stdout.isatty()
     text = render()

@@ -1,1 +1,1 @@
-"""A checkpoint rebuilt from the Delta tables, and messages imported in bulk."""
+"""Rebuilds a checkpoint from the Delta tables, restores backups, and imports messages in bulk."""

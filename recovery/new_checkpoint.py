@@ -1,4 +1,4 @@
-"""Puts a rebuilt checkpoint in the place of a lost one."""
+"""Replaces a lost checkpoint by one that is rebuilt from the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from filelock import Timeout
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from recovery.rebuild.rebuild import last_entries, rebuild
-from recovery.restore.another_broker import move
+from recovery.restore.another_broker import change_broker
 from recovery.restore.rewind import check_alone, check_broker, rewind
 from status.job_status import STALE_MILLIS, known_status
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
@@ -26,7 +26,7 @@ from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.maintain import lock
 from warehouse.schemas import SCHEMAS
 
-# Checkpoints that were moved aside, by their times, and how many of them stay.
+# The folders of checkpoints that were moved aside, named by the time, and how many of them stay.
 _OLD = "query.[0-9]*"
 _OLD_KEPT = 2
 
@@ -46,7 +46,9 @@ def rebuild_checkpoint(
     """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
-        discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
+        settings: of the job.
+        discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
+        on_progress: as of `rebuild`.
         on_warning: as of `rebuild`.
         without: as of `rebuild`.
         is_another_broker: as of `import_and_rebuild`.
@@ -56,7 +58,7 @@ def rebuild_checkpoint(
 
     Raises:
         RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, a table is
-            missing, or `without` names what is no destination.
+            missing, or `without` names a topic that is no destination.
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
     """
@@ -84,23 +86,25 @@ def import_and_rebuild(
 ) -> dict[str, int]:
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
-    The old checkpoint is moved aside before, so that no job goes on with it where this is interrupted. A warehouse that
-    is a backup becomes one like any other, and the source topics are read again from where it ends; the warehouse that
-    was backed up is taken over, too, where it can be reached.
+    The old checkpoint is moved aside first, so that no job continues from it after an interruption. A backup becomes an
+    ordinary warehouse, and its job reads the source topics again from the end of the backup; the warehouse that was
+    backed up is taken over, too, if it can be reached.
 
     Args:
-        discards_checkpoint: moves an existing checkpoint aside; False: there may be none.
-        bring_in: appends to the tables.
+        settings: of the job.
+        discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
+        bring_in: called with the tables, to append messages to them.
+        on_progress: as of `rebuild`.
         on_warning: as of `rebuild`.
         without: as of `rebuild`.
-        is_another_broker: the warehouse is a backup, and the settings' broker is not the one whose messages it has.
+        is_another_broker: whether the warehouse is a backup whose messages are of another broker than the settings'.
 
     Returns:
-        the counts that `rebuild` returns; with another broker those of `Move`, too.
+        the counts that `rebuild` returns; with another broker those of `BrokerChange`, too.
 
     Raises:
-        RebuildError: the job or maintenance runs, there is a checkpoint that is not to be discarded, or there is
-            another broker and the warehouse is no backup, or the settings leave out what was replicated.
+        RebuildError: the job or maintenance runs, or there is a checkpoint that is not to be discarded; with another
+            broker, the warehouse is no backup, or the settings leave out replicated messages.
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
         ConnectedError, NewClusterError: of a backup: see `check_alone` and `check_broker`.
@@ -130,14 +134,14 @@ def import_and_rebuild(
                 _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
-                # To the microsecond: a script may rebuild twice within a second.
+                # The name has microseconds, because a script may rebuild twice within a second.
                 query.rename(checkpoint / f"query.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
             tables.take_over(epoch)
             _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)
-            moved = None
+            change = None
             if backup is not None and is_another_broker:
-                moved = move(settings, tables, backup.made_at, on_progress, on_warning)
+                change = change_broker(settings, tables, backup.made_at, on_progress, on_warning)
             found = rebuild(
                 settings,
                 tables,
@@ -145,10 +149,10 @@ def import_and_rebuild(
                 on_progress,
                 on_warning=on_warning,
                 without=without,
-                renumbering=None if moved is None else moved.renumbering,
+                renumbering=None if change is None else change.renumbering,
             )
-            if moved is not None:
-                found |= moved.counts
+            if change is not None:
+                found |= change.counts
             elif backup is not None:
                 rewind(settings, tables, last_entries(tables, "entries"), backup.made_at)
             if backup is not None:
@@ -163,7 +167,7 @@ def import_and_rebuild(
 
 
 def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warning: Callable[[str], None]) -> None:
-    """Takes over the warehouse that was backed up, too, if it is still there: a job that comes back there ends."""
+    """Takes over the warehouse that was backed up, if it still exists: a job that starts there again ends."""
     if source == local_path(settings.warehouse):
         return
     try:
@@ -178,9 +182,9 @@ def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warni
 
 
 def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:
-    """Waits until a job that may still run, on another checkpoint, must have noticed that it was overtaken.
+    """Waits until a job that may still run, on another checkpoint, must have noticed that it is fenced.
 
-    The messages that it sends until then are found at the destinations.
+    The rebuild finds the messages that this job sends until then at the destinations.
     """
     status = known_status(warehouse)
     if status is None or status.state not in ("starting", "running"):

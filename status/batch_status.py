@@ -1,4 +1,4 @@
-"""A batch's figures, from which the job's status is made."""
+"""The figures of a batch, of which the job's status is made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class BatchStatus:
     tick: int
     now: int  # ms since the epoch
     lookahead_millis: int = 0  # how long before its time a message is handed out
-    sending: int = 0  # releases that are being sent
+    sending: int = 0  # number of releases that are being sent
     counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them
-    # By source topic and subscription the last time that shaping has given a message, ms since the epoch.
+    # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
-    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic the subscriptions that are paused
+    paused: dict[str, list[str]] = field(default_factory=dict)  # the paused subscriptions, by source topic

@@ -1,12 +1,12 @@
-"""Notices that the machine's clock was set."""
+"""Measures steps of the machine's clock: how far it was set ahead or back."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-_STEP_MILLIS = 500  # the least step that counts; NTP that slews a clock changes it by half a millisecond a second
-_READ_SECONDS = 0.05  # two clocks that were read further apart can't be compared
+_STEP_MILLIS = 500  # smaller steps do not count; NTP slews a clock by half a millisecond a second
+_READ_SECONDS = 0.05  # the most time between the readings of two clocks that are compared
 
 
 class ClockSteps:
@@ -27,9 +27,9 @@ class ClockSteps:
         self._last: float | None = None
 
     def look(self) -> int:
-        """Returns by how many ms the clock was set since the last look: negative, it was set back; 0, not at all.
+        """Returns the step since the last look, ms: negative where the clock was set back; 0: it was not set.
 
-        After a machine slept, its clock may count as set ahead.
+        After a machine has slept, its clock may count as set ahead.
         """
         before = self._monotonic()
         now = self._wall()

@@ -1,4 +1,4 @@
-"""The job's figures for Prometheus, with Pulsar's name (`pulsar_delayed_message_index_*`) where they mean the same."""
+"""The job's figures as Prometheus metrics, under Pulsar's name (`pulsar_delayed_message_index_*`) where it has one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COUNTERS = {
 
 
 class JobCollector(Collector):
-    """Returns a job's status as metrics; without a status only that the job is down.
+    """Collects a job's status as metrics; without a status only `delaylake_job_up`, which is 0 then.
 
     Args:
         status: returns the newest status; None: there is none.

@@ -1,4 +1,4 @@
-"""The job's figures for an OpenTelemetry collector: those that Prometheus reads, under the same names."""
+"""Exports the job's figures to an OpenTelemetry collector, under the same names as for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_INTERVAL_MILLIS = "60000"  # as the specification has it
+_INTERVAL_MILLIS = "60000"  # the specification's default
 
 
 @contextmanager
 def exported(collector: Collector) -> Iterator[None]:
-    """Exports a collector's metrics while the block runs, and once at its end, if the environment asks for that.
+    """Exports metrics while the block runs, and once at its end, if the environment variables ask for it.
 
-    Each OTEL_METRIC_EXPORT_INTERVAL ms they are read and sent. A collector that does not answer holds up nothing.
+    A thread reads and sends them every OTEL_METRIC_EXPORT_INTERVAL ms, so that an OpenTelemetry collector that does not
+    answer holds up nothing.
+
+    Args:
+        collector: has the metrics.
     """
     if (reason := why_not_exported()) is not None:
         _log.warning("no traces and metrics for OpenTelemetry: %s", reason)
@@ -62,11 +66,11 @@ def exported(collector: Collector) -> Iterator[None]:
 
 
 def metrics_data(collector: Collector, began: int, now: int) -> MetricsData:
-    """Converts what a collector has for Prometheus.
+    """Converts Prometheus metrics to OpenTelemetry's.
 
     Args:
-        collector: its metrics are gauges, counters and histograms.
-        began: since when counters count, ns since the epoch.
+        collector: has the metrics: gauges, counters and histograms.
+        began: when counters began to count, ns since the epoch.
         now: ns since the epoch.
     """
     from opentelemetry.sdk.metrics.export import Metric as Exported
@@ -94,7 +98,7 @@ def _data(metric: Metric, began: int, now: int) -> Any:
 
 
 def _histogram_points(metric: Metric, began: int, now: int) -> list[Any]:
-    """Returns a point for each set of labels; a bucket of OpenTelemetry's has not what those below it have."""
+    """Returns a point for each set of labels. Buckets of OpenTelemetry are not cumulative, those of Prometheus are."""
     from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
     found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Troubles: faults that the running job lives with, named by `delaylake status`, metrics and dashboard."""
+"""Troubles: faults with which the job goes on; `delaylake status`, metrics and dashboard show them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from conf.files import replace_file
 
 # Kinds of trouble.
-STANDING = "standing"  # a source topic that is not read although it has messages, or may have
+STANDING = "standing"  # a source topic that is not read although it has messages, or may have some
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes no messages
-NO_BROKER = "no_broker"  # the broker, which does not answer at the start
-NO_ADMIN = "no_admin"  # the broker's admin API, which does not answer
-FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody publishes as if it were the job
+NO_BROKER = "no_broker"  # the broker does not answer at the start
+NO_ADMIN = "no_admin"  # the broker's admin API does not answer
+FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 
@@ -27,10 +27,10 @@ class Trouble:
 
     Attributes:
         kind: one of the constants of this module.
-        name: of the topic, topic partition, destination or subscription that has it.
+        name: of the topic, topic partition, destination or subscription in trouble.
         since: when it began, ms since the epoch.
-        text: what is the matter, and why as far as that is known; one line that does not repeat the name.
-        count: of kind NOT_SEEN the number of entries; else 1.
+        text: the fault, and its cause if that is known; one line that does not repeat the name.
+        count: the number of entries for the kind NOT_SEEN; else 1.
     """
 
     kind: str
@@ -41,10 +41,10 @@ class Trouble:
 
 
 class Troubles:
-    """The current troubles of one process. Safe in several threads.
+    """The current troubles of one process, and of another one that it follows. Thread-safe.
 
     Args:
-        file: is written at each change, for another process to `follow`; None: nobody does.
+        file: gets the process's own troubles at each change, for another process to `follow`; None: there is no file.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -52,14 +52,17 @@ class Troubles:
         self._lock = threading.Lock()
         self._own: dict[tuple[str, str], Trouble] = {}
         self._followed: Path | None = None
-        self._told: list[Trouble] = []  # in that file
+        self._followed_troubles: list[Trouble] = []  # the troubles in that file
 
     def begin(self, kind: str, name: str, text: str, since: int | None = None, count: int = 1) -> None:
-        """Begins a trouble, or changes the text and count of one that goes on, which keeps its `since`.
+        """Begins a trouble, or changes the text and the count of a current one, which keeps its `since`.
 
         Args:
-            text: whitespace becomes single spaces.
+            kind: as of `Trouble`.
+            name: as of `Trouble`.
+            text: as of `Trouble`; whitespace becomes single spaces.
             since: ms since the epoch; None: now.
+            count: as of `Trouble`.
         """
         with self._lock:
             known = self._own.get((kind, name))
@@ -73,31 +76,31 @@ class Troubles:
                 self._write()
 
     def end(self, kind: str, name: str) -> None:
-        """Ends a trouble, if there is one."""
+        """Ends a trouble, if it is current."""
         with self._lock:
             if self._own.pop((kind, name), None) is not None:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """Adds the troubles that another process writes to a file, in place of those of an earlier process.
+        """Adds the troubles that another process writes to a file, in place of those of the process followed before.
 
-        The earlier process's troubles of kind NOT_SEEN stay: nobody reports those entries again.
+        The earlier process's troubles of kind NOT_SEEN stay, because no process reports those entries again.
         """
         with self._lock:
-            for trouble in self._told:
+            for trouble in self._followed_troubles:
                 if trouble.kind == NOT_SEEN:
                     self._own[trouble.kind, trouble.name] = _merged(self._own, trouble)
-            self._told, self._followed = [], file
+            self._followed_troubles, self._followed = [], file
 
     def current(self) -> list[Trouble]:
-        """Returns all troubles, the oldest first, with those of the other process now."""
+        """Returns the current troubles of both processes, the oldest first."""
         with self._lock:
             if self._followed is not None:
-                self._told = _read(self._followed)
-            found = dict(self._own)
-            for trouble in self._told:
-                found[trouble.kind, trouble.name] = _merged(found, trouble)
-        return sorted(found.values(), key=lambda trouble: (trouble.since, trouble.kind, trouble.name))
+                self._followed_troubles = _read(self._followed)
+            current = dict(self._own)
+            for trouble in self._followed_troubles:
+                current[trouble.kind, trouble.name] = _merged(current, trouble)
+        return sorted(current.values(), key=lambda trouble: (trouble.since, trouble.kind, trouble.name))
 
     def _write(self) -> None:
         """Replaces the file: a reader sees the old troubles or the new ones, whole."""

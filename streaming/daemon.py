@@ -1,7 +1,7 @@
 """Forks Spark's Python workers from a process that has imported what they need.
 
-There are a dozen of them as soon as releases overlap; each would import Arrow and the Pulsar client anew, which takes
-longer than a message has time. No client is made here: one that is made before a fork hangs.
+A dozen workers run as soon as releases overlap. Each would otherwise import Arrow and the Pulsar client itself, which
+takes longer than the lookahead. No Pulsar client is made here: a client that is made before a fork hangs.
 """
 
 import gc
@@ -20,7 +20,7 @@ from streaming.spark_imports import import_without_pandas
 import_without_pandas()
 
 if __name__ == "__main__":
-    # After each task a worker collects garbage: not in what has been imported, which takes longer than the task itself.
+    # A worker collects garbage after each task: to look through imported modules, too, would take longer than the task.
     gc.collect()
     gc.freeze()
     manager()

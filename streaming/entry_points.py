@@ -1,8 +1,7 @@
-"""The source and the stateful operator as the classes that Spark calls.
+"""The classes that Spark calls: the streaming source and the stateful operator.
 
-Spark plans a query in half a dozen Python processes, one after the other, and each imports this module: so it imports
-little, and the work is in `streaming.source.reader` and `streaming.operator.processor`, which are imported where it is
-done.
+Spark plans a query in half a dozen Python processes, one after the other, and each imports this module. So the module
+imports little; `streaming.source.reader` and `streaming.operator.processor` do the work, and are imported at first use.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _KEY = StructType(
 )
 _VALUE = StructType([StructField("value", BinaryType())])
 
-# How long Spark may take to answer when it is asked for a value of the state: milliseconds are usual.
+# How long Spark may take to answer a question for a value of the state; milliseconds are usual.
 _STATE_SECONDS = 30.0
 
 
-# This process's last connection to Spark's side of the state.
+# The last connection of this process to Spark's state.
 _last_client: list[StatefulProcessorApiClient] = []
 
 
 def _leave_open(client: StatefulProcessorApiClient) -> None:
-    """Keeps the task's end of the state connection open: Spark closes its own end only while it waits on it.
+    """Keeps Python's end of the state connection open when a task ends, until the next task begins.
 
-    Else the JVM leaks a descriptor.
+    The JVM closes its own end only while it waits for a message on the connection; else it leaks a file descriptor.
     """
     tell = client.set_handle_state
 
@@ -52,7 +51,7 @@ def _leave_open(client: StatefulProcessorApiClient) -> None:
 
     client.set_handle_state = tell_unless_closed  # type: ignore[method-assign]
     _close_last()
-    _last_client.append(client)  # else it would be closed when nobody refers to it any more
+    _last_client.append(client)  # a reference, else Python would close the connection
 
 
 def _close_last() -> None:
@@ -90,8 +89,9 @@ class DelayedDeliverySource(DataSource):
 
 
 class DelayedDeliveryReader(DataSourceStreamReader):
-    """Hands Spark's calls to `SourceReader`, in one process beside the driver for the run; `read` in tasks, on copies.
+    """Passes Spark's calls to `SourceReader`.
 
+    One process beside the driver runs all methods but `read` as long as the query runs; tasks run `read`, on copies.
     Offsets are dicts as `Offset.to_json` makes them.
     """
 
@@ -107,15 +107,15 @@ class DelayedDeliveryReader(DataSourceStreamReader):
         return self._reader.next_offset(start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Returns the parts of the batch between two offsets, for a task each."""
+        """Returns the parts of the batch between two offsets, one for each task."""
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a part."""
+        """Yields the rows of a part of a batch."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Is told that the batches up to an offset are done."""
+        """Notes that Spark has committed the batches up to an offset."""
         self._reader.commit(end)
 
     def stop(self) -> None:
@@ -131,21 +131,21 @@ class DelayedDeliveryReader(DataSourceStreamReader):
 
 
 class DelayedDeliveryProcessor(StatefulProcessor):
-    """Hands each shard's rows to `Operator`; Spark's key of a row is that of its shard.
+    """Passes each shard's rows to `Operator`. Rows of one shard have the same key for Spark.
 
     Args:
-        shard_keys: for each shard the key of its rows.
-        settings: the tracker's settings as JSON.
-        warehouse: a folder or URI.
+        shard_keys: Spark's key of each shard's rows, by shard number.
+        settings: the section `tracker` of the settings, as JSON.
+        warehouse: folder or URI of the tables.
     """
 
     def __init__(self, shard_keys: list[int], settings: str, warehouse: str) -> None:
         self._options = shard_keys, settings, warehouse
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Gets Spark's map state, which the shards of a task share, each under its key."""
-        # Spark's side of the state ends without a word when the disk is full: the task would wait for ever, and with it
-        # the query. Failed, it is run again.
+        """Opens Spark's map state. The shards of a task share it, each under its key."""
+        # When the disk is full, Spark's end of the state stops without an error, and the task would wait for ever.
+        # After a timeout the task fails, and Spark runs it again.
         client = handle._statefulProcessorApiClient
         client._client_socket.settimeout(_STATE_SECONDS)
         _leave_open(client)

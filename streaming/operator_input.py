@@ -1,4 +1,4 @@
-"""The operator's input of a batch: rows that are each a part of one shard's input."""
+"""The operator's input of a batch: each row is a part of one shard's input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tracker.sharding import shard_of, shards_of
 
 
 class InputKind:
-    """Values of the column `kind` of the operator's input, which say what a row's `body` is.
+    """Values of the column `kind` of the operator's input: they say how a row's `body` is to be read.
 
-    The values REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING, _KEYS, _OCCURRENCES and _OUTCOMES are names of files in
-    prepared states, too.
+    REBUILT_CANCELLED, _DELIVERED, _MOVED, _WAITING, _KEYS, _OCCURRENCES and _OUTCOMES are names of files in prepared
+    states, too.
     """
 
     TICK = "tick"  # body: the offset as JSON
-    MESSAGES = "messages"  # body: packed rows, as in all others where nothing is said
+    MESSAGES = "messages"  # body: packed rows, as of all other kinds without a comment on the body
     SEGMENT = "segment"
     COMMANDS = "commands"
     REQUEST_IDS = "request_ids"  # body: JSON
@@ -31,9 +31,9 @@ class InputKind:
     PAYLOAD_ROWS = "kept"
     PACE = "pace"  # body: JSON
     REJECTED_COMMANDS = "no_commands"
-    NOTES = "notes"  # of new messages of this shard's entries that are in other shards
-    TIME_ZONES = "time_zones"  # body: those by which the batch is computed, as `TimeZones.pack` has them
-    REJECTED = "rejected"  # what was rejected while the topic for that could not be written
+    NOTES = "notes"  # new messages of this shard's entries that other shards have, without payload
+    TIME_ZONES = "time_zones"  # body: the time zones of the batch, as `TimeZones.pack` packs them
+    REJECTED = "rejected"  # messages that were rejected while their rejects topic could not be written
     REBUILT = "rebuilt"  # body: JSON
     REBUILT_CANCELLED = "rebuilt_taken"
     REBUILT_DELIVERED = "rebuilt_delivered"
@@ -53,10 +53,10 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 
-PART_ROWS = 20_000  # a packed value holds no more than this, so that rows of state and shuffle stay of moderate size
+PART_ROWS = 20_000  # the most rows in a packed value, so that rows of state and shuffle stay of moderate size
 
 
-Part = tuple[int, str, bytes]  # the shard's key, the kind, packed rows
+Part = tuple[int, str, bytes]  # Spark's key of the shard, kind, packed rows
 
 
 def to_batches(rows: Iterable[tuple[int, str, bytes]]) -> Iterator[pa.RecordBatch]:
@@ -72,7 +72,7 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
     Args:
         rows: as `tracker.sharding.shards_of` takes them.
         kind: a value of `InputKind`.
-        shard_keys: for each shard its key.
+        shard_keys: Spark's key of each shard's rows, by shard number.
 
     Returns:
         (shard key, kind, packed rows), with at most PART_ROWS rows each.
@@ -83,7 +83,10 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
 
 
 def split_notes(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
-    """Packs for the homes of their entries the rows that `split` gives to other shards, as it does."""
+    """Packs rows with a schedule key for the homes of their entries, where `split` gives them to other shards.
+
+    Arguments and result are those of `split`.
+    """
     if len(shard_keys) == 1 or not has_keys(rows):
         return []
     homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
@@ -92,12 +95,13 @@ def split_notes(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
 
 
 def split_copies(commands: pa.Table, known: pa.Table, keyed: Collection[str], shard_keys: list[int]) -> list[Part]:
-    """Packs commands for the shards that have their messages, other than the homes of these messages' entries.
+    """Packs copies of commands for shards that have their messages and are not the homes of the entries.
 
     Args:
         commands: as COMMAND_ROWS.
-        known: as KNOWN, the messages of the commands' entries that the tables have.
-        keyed: the topics that have had schedule keys. For others there is nothing to do.
+        known: as KNOWN: messages in the tables, of the entries that the commands name.
+        keyed: the topics that have had schedule keys; in other topics each message is in the home of its entry.
+        shard_keys: Spark's key of each shard's rows, by shard number.
     """
     if len(shard_keys) == 1 or not keyed or not commands.num_rows:
         return []
@@ -125,7 +129,7 @@ def _packed(rows: pa.Table, shards: Int64Array, kind: str, shard_keys: list[int]
 
 
 def shard_keys(shards: int) -> list[int]:
-    """Returns for each shard an integer that Spark's hash puts in a partition of its own: no task gets two shards."""
+    """Returns an integer key for each shard, chosen so that Spark's hash puts each into a partition of its own."""
     partitions = [_spark_hash(key) % shards for key in range(shards * 64)]
     return [partitions.index(shard) for shard in range(shards)]
 

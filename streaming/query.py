@@ -35,7 +35,7 @@ from warehouse.delta.tables import Tables
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 12.0
-_SOURCE_TROUBLES = "troubles.json"  # of the source, which lives in a process of its own
+_SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
 _FAILURES_IN_A_ROW = 10
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
@@ -57,10 +57,10 @@ def start_query(
     """Starts a query: a source's rows through the stateful operator to a sink.
 
     Args:
-        options: the source's.
-        keys: for each shard the key of its rows.
-        sink: is called with each batch's output and number.
-        checkpoint: Spark's folder.
+        options: of the source, by name.
+        keys: Spark's key of each shard's rows, by shard number.
+        sink: called with each batch's output rows and Spark's number of the batch.
+        checkpoint: the folder for Spark's checkpoint.
     """
     spark.dataSource.register(source)
     processor = DelayedDeliveryProcessor(keys, settings.tracker.model_dump_json(), settings.warehouse)
@@ -87,7 +87,7 @@ class DelayedDelivery:
         stopping: ends `run` after the current batch.
         on_batch: called after every batch, in the query's thread.
         on_deliveries: called with the rows that were written to the table `deliveries`, in the releaser's threads.
-        troubles: is told of what is wrong.
+        troubles: records what an operator has to look at.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class DelayedDelivery:
         return self._ready.is_set()
 
     def run(self) -> None:
-        """Runs until `stopping` is set; goes on from the checkpoint after a failure. The caller has its lock.
+        """Runs until `stopping` is set; restarts from the checkpoint after a failure. The caller holds its lock.
 
         Raises:
             JobError: Spark's JVM has ended, or the query fails again and again.
             StartError, CheckpointError, NewClusterError, WarehouseError: settings, checkpoint, tables and broker do
-                not go together.
+                not match.
             FencedError: somebody else has taken the warehouse over.
         """
         folder = Path(local_path(self._settings.checkpoint))
@@ -147,7 +147,7 @@ class DelayedDelivery:
             wait_for_broker(self._settings, self._troubles, self._stopping)
 
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
-        """Runs the query until it ends; returns the error that ended it, in one line; None: it was told to stop."""
+        """Runs the query until it ends. Returns the error that ended it, one line; None: `stopping` was set."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback_file = Path(folder) / "feedback.json"
             feedback = FeedbackFile(feedback_file)
@@ -196,10 +196,10 @@ class DelayedDelivery:
         self._on_batch(status)
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
-        """Ends the query; lets the current batch finish and its releases go out, as far as that does not take long.
+        """Stops the query. Its current batch and releases have up to _STOP_SECONDS to finish.
 
         Args:
-            is_fenced: somebody else has the warehouse: nothing is waited for, and Spark's jobs are cancelled.
+            is_fenced: another job has taken the warehouse over: stop at once, and cancel Spark's jobs.
         """
         deadline = time.monotonic() + (0 if is_fenced else _STOP_SECONDS)
         releaser.stop_ticks()

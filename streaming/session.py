@@ -30,8 +30,8 @@ __all__ = ["SparkSession"]  # the type, for those that import no PySpark
 _log = logging.getLogger(__name__)
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-# Spark's default forks processes for links on local disks: 50 to 150 ms a batch. This one's rename is not exclusive, so
-# the job holds a lock of its own on the checkpoint.
+# Spark's default manager forks processes for links on local disks, which takes 50 to 150 ms a batch. The rename of this
+# manager is not exclusive, so the job holds a lock of its own on the checkpoint.
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 _CONF = {
@@ -56,12 +56,13 @@ _CONF = {
     "spark.speculation": "false",
 }
 
-# The JVM's quick compiler (C1) only: Spark's JVM plans and passes rows on here, all else is in Python. The other one
-# (C2) takes a sixth of a core for minutes and makes the first batches last seconds, for code that is hardly faster.
+# The JVM's quick compiler (C1) only: Spark's JVM plans batches and passes rows on, all other work is in Python. The
+# second compiler (C2) takes a sixth of a core for minutes, makes the first batches last seconds, and gains hardly
+# anything.
 _JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
 
-# For Spark's JVM and the Python processes. Else malloc keeps up to eight areas for each core, each with memory that was
-# freed in it and not given back; and numpy starts threads for matrices that nobody multiplies.
+# For Spark's JVM and the Python processes. Else malloc has up to eight arenas for each core, each with freed memory
+# that it does not return; and numpy starts threads for matrix products, which the job does not compute.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
 
 _JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
@@ -76,19 +77,19 @@ _ARCHIVE = "delaylake.zip"
 def create_session(
     settings: Settings, name: str, jars: Sequence[Path] = (), delta: bool = False, is_job: bool = True
 ) -> SparkSession:
-    """Starts the job's Spark session, or returns the one that there is.
+    """Starts the job's Spark session, or returns the running one.
 
-    On a cluster executors get this program's own packages from the driver; they need an interpreter with the other
-    dependencies where PYSPARK_PYTHON says, by default at this one's path. Under spark-submit its options come before
-    the defaults here, and its master, if that is a cluster's, before the settings'. Sets environment variables of this
-    process, which Spark's processes inherit.
+    On a cluster, executors get this program's own packages from the driver. The interpreter on the executors, at
+    PYSPARK_PYTHON or else at the path of this process's interpreter, must have the other dependencies. Options of
+    spark-submit override the defaults here; its master, if it is a cluster, overrides the settings. The function sets
+    environment variables of this process, which Spark's processes inherit.
 
     Args:
-        settings: `spark.master` may be local or a cluster's; `spark.conf` overrides anything set here.
+        settings: `spark.master` may be local or a cluster; `spark.conf` overrides anything set here.
         name: of the application.
         jars: files to add to the class path.
-        delta: whether Spark itself reads and writes Delta tables; `jars` must then have Delta's.
-        is_job: whether it runs the job; else heavy work, which keeps a core busy a task.
+        delta: whether Spark itself reads and writes Delta tables; `jars` must then contain Delta's JARs.
+        is_job: whether the session runs the job; else it does heavy work, which keeps a core busy for each task.
     """
     home = _use_compiled_pyspark()
     import_without_pandas()
@@ -146,9 +147,9 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
 
 
 def archive_classes(spark: SparkSession) -> None:
-    """Has an archive made of the classes that Spark's JVM has loaded, if there is none: later starts are quicker by it.
+    """Archives the classes that Spark's JVM has loaded, if there is no archive yet; it makes later starts quicker.
 
-    It is made in the background, some time from now; under spark-submit not at all.
+    The archive is made later, in the background; under spark-submit none is made.
     """
     jvm = getattr(spark.sparkContext._gateway, "proc", None)
     if jvm is not None:
@@ -156,7 +157,7 @@ def archive_classes(spark: SparkSession) -> None:
 
 
 def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
-    """Returns the options by which Spark's JVM uses the archive of its classes, see `broker.jvm.class_archive`."""
+    """Returns the options with which Spark's JVM uses the archive of its classes, see `broker.jvm.class_archive`."""
     folder = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(folder) / "bin")) if folder else shutil.which("java")
     if java is None:
@@ -166,14 +167,14 @@ def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:
 
 
 def _use_compiled_pyspark() -> Path | None:
-    """Has Spark's Python processes import PySpark as it is installed.
+    """Lets Spark's Python processes import the installed PySpark, which is compiled.
 
-    They would take it from an archive of its sources beside it, python/lib/pyspark.zip, and compile it: a second for
-    each of the dozen processes of a start. Where there is no such archive, they import what this process does.
+    They would import its sources from the archive python/lib/pyspark.zip, and compile them: a second for each of the
+    dozen processes of a start. A SPARK_HOME without that archive lets them import what this process imports.
 
     Returns:
-        the folder that SPARK_HOME was set to, the same at each start, because an archive of classes is for JARs by
-        their paths; None: SPARK_HOME was set, or this runs under spark-submit.
+        the folder that SPARK_HOME is set to, the same at each start, because an archive of classes names its JARs by
+        their paths; None: SPARK_HOME was set before, or this runs under spark-submit.
     """
     if "SPARK_HOME" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
@@ -192,7 +193,7 @@ def _use_compiled_pyspark() -> Path | None:
 
 
 def _link(installed: Path, home: Path) -> None:
-    """Makes a folder with links to the folders of PySpark that Spark's scripts need, as far as they exist."""
+    """Makes a folder with links to those folders of PySpark that Spark's scripts need, if they exist."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "conf", "jars"):
         if (installed / name).exists():
@@ -207,16 +208,16 @@ def _temporary_folder() -> str:
 
 
 def _with_slots(master: str, settings: Settings) -> str:
-    """Returns the master; a local one with slots for release tasks, which mostly sleep, and retries of failed tasks."""
+    """Returns the master; a local one gets slots for release tasks, which mostly sleep, and retries of failed tasks."""
     local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
     if not local:
         return master
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
-    # Planned and short notice, and twice each: lanes from before the clock was set back may wait for what is due late.
+    # Planned and short notice, and twice each: lanes from before the clock was set back may wait for late messages.
     slots = threads + 4 * settings.release.lanes * settings.tracker.shards
     if any(subscription.order == "key" for route in settings.routes for subscription in route.subscriptions):
-        slots += 4 * settings.release.lanes  # what comes in order has lanes of its own, and one task a release
+        slots += 4 * settings.release.lanes  # releases in order have lanes of their own, and one task each
     return f"local[{slots},{_TASK_FAILURES}]"
 
 
@@ -224,7 +225,7 @@ def _archive() -> Path:
     """Returns an archive of this program's packages, which the driver serves as long as it runs."""
     root = Path(__file__).parent.parent
     if root.is_file():
-        return root  # came in an archive itself, by spark-submit's --py-files
+        return root  # this program itself is in an archive, from spark-submit's --py-files
     with zipfile.ZipFile(archive := Path(_temporary_folder()) / _ARCHIVE, "w") as file:
         for package in _SHIPPED:
             for module in sorted((root / package).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Heavy work on the tables as a Spark application of its own, on the cluster of the settings."""
+"""Runs heavy work on the tables as a Spark application of its own, on the cluster of the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# So many results are in the driver at once, and a killed driver has lost no more than their work.
+# The driver holds so many results at once; a killed driver loses no more work than theirs.
 _ITEMS_A_JOB = 256
 
 _EXECUTOR_SECONDS = 60.0
@@ -41,13 +41,13 @@ class EngineError(DelayLakeError):
 
 
 class SparkEngine(Engine):
-    """A context manager. Its application starts with the first work that is large enough.
+    """Runs work in Spark tasks. A context manager, whose application starts with the first work that is large enough.
 
-    Tasks run this program's functions, as the local engine does; Spark spreads them, and runs those of a lost executor
-    again. Nothing is committed there.
+    Tasks run the same functions as the local engine, and commit nothing. Spark runs tasks of a lost executor again.
 
     Args:
-        min_rows: work on fewer rows is done by the local engine.
+        settings: of the job.
+        min_rows: the local engine does work on fewer rows.
     """
 
     def __init__(self, settings: Settings, min_rows: int = 0) -> None:
@@ -69,28 +69,30 @@ class SparkEngine(Engine):
         return self if rows >= self._min_rows else LOCAL
 
     def each(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
-        """Does as `Engine.each`.
+        """Does the same as `Engine.each`.
 
         Raises:
             EngineError: Spark gave up, or has no executor.
         """
         for start in range(0, len(items), _ITEMS_A_JOB):
             some = items[start : start + _ITEMS_A_JOB]
-            with explained():
+            with as_engine_errors():
                 found = self.session.sparkContext.parallelize(some, len(some)).map(function).collect()
             yield from found
 
     def queries(self, tables: Mapping[str, DeltaTable]) -> Queries:
-        """Does as `Engine.queries`, with Delta's own reader for Spark.
+        """Does the same as `Engine.queries`, with Delta's own reader for Spark.
+
+        Tables on object storage are read by the local engine, if `min_rows` allows local work.
 
         Raises:
-            EngineError: the tables are on object storage. Where work may be local, too, it is local then.
+            EngineError: the tables are on object storage, and all work has to be on Spark.
         """
         if any(is_object_storage(table.table_uri) for table in tables.values()):
             if self._min_rows:
                 return LOCAL.queries(tables)
             raise EngineError("Spark has no file system for the warehouse's object storage: use --engine local")
-        with explained():
+        with as_engine_errors():
             return SparkQueries(self.session, tables)
 
     @property
@@ -98,7 +100,7 @@ class SparkEngine(Engine):
         """The application's session, with Delta."""
         if self._spark is None:
             delta = sorted(jars("spark").glob("*.jar"))
-            with explained():
+            with as_engine_errors():
                 self._spark = create_session(self._settings, "delaylake work", delta, delta=True, is_job=False)
             _wait_for_executor(self._spark)
             _log.info("the work runs on Spark, %s", self._spark.sparkContext.master)
@@ -106,7 +108,7 @@ class SparkEngine(Engine):
 
 
 class SparkQueries(Queries):
-    """Runs the same SQL on Spark."""
+    """Runs the SQL of `Queries` on Spark."""
 
     def __init__(self, spark: SparkSession, tables: Mapping[str, DeltaTable]) -> None:
         super().__init__(tables)
@@ -118,22 +120,22 @@ class SparkQueries(Queries):
         return f"explode(filter(sequence(CAST(0 AS BIGINT), {n}), i -> i < {n}))"
 
     def create(self, name: str, sql: str) -> None:
-        # Kept on the executors. What is lost with one is made anew from the tables.
-        with explained():
+        # The executors keep the rows; Spark computes those of a lost executor anew from the tables.
+        with as_engine_errors():
             self._run(sql).persist().createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        with explained():
+        with as_engine_errors():
             found: list[dict[str, Any]] = self._run(sql).toArrow().to_pylist()
             return found
 
     def _run(self, sql: str) -> DataFrame:
-        # A backslash, which is in literals alone, means itself in DataFusion's SQL.
+        # DataFusion's SQL takes a backslash literally; only literals contain any.
         return self._spark.sql(sql.replace("\\", "\\\\"))
 
 
 def _read(spark: SparkSession, name: str, table: DeltaTable) -> DataFrame:
-    """Reads a version of a table, with the columns that it has got later, null."""
+    """Reads a version of a table. Columns that were added to the schema later are null."""
     rows = spark.read.format("delta").option("versionAsOf", table.version()).load(table.table_uri)
     new = [field for field in SCHEMAS[name] if field.name not in rows.columns and not pa.types.is_nested(field.type)]
     return rows.withColumns({field.name: lit(None).cast(from_arrow_type(field.type)) for field in new})
@@ -144,7 +146,7 @@ def _wait_for_executor(spark: SparkSession) -> None:
     if context._jsc.sc().isLocal():
         return
     deadline = time.monotonic() + _EXECUTOR_SECONDS
-    while context._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver is one
+    while context._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver counts, too
         if time.monotonic() > deadline:
             spark.stop()
             raise EngineError(
@@ -155,8 +157,8 @@ def _wait_for_executor(spark: SparkSession) -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Makes an EngineError of what Spark raises."""
+def as_engine_errors() -> Iterator[None]:
+    """Turns Spark's exceptions into an EngineError of one line."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

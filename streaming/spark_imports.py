@@ -1,4 +1,4 @@
-"""Imports modules that Spark imports at their first use: earlier, and without pandas."""
+"""Imports modules before Spark does at their first use, and without pandas."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from conf.arrow import without_pandas
 
 
 def import_without_pandas() -> None:
-    """Imports the module by which Spark finds out whether numpy is installed, with pandas hidden.
+    """Imports, with pandas hidden, the module that tells Spark whether numpy is installed.
 
-    A driver imports it at its first call to the JVM, and a worker when it writes its first value to the state. It is a
-    module for tests, and imports pandas, too: 0.4 CPU seconds and 26 MiB, after the fork and so for each worker.
+    A driver imports this module at its first call to the JVM, a worker when it writes its first value to the state. The
+    module is for tests and imports pandas, too: 0.4 CPU seconds and 26 MiB for each worker, because it is after the
+    fork.
     """
     with without_pandas():
         import pyspark.sql.streaming.proto.StateMessage_pb2

@@ -1,10 +1,9 @@
-"""The checks before a job goes on from a checkpoint, and its taking over of the warehouse."""
+"""Checks that a job may continue from its checkpoint, and takes the warehouse over."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
 
 import pulsar
 from deltalake.exceptions import DeltaError
@@ -16,21 +15,17 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
 from status.troubles import NO_BROKER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
-from streaming.release.naming import lane_names
 from streaming.sinks.outcomes import last_published
-from tracker.dead_letter_targets import dead_letters_of
 from warehouse.backup.marker import read_marker
 from warehouse.delta.tables import Tables
-from warehouse.routes.known_routes import known_routes
 from warehouse.schemas import SCHEMAS
 
 _log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 5  # how long the broker is given to answer at the start
-_RETRY_SECONDS = 2  # from one try to the next
+_ANSWER_SECONDS = 5  # how long the broker has to answer at the start
+_RETRY_SECONDS = 2  # from one attempt to the next
 
 
 class StartError(DelayLakeError):
@@ -38,11 +33,11 @@ class StartError(DelayLakeError):
 
 
 def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that this program and its settings can go on from a checkpoint. Changes nothing.
+    """Checks that this program, with these settings, can continue from a checkpoint. Changes nothing.
 
     Raises:
-        StartError: it has another number of shards: messages would be looked for in a state that lacks them.
-        CheckpointError: another version has written it, or it is damaged.
+        StartError: the checkpoint has another number of shards, so shards would not find their messages in its state.
+        CheckpointError: another version of the program has written the checkpoint, or it is damaged.
     """
     checkpoint.check_version()
     rebuilt, shards = PreparedState(checkpoint.folder), settings.tracker.shards
@@ -55,12 +50,12 @@ def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
-    """Makes sure that the checkpoint and the tables go together, and takes the warehouse over.
+    """Checks that checkpoint and tables match, and takes the warehouse over: raises its epoch.
 
     Raises:
-        StartError, CheckpointError, WarehouseError: they don't. Nothing was changed, but for tables and columns that
-            were missing and are there now.
-        FencedError: somebody else has taken the warehouse over in the meantime.
+        StartError, CheckpointError, WarehouseError: they do not match. Nothing has been changed, except that missing
+            tables and columns were created.
+        FencedError: another job has taken the warehouse over in the meantime.
     """
     check_checkpoint(settings, checkpoint)
     try:
@@ -76,8 +71,8 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     if not checkpoint.has_query and PreparedState(checkpoint.folder).offset is None:
         _require_empty(tables)
     epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
-    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id, _targets(settings, newest)), epoch)
-    # In the checkpoint before the tables: after a crash in between it is not taken for one that is behind.
+    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id), epoch)
+    # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
@@ -85,12 +80,12 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
 
 def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
-    """Waits until the broker answers, or the job is told to stop; a trouble says so meanwhile, and after a stop, too.
+    """Waits until the broker answers, or `stopping` is set. Until it answers there is a trouble NO_BROKER.
 
-    Any other answer than what was asked for, such as that rights are missing, is left to whoever needs it.
+    An error such as missing rights is an answer, too: whoever needs those rights reports it.
     """
     url = settings.pulsar.service_url
-    # One client for all tries: of several hosts a new one begins with the first again.
+    # One client for all attempts: a new client would try the first of several hosts again.
     client = connect(settings.pulsar, operation_timeout_seconds=_ANSWER_SECONDS)
     try:
         while not stopping.is_set():
@@ -109,13 +104,13 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
 
 
 def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that the broker has what the checkpoint knows of, and that it does not know more.
+    """Checks that source topics are those that the checkpoint has read, and that no outcome is of a later tick.
 
-    Does nothing where the broker does not answer: nothing can be read or sent then, either.
+    Does nothing where the broker does not answer: then nothing can be read or sent, either.
 
     Raises:
-        NewClusterError: a source topic is not the one that was read.
-        CheckpointError: outcomes have been published of later ticks than the checkpoint has.
+        NewClusterError: a source topic was made anew, in another cluster.
+        CheckpointError: the outcome topic has outcomes of later ticks than the checkpoint.
     """
     newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset
     if newest is None:
@@ -130,10 +125,10 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Makes sure that no destination has messages of later ticks than the checkpoint, as far as the broker answers.
+    """Checks that no destination has messages of a later tick than the checkpoint, as far as the broker answers.
 
     Raises:
-        CheckpointError: one has.
+        CheckpointError: a destination has.
     """
     if (newest := checkpoint.newest_offset()) is not None:
         sent = last_sent(settings, checkpoint, newest)
@@ -141,7 +136,7 @@ def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def _require_empty(tables: Tables) -> None:
-    """Raises StartError where tables have rows: a query that begins anew would deliver those messages again."""
+    """Raises StartError where tables have rows: a new query would deliver these messages again."""
     if (
         tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
@@ -149,22 +144,15 @@ def _require_empty(tables: Tables) -> None:
         raise StartError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
 
 
-def _targets(settings: Settings, newest: Offset | None) -> set[tuple[str, str]]:
-    """Returns (source topic, subscription) of all that may have been sent to; the subscription "" is the rejects.
+def _written(tables: Tables, app_id: str) -> dict[str, int]:
+    """Returns by table the last tick whose rows a checkpoint's job has written to it; -1: none.
 
-    The dead letters of a subscription are a target of their own.
+    The names of its writers begin with the app id; those of lanes go on after a colon: see `ReleaseRecords.writer`.
     """
-    recorded = {} if newest is None else newest.known_routes.routes
-    routes = [*known_routes(settings).routes.items(), *recorded.items()]
-    names = {(topic, s.name) for topic, route in routes for s in route.subscriptions}
-    return names | {(topic, dead_letters_of(name)) for topic, name in names} | {(topic, "") for topic, _ in routes}
-
-
-def _written(tables: Tables, app_id: str, targets: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Returns by table the last tick of which a checkpoint's job has written to it; -1: none."""
-    lanes = [f"{app_id}:{lane}" for lane in lane_names()]
-    late = [f"{lane}:{topic}:{name}" for lane in lanes for topic, name in targets]
-    written = {name: tables.written(name, app_id) for name in SCHEMAS}
-    for name, writers in (("deliveries", [*lanes, *late]), ("rejects", [f"{lane}:refused" for lane in lanes])):
-        written[name] = max(written[name], *tables.written_by(name, writers))
-    return written
+    return {
+        name: max(
+            (n for app, n in tables.transactions(name).items() if app == app_id or app.startswith(f"{app_id}:")),
+            default=-1,
+        )
+        for name in SCHEMAS
+    }

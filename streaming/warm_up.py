@@ -1,4 +1,4 @@
-"""Runs some empty batches on a Spark session, so that the job's first batch on it is as quick as later ones."""
+"""Runs some empty batches on a Spark session, so that the job's first batch is as quick as later ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.entry_points import DelayedDeliveryReader, DelayedDeliverySource
 from streaming.operator_input import InputKind, shard_keys, to_batches
 from streaming.query import start_query
-from streaming.source.reader import Parts, SourceReader
+from streaming.source.reader import SourceReader, TickPart
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _SECONDS = 60  # for all of them
 
 
 class WarmUpSource(DelayedDeliverySource):
-    """A source of batches that have a tick and nothing else, with the options of the job's."""
+    """A source of batches with nothing but a tick. Its options are those of the job's source."""
 
     @classmethod
     def name(cls) -> str:
@@ -47,7 +47,7 @@ class _WarmUpReader(DelayedDeliveryReader):
 
 
 class _Ticks(SourceReader):
-    """Reads nothing, and writes nothing."""
+    """Makes offsets with nothing but a tick; neither reads topics nor writes files."""
 
     def initial_offset(self) -> dict[str, Any]:
         return Offset().to_json()
@@ -57,10 +57,10 @@ class _Ticks(SourceReader):
         return start if tick > _BATCHES else Offset(tick=tick, run_id="warm-up").to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [Parts([(key, InputKind.TICK, json.dumps(end).encode()) for key in self._shard_keys])]
+        return [TickPart([(key, InputKind.TICK, json.dumps(end).encode()) for key in self._shard_keys])]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Parts):
+        if not isinstance(partition, TickPart):
             raise TypeError(f"a part of another source: {type(partition).__name__}")
         return to_batches(partition.rows)
 
@@ -72,9 +72,9 @@ class _Ticks(SourceReader):
 
 
 def warm_up(spark: SparkSession, settings: Settings) -> None:
-    """Runs the job's query for some batches that have nothing, on a checkpoint of their own.
+    """Runs the job's query for some empty batches, on a checkpoint of their own. A failure is only logged.
 
-    Spark's JVM loads its classes, and its Python processes import what the job needs. That it fails is only logged.
+    By that Spark's JVM loads its classes, and its Python processes import the modules that the job needs.
     """
     keys = shard_keys(settings.tracker.shards)
     done = threading.Event()

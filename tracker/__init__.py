@@ -5,8 +5,8 @@
     shard = Shard(MemoryStore(), {"persistent://public/default/orders": ["billing"]}, min_index_count_per_bucket=50_000)
     effects = shard.apply(tick, TickInput(messages=rows))
 
-A `Shard` keeps its state in a `Store` and is called once a tick. A `Tick` and a `TickInput` are all of its input, and
-`Effects` all of its output.
+A `Shard` keeps its state in a `Store` and is called once a tick. A `Tick` and a `TickInput` are its whole input,
+`Effects` its whole output. docs/glossary.md explains the terms.
 """
 
 from __future__ import annotations

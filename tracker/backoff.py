@@ -1,4 +1,4 @@
-"""How long a message that a consumer failed on waits before it is delivered again."""
+"""The backoff of retries: how long a message on which a consumer failed waits until it is delivered again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Backoff(NamedTuple):
     """How a subscription's messages are retried.
 
     Attributes:
-        first_millis: how long the first retry waits.
-        factor: how many times longer each further one waits than the one before.
-        max_millis: the longest wait.
-        jitter: the part of a wait, 0 to 1, by which it may be longer or shorter.
-        attempts: how many retries a message gets; the next one goes to the dead letters.
+        first_millis: wait before the first retry, ms.
+        factor: each further retry waits this many times longer than the previous one.
+        max_millis: the longest wait, ms.
+        jitter: fraction of a wait, 0 to 1, by which it may be longer or shorter.
+        attempts: how many retries a message gets; a further one goes to the dead letters.
     """
 
     first_millis: int = 10_000
@@ -28,8 +28,8 @@ class Backoff(NamedTuple):
 
         Args:
             attempt: its number, from 1.
-            message: names message and subscription: with the number it decides the jitter, so that a batch which is
-                replayed decides the same.
+            message: any text that names message and subscription. It seeds the jitter, so that a replayed batch gets
+                the same wait.
         """
         wait = float(self.first_millis)
         for _ in range(attempt - 1):

@@ -1,4 +1,4 @@
-"""The log of entries that came in and are not durable yet: a row a message, by the seal epoch in which it came."""
+"""The entry log: messages that came in and are not durable yet, a row each, by the seal epoch in which they came."""
 
 from __future__ import annotations
 
@@ -17,31 +17,27 @@ _LIST = "entries_list"
 
 ENTRY_COLUMNS = [
     *("topic", "partition", "ledger_id", "entry_id", "first_index", "batch_size", "publish_time"),
-    "producer_name",  # by which an entry is known where another broker has it, under another id
+    "producer_name",  # identifies an entry on another broker, where it has another id
 ]
 ENTRIES = pa.schema(
     [
         *(MESSAGES.field(name) for name in ENTRY_COLUMNS),
-        # When the first and the last of its messages are due; the last is null where that is the same.
+        # When the first and the last message of the entry are due, ms since the epoch; last_due is null if it is equal.
         ("first_due", pa.int64()),
         ("last_due", pa.int64()),
     ]
 )
 EMPTY_ENTRIES = ENTRIES.empty_table()
 
-_KEPT = [*ENTRY_COLUMNS, "batch_index", "deliver_at", "schedule_key"]
-KEPT_SCHEMA = MESSAGES.empty_table().select(_KEPT).schema
-
-
-def _all_home(rows: pa.Table) -> BoolArray:
-    return np.ones(rows.num_rows, np.bool_)
+_COLUMNS = [*ENTRY_COLUMNS, "batch_index", "deliver_at", "schedule_key"]
+ENTRY_LOG_ROWS = MESSAGES.empty_table().select(_COLUMNS).schema
 
 
 def entries_of(messages: pa.Table) -> pa.Table:
-    """Returns the entries of messages, a row each, as ENTRIES, in the order of their first messages.
+    """Returns the entries of messages, as ENTRIES, in the order of their first messages.
 
     Args:
-        messages: with the columns ENTRY_COLUMNS, batch_index and deliver_at: all of each entry.
+        messages: with the columns ENTRY_COLUMNS, batch_index and deliver_at; all messages of each entry.
     """
     entries = where(messages, int64(messages, "batch_index") <= 0).select(ENTRY_COLUMNS)
     if not entries.num_rows:
@@ -63,16 +59,15 @@ def entries_of(messages: pa.Table) -> pa.Table:
 class EntryLog:
     """Keeps the positions and times of messages until their entries are durable (see `tracker.tick.Tick`).
 
-    The entries that are durable are in the table `entries`, and their messages in the tables that a command's lookup
-    reads. A command finds the others here.
+    Commands look durable messages up in the tables, and the other ones here.
 
     Args:
         store: where the log is kept.
-        is_home: tells which rows' entries this shard writes down: bool, (rows,). A message with a schedule key may be
-            in another shard than its entry, and is noted in both.
+        is_home: tells which rows are of entries that this shard writes to the table `entries`: bool, (rows,). The home
+            of an entry logs all of its messages; another shard that has one of them, by its schedule key, logs it too.
     """
 
-    def __init__(self, store: Store, is_home: Callable[[pa.Table], BoolArray] = _all_home) -> None:
+    def __init__(self, store: Store, is_home: Callable[[pa.Table], BoolArray]) -> None:
         self._store = store
         self._is_home = is_home
         self._saved = store.get(_LIST, (0, 0))
@@ -82,25 +77,25 @@ class EntryLog:
         """Adds messages.
 
         Args:
-            messages: as KEPT_SCHEMA, or with more columns: all of each entry, or those that are in this shard.
-            seal_epoch: number of the one in which they came.
+            messages: with the columns ENTRY_LOG_ROWS; all messages of an entry whose home is this shard.
+            seal_epoch: number of the seal epoch in which they came.
         """
         if not messages.num_rows:
             return
         chunk = self._chunks.get(seal_epoch, 0)
-        self._store.put(_TABLE, (seal_epoch, chunk), pack(messages.select(_KEPT)))
+        self._store.put(_TABLE, (seal_epoch, chunk), pack(messages.select(_COLUMNS)))
         self._chunks[seal_epoch] = chunk + 1
 
     def all(self) -> pa.Table:
-        """Returns the messages that are not durable yet: with the columns of KEPT_SCHEMA."""
+        """Returns the messages that are not durable yet, as ENTRY_LOG_ROWS."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
-        return concat(rows, KEPT_SCHEMA)
+        return concat(rows, ENTRY_LOG_ROWS)
 
     def take(self, seal_epoch: int) -> pa.Table:
         """Removes the messages of a seal epoch and of earlier ones.
 
         Returns:
-            their entries, a row each, as ENTRIES.
+            as ENTRIES: the entries of these messages, if their home is this shard.
         """
         taken = []
         for past in sorted(t for t in self._chunks if t <= seal_epoch):
@@ -109,11 +104,11 @@ class EntryLog:
                 self._store.remove(_TABLE, (past, chunk))
         if not taken:
             return EMPTY_ENTRIES
-        rows = concat(taken, KEPT_SCHEMA)
+        rows = concat(taken, ENTRY_LOG_ROWS)
         return entries_of(where(rows, self._is_home(rows)))
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         data = json.dumps(list(self._chunks.items()), separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_LIST, (0, 0), data)

@@ -1,6 +1,6 @@
-"""Order per key: messages of one key, for a subscription that asks for it, come in the order of their times.
+"""Order per key: for a subscription with `order: key` the messages of one key come in the order of their times.
 
-They are handed out in releases of their own, so that what has to wait for another message holds up nothing else.
+Such messages are handed out in releases of their own, so that one that waits for another holds up no other messages.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tracker.subscriptions import Subscriptions, by_topic
 
 
 def order_keys(rows: pa.Table) -> pa.ChunkedArray:
-    """Returns the key by which each message has an order: its ordering key, else its partition key.
+    """Returns each message's order key: its ordering key, else its partition key.
 
     Args:
         rows: as MESSAGES.
 
     Returns:
-        binary, (rows,); null: the message has no key, and no order.
+        binary, (rows,); null: the message has no key, and comes in any order.
     """
     keys = [rows[name].cast(pa.binary()) for name in ("ordering_key", "ordering_key_bytes", "key")]
     return pc.coalesce(*keys)
 
 
 class KeyOrder:
-    """Takes what has to come in order out of a tick's releases, and makes releases of it.
+    """Takes messages that have to come in order out of a tick's releases, and makes releases of their own.
 
-    What is due by the last tick's cutoff is in one, on short notice, and what is due later in another, planned,
-    whichever of them it came from. So all of the first, in every shard, comes before all of the second.
+    Messages due by the last tick's cutoff go into one release, on short notice, those due later into another, planned.
+    So all messages of the first, in every shard, come before all messages of the second.
 
     Args:
-        subscriptions: those of each source topic.
+        subscriptions: the subscriptions of each source topic.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -50,7 +50,7 @@ class KeyOrder:
             rows: as `Release.rows`.
 
         Returns:
-            the rows that are left, with the subscriptions that are left in `subscription_mask`.
+            the other rows; `subscription_mask` has the subscriptions for which a row was not taken.
         """
         of = self._subscriptions.in_order
         if not of or not rows.num_rows:
@@ -65,10 +65,10 @@ class KeyOrder:
         return where(left, (masks & ~taken != 0) | is_rejected(rows))
 
     def releases(self, last_cutoff: int) -> Iterator[tuple[int, pa.Table]]:
-        """Yields what was taken as the kind and the rows of each release, in order.
+        """Yields the kind and the rows of each release made of the messages taken, in order of time.
 
         Args:
-            last_cutoff: of the tick before, the same in all shards, ms since the epoch.
+            last_cutoff: cutoff of the previous tick, the same in all shards, ms since the epoch.
         """
         if not self._taken:
             return

@@ -1,4 +1,4 @@
-"""A table of messages: the columns that every part of the service passes on."""
+"""The table of messages, MESSAGES, that all parts of the service pass on, and functions on its columns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ BoolArray = npt.NDArray[np.bool_]
 # Imported messages have ledger ids from here on. Pulsar counts its own from 0; JavaScript is exact up to twice this.
 FIRST_IMPORTED_LEDGER = 1 << 52
 
-# Where a warehouse got another broker, its earlier messages have ledger ids that are moved up by FIRST_IMPORTED_LEDGER
-# and once more this for each such time; a cluster has far fewer.
+# When a warehouse gets another broker, its earlier messages are renumbered: their ledger ids rise by
+# FIRST_IMPORTED_LEDGER the first time, and by this each time. A cluster has far fewer ledgers.
 PLACE_LEDGERS = 1 << 44
 
 # One row a message. Times are ms since the epoch, UTC; 0 in event_time means unset.
 MESSAGES = pa.schema(
     [
-        ("topic", pa.string()),  # as the route names it: of a partitioned topic, the whole
+        ("topic", pa.string()),  # as the route names it, without a partition
         ("partition", pa.int32()),  # -1: the topic is not partitioned
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the entry is one message
         ("batch_size", pa.int32()),  # messages in the entry
-        ("first_index", pa.int64()),  # broker entry index of the entry's first message, null where not known
+        ("first_index", pa.int64()),  # broker entry index of the entry's first message; null: not known
         ("deliver_at", pa.int64()),
         ("publish_time", pa.int64()),
         ("event_time", pa.int64()),
@@ -43,19 +43,19 @@ MESSAGES = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
         ("payload", pa.binary()),
         ("reason", pa.string()),  # why the message is rejected; null: it is not
-        ("subscription", pa.string()),  # the only one that the row is for; null: all of its topic's
-        ("sequence", pa.int64()),  # of the move that gave the message this row; null: the row that it came with
+        ("subscription", pa.string()),  # the only subscription that the row is for; null: all of its topic's
+        ("sequence", pa.int64()),  # of the move that made this row; null: the row with which the message came
         ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
-        ("key_encoding", pa.string()),  # base64: the key is bytes, of which the broker has the base64; null: it is text
+        ("key_encoding", pa.string()),  # base64: the key is bytes, and `key` has their base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
-        ("was_due", pa.int64()),  # of a message that is or was held back: when it was due; null: deliver_at
-        ("schedule_key", pa.string()),  # of messages with the same one of a topic one is delivered; null: none
-        ("key_since", pa.int64()),  # when the first message since the key began anew was published; null: not known
-        ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
-        ("retry_reasons", pa.string()),  # of a retry why this one and those before were asked for, as a JSON list
-        ("shaped_from", pa.int64()),  # of a message that shaping gave its time: when it was due before; null: none
-        ("occurrence", pa.int64()),  # of a recurring message, which one the row is, from 1; null: it does not recur
-        ("occurrence_at", pa.int64()),  # when it is due by the message's rule; null: deliver_at
+        ("was_due", pa.int64()),  # when a message that is or was held back was due; null: deliver_at
+        ("schedule_key", pa.string()),  # one of a topic's messages with the same key is delivered; null: no key
+        ("key_since", pa.int64()),  # publish time of the first message since the key began anew; null: not known
+        ("attempt", pa.int32()),  # number of the retry, from 1; null: the first delivery
+        ("retry_reasons", pa.string()),  # JSON list: the reasons for this retry and the earlier ones
+        ("shaped_from", pa.int64()),  # when the message was due before shaping moved it; null: not moved by shaping
+        ("occurrence", pa.int64()),  # number of the recurring message's occurrence, from 1; null: it does not recur
+        ("occurrence_at", pa.int64()),  # when the occurrence is due by the message's rule; null: deliver_at
     ]
 )
 
@@ -66,17 +66,17 @@ ORDER = [
     ("batch_index", "ascending"),
 ]
 
-# By the schema's id, which stays its own as long as it is here. Some callers give schemas that they make.
+# By the schema's id(), which is unique as long as the schema is kept here. Some callers pass schemas that they make.
 _EMPTY_TABLES: dict[int, tuple[pa.Schema, pa.Table]] = {}
 _MOST_EMPTY_TABLES = 100
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table:
-    """Concatenates tables; a column that one of them lacks, because an earlier version packed it, is null there.
+    """Concatenates tables. A table that lacks a column, because an earlier version wrote it, has nulls there.
 
     Args:
         tables: with the columns of the schema, or fewer.
-        schema: that of the empty table which is returned where there are no rows.
+        schema: the columns; without rows an empty table of this schema is returned.
     """
     tables = [_completed(table, schema) for table in tables if table.num_rows]
     if len(tables) == 1:
@@ -85,7 +85,7 @@ def concat(tables: Iterable[pa.Table], schema: pa.Schema = MESSAGES) -> pa.Table
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """Returns the table without rows of a schema, the same one each time: to make one takes half a millisecond."""
+    """Returns a schema's table without rows, the same object each time: to make one takes half a millisecond."""
     kept = _EMPTY_TABLES.get(id(schema))
     if kept is None:
         if len(_EMPTY_TABLES) >= _MOST_EMPTY_TABLES:
@@ -105,7 +105,7 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def int64(rows: pa.Table, column: str) -> Int64Array:
-    """A column of integers without nulls as an int64 array, (rows,)."""
+    """Returns a column of integers without nulls as an int64 array, (rows,)."""
     values: Int64Array = rows[column].to_numpy().astype(np.int64, copy=False)
     return values
 
@@ -147,14 +147,14 @@ def in_order(rows: pa.Table) -> pa.Table:
         keys.insert(1, pc.fill_null(rows["sequence"], 0).to_numpy())
         if "was_due" in rows.column_names:
             keys.insert(1, pc.coalesce(rows["was_due"], rows["deliver_at"]).to_numpy())
-    # Rows of a bucket are in order, and to see that takes a tenth of sorting them.
+    # Rows of a bucket are in order already. The check takes a tenth of the time that sorting would.
     if _is_ascending(keys):
         return rows.combine_chunks()
     return rows.take(pa.array(np.lexsort(keys[::-1]))).combine_chunks()
 
 
 def _is_ascending(keys: list[Int64Array]) -> bool:
-    """Whether rows are in order by the first key, where it is equal by the second, and so on."""
+    """Tells whether rows are sorted by the first key, rows equal in it by the second key, and so on."""
     first, *others = keys
     if (first[1:] < first[:-1]).any():
         return False
@@ -172,10 +172,10 @@ def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
 
     Args:
         rows: of any schema.
-        mask: bool, (rows,): the row stays.
+        mask: bool, (rows,): which rows to return.
 
     Returns:
-        the rows that stay, in their order; `rows` itself where all do.
+        these rows, in their order; `rows` itself if the mask is true everywhere.
     """
     if mask.all():
         return rows
@@ -183,7 +183,7 @@ def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
 
 
 def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
-    """Filters the rows of some entries; their order stays.
+    """Returns the rows of some entries, in their order.
 
     Args:
         rows: with the columns ledger_id and entry_id.
@@ -193,10 +193,11 @@ def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:
 
 
 def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """Casts columns to a schema: columns that are missing are null, those that are not in the schema are dropped.
+    """Casts columns to a schema: missing columns are null, columns that the schema lacks are dropped.
 
     Args:
-        rows: a table or columns by name, with ledger_id, whose length is the number of rows.
+        rows: a table, or columns by name. `ledger_id` is among them: its length is the number of rows.
+        schema: columns and types of the result.
     """
     n = len(rows["ledger_id"])
     columns = rows.column_names if isinstance(rows, pa.Table) else rows
@@ -206,7 +207,7 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
 
 
 def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
+    """Returns the columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
     return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
 
 
@@ -214,7 +215,7 @@ def position_texts(rows: pa.Table) -> pa.Array:
     """Returns each row's position as the text of a `MessagePosition`.
 
     Args:
-        rows: with the columns of a position, without nulls.
+        rows: with the columns of `MessagePosition`, without nulls.
 
     Returns:
         string, (rows,).
@@ -224,7 +225,7 @@ def position_texts(rows: pa.Table) -> pa.Array:
 
 
 def attempts_of(rows: pa.Table) -> Int64Array:
-    """The number of each row's retry, int64, (rows,); 0: it is none, as in rows without the column `attempt`."""
+    """Returns the number of each row's retry, int64, (rows,); 0: no retry, or the column `attempt` is missing."""
     if "attempt" not in rows.column_names or rows["attempt"].null_count == rows.num_rows:
         return np.zeros(rows.num_rows, np.int64)
     attempts: Int64Array = pc.fill_null(rows["attempt"], 0).to_numpy().astype(np.int64)
@@ -232,10 +233,12 @@ def attempts_of(rows: pa.Table) -> Int64Array:
 
 
 def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
-    """Which rows have the same keys as one of the others.
+    """Tells which rows have the same keys as one of the other rows.
 
     Args:
-        keys: names of columns of integers without nulls, in both tables.
+        rows: with the columns `keys`.
+        others: with the columns `keys`.
+        keys: names of integer columns without nulls.
 
     Returns:
         bool, (rows,).
@@ -265,11 +268,11 @@ def as_int64(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> Int64Array:
-    """The number of each row's subscription among those of its topic.
+    """Returns the number of each row's subscription among the subscriptions of its topic.
 
     Args:
         rows: with the columns topic and subscription.
-        names: by source topic the names of its subscriptions, by number.
+        names: by source topic: the names of its subscriptions, by number.
 
     Returns:
         int64, (rows,); -1: the row names no subscription, or one that the topic does not have.
@@ -293,7 +296,7 @@ def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
 
     Args:
         rows: of any schema.
-        columns: by name of a column of `rows` its new values, (rows,), of the column's type.
+        columns: by column name: the new values, (rows,), of the column's type.
 
     Returns:
         a table with the same schema; the other columns are not copied.
@@ -307,17 +310,17 @@ def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:
     return rows
 
 
-# With this begins the reason of a message that is left out: the cluster in which it was published delivers it.
+# The reason of a message that is left out begins with this: the cluster in which it was published delivers it.
 LEFT_OUT = "replicated from "
 
 
 def is_left_out(rows: pa.Table) -> BoolArray:
-    """Tells which rows are left out, because another cluster's job delivers them: bool, (rows,)."""
+    """Tells which messages are left out, because another cluster's job delivers them: bool, (rows,)."""
     if rows["reason"].null_count == rows.num_rows:
         return np.zeros(rows.num_rows, np.bool_)
     return np.asarray(pc.fill_null(pc.starts_with(rows["reason"], LEFT_OUT), False))
 
 
 def is_rejected(rows: pa.Table) -> BoolArray:
-    """Tells which rows have a reason: they are rejected, or left out. Returns bool, (rows,)."""
+    """Tells which messages have a reason, so that they are rejected or left out: bool, (rows,)."""
     return np.asarray(pc.is_valid(rows["reason"]))

@@ -1,4 +1,4 @@
-"""Tables and columns of integers as bytes: the form they have in the tracker's state and between its stages."""
+"""Packs tables, and columns of integers, as bytes for the tracker's state and for the input of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tracker.messages import Int64Array
 
-# Compressing pays for itself only where there is something to compress; threads never do at these sizes.
+# Compression pays only from about this size on; threads do not pay at any size that occurs here.
 _COMPRESSED_FROM_BYTES = 32_768
 _SMALL = pa.ipc.IpcWriteOptions(use_threads=False)
 _LARGE = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -36,20 +36,23 @@ def pack(rows: pa.Table) -> bytes:
 
 
 def unpack(data: bytes) -> pa.Table:
-    """Unpacks what `pack` has packed.
+    """Unpacks a table.
+
+    Args:
+        data: bytes that `pack` returned.
 
     Returns:
-        the table, with the schema and metadata that it had; each column is one chunk.
+        the table, with its schema and metadata; each column is one chunk.
 
     Raises:
-        pa.ArrowInvalid: the bytes are none that `pack` has made.
+        pa.ArrowInvalid: `pack` did not make these bytes.
     """
     with pa.ipc.open_stream(data, options=_READ) as reader:
         return reader.read_all()
 
 
 def pack_columns(values: Int64Array) -> bytes:
-    """Packs integers as bytes: of each column its least value, and what the others have above it, in few bytes.
+    """Packs integers as bytes: each column as its minimum and the differences from it, in as few bytes as they need.
 
     Args:
         values: int64, (rows, columns), at least one row.
@@ -58,17 +61,17 @@ def pack_columns(values: Int64Array) -> bytes:
         the bytes, which `unpack_columns` reads.
     """
     least = values.min(axis=0)
-    # Whatever the numbers are, what they have above the least one is below 2^64.
+    # The difference of two int64 fits into a uint64.
     above = np.ascontiguousarray((values.astype(np.uint64) - least.astype(np.uint64)).T, "<u8")
     widths = [(int(most).bit_length() + 7) // 8 for most in above.max(axis=1)]
-    # The lowest bytes of all rows, then the next ones: numpy copies these ten times faster than few bytes of each row.
+    # The lowest bytes of all rows, then the next bytes, and so on: numpy copies this ten times faster than row by row.
     bytes_of = above.view(np.uint8)
     planes = [bytes_of[i, byte::8].tobytes() for i, width in enumerate(widths) for byte in range(width)]
     return b"".join([_header(len(widths)).pack(len(values), *least.tolist(), *widths), *planes])
 
 
 def unpack_columns(data: bytes, columns: int) -> Int64Array:
-    """Unpacks what `pack_columns` has packed: int64, (rows, columns)."""
+    """Unpacks bytes that `pack_columns` returned, for the same number of columns: int64, (rows, columns)."""
     header = _header(columns)
     n, *numbers = header.unpack_from(data)
     values = np.empty((n, columns), np.int64)
@@ -84,5 +87,5 @@ def unpack_columns(data: bytes, columns: int) -> Int64Array:
 
 
 def _header(columns: int) -> struct.Struct:
-    """Returns the struct of a number of rows, then of each column its least value, and its bytes a value."""
+    """Returns the header's format: the number of rows, each column's minimum, each column's bytes a value."""
     return struct.Struct(f"<I{columns}q{columns}B")

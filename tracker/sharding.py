@@ -10,19 +10,19 @@ import pyarrow as pa
 from tracker.messages import BoolArray, Int64Array, has_keys, int64
 from tracker.properties.schedule_key import key_hash
 
-# Neighbours share a shard, so that a shard's index bits are runs; few enough that one busy topic spreads at once.
+# So many neighbouring entries share a shard: enough for runs in a shard's index bits, few enough to spread one topic.
 ENTRIES_TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of the shards one is."""
+class ShardId:
+    """The number of a shard, from 0, and how many shards there are."""
 
     number: int = 0
     shards: int = 1
 
     def is_home(self, rows: pa.Table) -> BoolArray:
-        """Tells which rows' entries have their home here: bool, (rows,)."""
+        """Tells which rows are of entries whose home is this shard: bool, (rows,)."""
         if self.shards == 1:
             return np.ones(rows.num_rows, np.bool_)
         is_home: BoolArray = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), self.shards) == self.number
@@ -37,10 +37,10 @@ class Place:
 
 
 def shards_of(rows: pa.Table, shards: int) -> Int64Array:
-    """Hashes messages, or commands, to shards: by topic and schedule key, and those without a key by position.
+    """Assigns messages, or commands, to shards: by topic and schedule key, without a key by position.
 
     Args:
-        rows: with ledger_id and entry_id; where it has schedule_key, also with topic.
+        rows: with ledger_id and entry_id, or also with schedule_key and topic.
         shards: how many shards there are.
 
     Returns:
@@ -60,7 +60,7 @@ def shards_of(rows: pa.Table, shards: int) -> Int64Array:
 
 
 def shard_of(ledger_ids: Int64Array, entry_ids: Int64Array, shards: int) -> Int64Array:
-    """Hashes positions to shards: to the home of an entry, which neighbouring entries share.
+    """Assigns entries to their home shards by position. ENTRIES_TOGETHER neighbouring entries share one.
 
     Args:
         ledger_ids: int64, (n,).
@@ -68,7 +68,7 @@ def shard_of(ledger_ids: Int64Array, entry_ids: Int64Array, shards: int) -> Int6
         shards: how many shards there are.
 
     Returns:
-        the shard of each position, int64, (n,), from 0 to shards - 1.
+        the shard of each entry, int64, (n,), from 0 to shards - 1.
     """
     with np.errstate(over="ignore"):
         mixed = ledger_ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + entry_ids.astype(np.uint64) // np.uint64(

@@ -1,4 +1,4 @@
-"""Where the tracker keeps its state: small named tables of packed values.
+"""The tracker's state store: small named tables of packed values.
 
 A call may cost a round trip to another process, so the number of values matters more than their size.
 """
@@ -13,20 +13,20 @@ Key = tuple[int, int]
 
 
 class Store(Protocol):
-    """Named tables of bytes by a pair of integers."""
+    """Named tables that map a pair of integers to bytes."""
 
     def get(self, table: str, key: Key) -> bytes | None:
-        """Returns the value of a key, None where there is none."""
+        """Returns the value of a key; None: the table lacks it."""
 
     def put(self, table: str, key: Key, value: bytes) -> None:
         """Sets the value of a key."""
 
     def remove(self, table: str, key: Key) -> None:
-        """Removes a key; nothing happens where it is not there."""
+        """Removes a key, if the table has it."""
 
 
 class StateLostError(DelayLakeError):
-    """A value that the tracker has put into its store is not there any more."""
+    """The store lacks a value that the tracker has put into it."""
 
 
 def get_present(store: Store, table: str, key: Key) -> bytes:
@@ -42,13 +42,13 @@ def get_present(store: Store, table: str, key: Key) -> bytes:
 
 
 class MemoryStore:
-    """A store in a dictionary, `values`, by table and key."""
+    """A store in memory: the dictionary `values`, by table and key."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, Key], bytes] = {}
 
     def get(self, table: str, key: Key) -> bytes | None:
-        """Returns the value of a key, None where there is none."""
+        """Returns the value of a key; None: the table lacks it."""
         return self.values.get((table, key))
 
     def put(self, table: str, key: Key, value: bytes) -> None:
@@ -56,5 +56,5 @@ class MemoryStore:
         self.values[table, key] = value
 
     def remove(self, table: str, key: Key) -> None:
-        """Removes a key; nothing happens where it is not there."""
+        """Removes a key, if the table has it."""
         self.values.pop((table, key), None)

@@ -1,4 +1,4 @@
-"""The subscriptions of each source topic. Each has a number that it keeps for the life of a checkpoint."""
+"""The subscriptions of each source topic. A subscription keeps its number for the life of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ import pyarrow as pa
 from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.messages import Int64Array
 
-# A subscription is a bit of an int64 that is never negative.
+# A subscription is a bit of an int64, whose sign bit is not used.
 MAX_SUBSCRIPTIONS = 63
 
-# In a command: all subscriptions, and those that are added later. In an outcome: the answer for those added later.
+# In a command: all subscriptions, and those that are added later. In an outcome: the subscriptions added later.
 ALSO_LATER = "*"
 
 
 @dataclass(frozen=True)
 class Subscriptions:
-    """The subscriptions of all source topics, by number. State and commands know a subscription by its number.
+    """The subscriptions of all source topics, by number. State and commands name a subscription by its number.
 
-    A subscription that is taken out of the settings keeps its number, and gets nothing more. A topic that has no route
-    for a while keeps its subscriptions: messages that come due for them are held back until the route is there again.
+    A subscription that is removed from the settings keeps its number, and gets no further messages. A topic whose route
+    is missing keeps its subscriptions: messages that come due for them are held back until the route is back.
 
     Attributes:
-        names: by topic the names of its subscriptions; the index is the number.
-        removed: by topic a mask of the subscriptions that are not in the settings any more; bit i is number i.
-        without_route: topics that have no route now.
-        backoffs: by topic and subscription's number how messages are retried, where the settings say it.
-        shaping: by topic and number the rules of subscriptions whose messages are shaped, as `tracker.shaping.rule`
-            writes them.
-        in_order: by topic a mask of the subscriptions that get the messages of a key in order; topics without one are
-            left out.
+        names: by topic: the names of its subscriptions; the index is the number.
+        removed: by topic: a mask of the subscriptions that are not in the settings any more; bit i is number i.
+        without_route: topics whose route is missing now.
+        backoffs: by topic and subscription number: how messages are retried, where the settings say it.
+        shaping: by topic and subscription number: the rule by which messages are shaped, as `tracker.shaping.rule`
+            writes it.
+        in_order: by topic: a mask of the subscriptions with `order: key`; topics without any are left out.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -44,11 +43,11 @@ class Subscriptions:
     in_order: Mapping[str, int] = field(default_factory=dict)
 
     def backoff(self, topic: str, subscription: int) -> Backoff:
-        """Returns how the messages of a topic's subscription, given by its number, are retried."""
+        """Returns how messages of a topic's subscription, given by its number, are retried."""
         return self.backoffs.get(topic, {}).get(subscription, DEFAULT_BACKOFF)
 
     def most_retries(self, subscription: int, topic: str) -> int:
-        """Returns how many retries a message gets from a topic's subscription, given by its number."""
+        """Returns how many retries a message gets at most for a topic's subscription, given by its number."""
         return self.backoff(topic, subscription).attempts
 
     @staticmethod
@@ -57,22 +56,22 @@ class Subscriptions:
         return names if isinstance(names, Subscriptions) else Subscriptions(names)
 
     @property
-    def most(self) -> int:
+    def max_count(self) -> int:
         """The largest number of subscriptions that a topic has."""
         return max(map(len, self.names.values()), default=0)
 
-    def known(self, topic: str) -> int:
+    def all_of(self, topic: str) -> int:
         """Returns a mask of all subscriptions of a topic, removed ones included."""
         return (1 << len(self.names.get(topic, ()))) - 1
 
-    def wanted(self, topic: str) -> int:
-        """Returns a mask of the subscriptions that a topic's messages go to: those that are not removed."""
-        return self.known(topic) & ~self.removed.get(topic, 0)
+    def active(self, topic: str) -> int:
+        """Returns a mask of a topic's subscriptions that are in the settings: its messages go to these."""
+        return self.all_of(topic) & ~self.removed.get(topic, 0)
 
-    def named(self, masks: Mapping[str, int]) -> dict[str, list[str]]:
-        """Returns by topic the names of those of its mask that are in the settings; topics without any are left out."""
+    def names_by_topic(self, masks: Mapping[str, int]) -> dict[str, list[str]]:
+        """Returns by topic the names of the subscriptions in its mask, except removed ones. Leaves empty topics out."""
         found = {
-            topic: [name for n, name in enumerate(self.names.get(topic, ())) if bits & self.wanted(topic) & 1 << n]
+            topic: [name for n, name in enumerate(self.names.get(topic, ())) if bits & self.active(topic) & 1 << n]
             for topic, bits in masks.items()
         }
         return {topic: names for topic, names in found.items() if names}
@@ -82,7 +81,7 @@ class Subscriptions:
 
         Args:
             topics: a column of strings, (rows,).
-            subscription: its number in each topic; or a name, which all rows get.
+            subscription: its number, the same in each topic; or a name, which all rows get.
 
         Returns:
             strings, (rows,).
@@ -94,6 +93,11 @@ class Subscriptions:
         if len(names) == 1 and not topics.null_count:
             return pa.repeat(names[0], len(topics))
         return pa.array(names, pa.string()).take(encoded.indices)
+
+
+def numbers_in(masks: Int64Array) -> range:
+    """Returns the numbers of subscriptions up to the highest one in some masks, int64, (n,); not all need occur."""
+    return range(int(masks.max(initial=0)).bit_length())
 
 
 def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:

@@ -13,7 +13,7 @@ from tracker.commands.holding.pace import Pace
 from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.requests.repeats import FirstAnswers, no_answers
 from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
-from tracker.entry_log import EMPTY_ENTRIES, KEPT_SCHEMA
+from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
 from tracker.in_flight import Release
 from tracker.keys.sealed_keys import FindKeyed, none_sealed
 from tracker.messages import MESSAGES, empty_table
@@ -24,9 +24,9 @@ from tracker.shaping.shaper import Places
 class Tick:
     """One step of the job's clock, the same for all shards, and the same when it is replayed.
 
-    Times are ms since the Unix epoch. A seal epoch ends with a tick at which the mutable bucket is sealed and the next
-    segment of the sealed ones is loaded. It is durable when all messages that came in up to its end are in the delayed
-    index or delivered; only then its entries are written to `entries` and acknowledged.
+    Times are ms since the epoch. At the tick that ends a seal epoch, the mutable bucket is sealed and the next segment
+    of sealed buckets is loaded. A seal epoch is durable when all messages that came in up to its end are in the delayed
+    index or delivered; only then its entries are written to the table `entries` and acknowledged.
     """
 
     tick: int  # the tick's number, from 1
@@ -34,52 +34,52 @@ class Tick:
     seal_epoch: int  # how many seal epochs have ended by this tick (included)
     load_horizon: int  # time: all messages due before it are in state
     near_until: int  # time: new messages due before it go to a time slot, later ones to the mutable bucket
-    run_id: str  # of the run of the job that made the tick
+    run_id: str  # the run of the query that made the tick
     confirmed: int  # a tick's number: its and earlier releases have arrived and are written down, or are open
-    durable_through: int  # a seal epoch's number: it and all before are durable
+    durable_through: int  # a seal epoch's number: it and all earlier ones are durable
     now: int = 0  # time: the job's clock
-    ingested_through: int = 0  # a tick's number: all messages published before the commands up to it have come in
+    ingested_through: int = 0  # a tick's number: all messages published before its and earlier commands have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
     # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
-    # [tick, kind] that have not arrived there. `rejects`: the reason why messages that come due for it are
-    # rejected; where it is missing, they are held back.
+    # [tick, kind] that have not arrived there. `rejects`: the reason why messages that come due for the destination
+    # are rejected; without it they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    places: Places = field(default_factory=dict)  # for what waited for this tick in all shards, beyond the rate of one
+    places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
 
 
 @dataclass(frozen=True, kw_only=True)
 class TickInput:
     """The input of a shard for one tick. Each table has the columns of the schema that its default has."""
 
-    # New messages in any order: whole entries, but for messages with a schedule key, which may be in other shards.
+    # New messages in any order. Entries are whole, except that other shards may have messages with a schedule key.
     messages: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # New ones of this shard's entries, in other shards.
-    notes: pa.Table = field(default_factory=partial(empty_table, KEPT_SCHEMA))
+    # New messages that other shards have, because of their schedule keys, of entries whose home is this shard.
+    elsewhere: pa.Table = field(default_factory=partial(empty_table, ENTRY_LOG_ROWS))
     # Sealed rows due from the last tick's load horizon (included) to this tick's (excluded).
     segment: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # This shard's, in the control topic's order.
+    # This shard's commands, in the control topic's order.
     commands: pa.Table = field(default_factory=partial(empty_table, COMMAND_ROWS))
-    # By request id, of all shards' commands, the hash of the body of the first command that has it.
+    # By request id, for the commands of all shards: the hash of the body of the first command that has the id.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=partial(empty_table, KNOWN))  # durable ones that the commands name
-    # Sealed rows to reschedule, restore, retry, resume or move on.
+    # Sealed rows of messages to reschedule, restore, retry, resume, or move to their next occurrence.
     payload_rows: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
-    # Of the control topic, with a reason.
+    # Rejected messages of the control topic, with a reason.
     rejected_commands: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    first_answers: FirstAnswers = no_answers  # reads the same version of the tables that `known_messages` are from
-    find_keyed: FindKeyed = none_sealed  # reads the version of the delayed index that `segment` is from
+    first_answers: FirstAnswers = no_answers  # reads the version of the tables that `known_messages` was read from
+    find_keyed: FindKeyed = none_sealed  # reads the version of the delayed index that `segment` was read from
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # Topics with a route again, or with a subscription that is new: `payload_rows` has the rows held back for them.
+    # Topics with a route again, or with a new subscription: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
-    pace: Pace = field(default_factory=dict)  # at which rows that were held back go out, of all shards' rows
+    pace: Pace = field(default_factory=dict)  # the pace at which rows that were held back go out, over all shards
 
 
 @dataclass
 class Effects:
-    """The output of a shard for one tick: what is to be sent and written to the tables."""
+    """The output of a shard for one tick: the releases to send, and the rows to write to the tables."""
 
     releases: list[Release] = field(default_factory=list)  # to send
     bucket: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # the sealed bucket, for the delayed index
@@ -89,8 +89,8 @@ class Effects:
     rejects: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # rejected messages, with a reason
     outcomes: pa.Table = field(default_factory=partial(empty_table, OUTCOME_ROWS))  # answers to commands
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
-    # By source topic and subscription's name the last time that shaping has given a message, ms since the epoch.
+    # By source topic and subscription name: the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
-    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic the subscriptions that are paused
-    # By source topic and subscription's name how many rows wait for the next tick's places, and the last place given.
+    paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic: names of the paused subscriptions
+    # By source topic and subscription name: how many rows wait for the next tick's places, and the last place given.
     waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""The Delta tables: their columns, commits and epochs, and what else is written down between runs."""
+"""The Delta tables: their columns, commits, epochs and queries."""

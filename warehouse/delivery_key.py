@@ -1,6 +1,6 @@
-"""The key that tells two deliveries to a subscription apart: message, number of the retry, number of the occurrence.
+"""The key of a delivery to a subscription: message, number of the retry, number of the occurrence.
 
-A message has one position. Its retries, and the occurrences of a recurring one, are deliveries of their own.
+The message's position alone is not enough: retries, and occurrences of a recurring message, are further deliveries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tracker.messages import Int64Array, attempts_of, message_ids
 from tracker.properties.delivered import ATTEMPT, MESSAGE_ID, OCCURRENCE
 from tracker.properties.message_position import position_of
 
-# The properties of a message at its destination that say it, and the columns of `deliveries` for them.
+# The properties of a delivered message that make its key, and the columns of `deliveries` for them.
 PROPERTIES = (MESSAGE_ID, ATTEMPT, OCCURRENCE)
 COLUMNS = ("position", "attempt", "occurrence")
 
@@ -26,7 +26,7 @@ _BATCH_BITS = 20  # a batch index is below 2^20
 
 
 def key_of(properties: Mapping[str, str]) -> Key:
-    """Returns the key of a message at a destination, by its properties."""
+    """Returns the key of a delivered message from its properties."""
     return properties.get(MESSAGE_ID, ""), properties.get(ATTEMPT, ""), properties.get(OCCURRENCE, "")
 
 
@@ -34,9 +34,9 @@ def key_of_row(columns: Mapping[str, Sequence[Any]], row: int, is_rejected: bool
     """Returns the key that a row of MESSAGES has when it is sent.
 
     Args:
-        columns: of MESSAGES, by name.
-        row: its index.
-        is_rejected: it goes to a rejects topic, where messages have neither an attempt nor an occurrence.
+        columns: the columns of MESSAGES, by name.
+        row: the row's index.
+        is_rejected: whether it goes to a rejects topic, where messages have neither an attempt nor an occurrence.
     """
     attempt, occurrence = (None if is_rejected else columns[name][row] for name in ("attempt", "occurrence"))
     return (
@@ -47,22 +47,22 @@ def key_of_row(columns: Mapping[str, Sequence[Any]], row: int, is_rejected: bool
 
 
 def attempt_sql(table: str = "") -> str:
-    """Returns the SQL expression of a row's attempt, 0 where it is no retry.
+    """Returns the SQL expression of a row's attempt, 0 for the first delivery.
 
     Args:
-        table: the alias of a table with a column `attempt`; empty: there is but one.
+        table: the alias of the table with the column `attempt`; empty: only one table has it.
     """
     return f"coalesce({table}.attempt, 0)" if table else "coalesce(attempt, 0)"
 
 
 def attempt_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Returns ids of each row's message and attempt, for a set of them.
+    """Returns an id of each row's message and attempt, as three columns.
 
     Args:
-        rows: with the columns ledger_id, entry_id and batch_index, and perhaps attempt.
+        rows: columns ledger_id, entry_id, batch_index, and optionally attempt.
 
     Returns:
-        as `message_ids`, each int64, (rows,), with the attempt in the bits above the batch index.
+        ledger, entry, and batch index with the attempt in the bits above it; each int64, (rows,).
     """
     ledgers, entries, indexes = message_ids(rows)
     return ledgers, entries, np.maximum(indexes, 0) | attempts_of(rows) << _BATCH_BITS

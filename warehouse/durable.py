@@ -1,4 +1,4 @@
-"""Files that a restart relies on: what has been written survives a loss of power."""
+"""Writes files so that they survive a crash and a loss of power."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_durably(file: Path, content: str | bytes) -> None:
 
 
 def sync(files: Iterable[Path]) -> None:
-    """Forces files and the folders that they are in to the disk (fsync); files that are gone are passed over."""
+    """Forces files and their folders to the disk (fsync); ignores files that are gone."""
     folders = set()
     for file in files:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The schemas of source topics, kept for as long as messages wait: the topics' own registry may be gone by then.
+"""Stores the schemas of source topics: when a message is delivered, the source topic's registry may be gone.
 
-Whoever reads a source topic keeps a schema in the table `schemas` before it takes the first message that has it. A
-sender registers it with the destination, and gives its producer there the same.
+A receiver writes a schema to the table `schemas` before it takes in the first message with it. A sender registers the
+schema with the destination, and makes its producer with it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ COLUMNS = pa.schema(
 
 _VERSION_BYTES = 8
 
-# What Pulsar's C++ client can send with a schema. Others it sends without.
+# The types of schemas with which Pulsar's C++ client can send. Messages with other types are sent without a schema.
 _CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE")
 
 
 def version_bytes(version: int) -> bytes:
-    """Returns a schema version as messages carry it: 8 bytes, big-endian."""
+    """Returns a schema version as messages have it: 8 bytes, big-endian."""
     return version.to_bytes(_VERSION_BYTES, "big", signed=True)
 
 
 def version_number(version: bytes) -> int:
-    """Returns the number of a schema version, given as messages carry it."""
+    """Returns the number of a schema version, from the bytes that messages have."""
     return int.from_bytes(version[:_VERSION_BYTES], "big", signed=True)
 
 
 @dataclass(frozen=True)
 class MessageSchema:
-    """A version of a topic's schema, as Pulsar's admin API tells it."""
+    """A version of a topic's schema, as Pulsar's admin API has it."""
 
     type: str
     definition: str
@@ -57,26 +57,26 @@ class MessageSchema:
 
     @property
     def has_separate_key(self) -> bool:
-        """Whether a message's key is the encoded key of a KEY_VALUE pair, so bytes, and its payload only the value."""
+        """Whether a message's key has the encoded key of a KEY_VALUE pair (bytes), and its payload only the value."""
         return self.type == "KEY_VALUE" and self.properties.get("kv.encoding.type") == "SEPARATED"
 
 
 class SchemaKeeper:
-    """Keeps the schemas of topics that are read. Safe in several threads of one process."""
+    """Stores the schemas of source topics. Safe in several threads of one process."""
 
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
         self._tables = Tables(warehouse)
         self._admin = admin
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, bytes], MessageSchema | None] | None = None
+        self._stored: dict[tuple[str, bytes], MessageSchema | None] | None = None
 
     def keep(self, topic: str, version: bytes, registry: str) -> MessageSchema | None:
         """Returns a version of a topic's schema, and writes it to the table if it is not there yet.
 
         Args:
             topic: the source topic, as the route names it.
-            version: as messages carry it.
+            version: the version's bytes, as messages have them.
             registry: the topic whose schema registry is asked.
 
         Returns:
@@ -87,17 +87,17 @@ class SchemaKeeper:
             OSError: the table can't be written.
         """
         key = (topic, version)
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
+        if self._stored is not None and key in self._stored:
+            return self._stored[key]
         with self._lock:
-            if self._kept is None:
-                self._kept = read(self._warehouse)
-            if key not in self._kept:
+            if self._stored is None:
+                self._stored = read(self._warehouse)
+            if key not in self._stored:
                 found = self._admin.schema(registry, version_number(version))
                 schema = None if found is None else MessageSchema(*found)
                 self._write(topic, version, schema)
-                self._kept[key] = schema
-            return self._kept[key]
+                self._stored[key] = schema
+            return self._stored[key]
 
     def _write(self, topic: str, version: bytes, schema: MessageSchema | None) -> None:
         self._tables.create({TABLE: COLUMNS})
@@ -108,13 +108,14 @@ class SchemaKeeper:
 
 
 def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], MessageSchema | None]:
-    """Reads the table `schemas`; empty where there is no such table.
+    """Reads the table `schemas`.
 
     Args:
-        topic: reads the schemas of this source topic alone; None: of all.
+        topic: the source topic whose schemas are read; None: all.
 
     Returns:
-        by topic and version (bytes) the schema; None: the topic's registry had no such version.
+        the schemas by topic and version (bytes); None: the topic's registry had no such version. Empty if there is no
+        such table.
     """
     if not exists(warehouse, TABLE):
         return {}
@@ -124,7 +125,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
         (row["topic"], row["schema_version"]): None
         if row["type"] is None
         else MessageSchema(row["type"], row["definition"], dict(row["properties"] or ()))
-        for row in rows.to_pylist()  # of several rows the oldest, which comes last here, counts
+        for row in rows.to_pylist()  # the oldest row of a version counts, which comes last here
     }
 
 
@@ -136,7 +137,7 @@ class UnknownSchemaError(DelayLakeError):
 
 
 class DestinationSchemas:
-    """The schemas with which a sender's producers publish, registered with the destinations. Not thread-safe."""
+    """Registers source topics' schemas with destinations, for a sender's producers. Not thread-safe."""
 
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
@@ -147,16 +148,16 @@ class DestinationSchemas:
         """Registers a version of a source topic's schema with a destination, once, and returns it for a producer.
 
         Args:
-            destination: the topic that is sent to.
+            destination: the destination's topic.
             topic: the source topic, as the route names it.
-            version: as messages carry it.
+            version: the version's bytes, as messages have them.
 
         Returns:
-            the schema as the client has it; that of plain bytes, unregistered, where the client can't send its type.
+            the schema for Pulsar's client; plain bytes, unregistered, if the client can't send the schema's type.
 
         Raises:
-            UnknownSchemaError: the table `schemas` does not have it.
-            PulsarError: the broker does not answer, or the destination does not take it.
+            UnknownSchemaError: the table `schemas` does not have the schema.
+            PulsarError: the broker does not answer, or the destination does not take the schema.
         """
         key = (destination, topic, version)
         if key not in self._infos:
@@ -173,24 +174,24 @@ def registered(admin: AdminClient, client: pulsar.Client, topic: str, schema: Me
     """Registers a schema with a topic, and returns it for a producer.
 
     Returns:
-        the schema as the client has it; that of plain bytes, unregistered, where the client can't send its type.
+        the schema for Pulsar's client; plain bytes, unregistered, if the client can't send the schema's type.
 
     Raises:
-        PulsarError: the broker does not answer, or the topic does not take it.
+        PulsarError: the broker does not answer, or the topic does not take the schema.
     """
     if schema.type not in _CARRIED:
         return _PLAIN
-    # The client can't be told a schema's properties. The broker's registry can, and tells the client.
+    # The client can't set a schema's properties, but gets them from the broker's registry.
     at = admin.register_schema(topic, schema.type, schema.definition, schema.properties)
     return client._client.get_schema_info(topic, at)
 
 
 def producer_with_schema(client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> Any:
-    """Makes a producer that has a schema and sends payloads as they are: they are encoded already.
+    """Makes a producer with a schema for payloads that are encoded already.
 
     Args:
-        info: the schema, as `DestinationSchemas.info` returns it.
-        options: of `pulsar.Client.create_producer`; for a KEY_VALUE schema, of `_pulsar.ProducerConfiguration`.
+        info: the schema that `DestinationSchemas.info` returned.
+        options: options of `pulsar.Client.create_producer`; for a KEY_VALUE schema of `_pulsar.ProducerConfiguration`.
     """
     if info.schema_type() == _pulsar.SchemaType.KEY_VALUE:
         return KeyValueProducer(client, topic, info, **options)
@@ -206,10 +207,10 @@ class AsItIs(pulsar.schema.BytesSchema):  # type: ignore[misc]  # the client has
 
 
 class KeyValueProducer:
-    """A producer with a KEY_VALUE schema that sends pairs which are encoded already.
+    """A producer with a KEY_VALUE schema for pairs that are encoded already.
 
-    Pulsar's C++ client encodes each message that a KEY_VALUE producer is given, and takes no encoded ones. It goes by
-    the configuration's schema at that moment, so that is set to plain bytes while a message is handed over.
+    Pulsar's C++ client would encode each message again. It looks at the configuration's schema in `send_async`, so that
+    is set to plain bytes during the call.
     """
 
     def __init__(self, client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> None:
@@ -226,7 +227,7 @@ class KeyValueProducer:
         self.last_sequence_id = self._inner.last_sequence_id
 
     def send_async(self, message: _pulsar.Message, callback: Any) -> None:
-        """Hands over a message whose payload is encoded already; `callback` gets the result and the message id."""
+        """Sends a message whose payload is encoded already; `callback` gets the result and the message id."""
         self._configuration.schema(_PLAIN)
         try:
             self._inner.send_async(message, callback)

@@ -5,11 +5,11 @@ A row of `delayed_index` (operation DELAY) is pending for a subscription when
 - it is for that subscription, or for all of the topic's (`subscription` is null),
 - the message has no later row there: no MOVE has a higher sequence than the row,
 - the last command that cancelled the message, or its whole entry, is not later than the last that restored it,
-- it has not been delivered there: of a retry, that the delivery of its `attempt` has not been made; of a recurring
-  message, that the row's occurrence, or a later one, has not been delivered.
+- it has not been delivered there: for a retry, with its `attempt`; for a recurring message, with the row's occurrence
+  or a later one.
 
 Commands name a message by its batch_index, or a whole entry, which may be one message, by -1. Ledger ids are unique in
-a cluster, and imported messages have others than any cluster has, so no two topics or partitions share one.
+a cluster, and no cluster has those of imported messages, so no two topics or partitions share a ledger.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tracker.messages import BoolArray, Int64Array, as_int64, int64
 
 _ENTRY = ("ledger_id", "entry_id")
 
-# SQL condition: a row of `outcomes` cancelled its message, or entry.
+# SQL condition: a row of `outcomes` cancelled its message or entry.
 IS_CANCEL = "result IN ('APPLIED', 'SUPERSEDED') AND operation IN ('CANCEL', 'SKIP')"
 
-# SQL condition: a row of `outcomes` undid what cancelled its message before: a retry does, too.
+# SQL condition: a row of `outcomes` undid earlier cancels of its message, as a retry does, too.
 IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
 
-# SQL condition: a row of `outcomes` is of an occurrence of a recurring message that is not delivered: it was skipped,
-# or its destination did not take it.
+# SQL condition: a row of `outcomes` is about an occurrence that is not delivered: it was skipped, or its destination
+# did not take it.
 IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
 
-# A recurring message's next occurrence is in the tables by so long after the last one, unless there is none: one that
-# recurs more often than every few seconds has no row for it, but has just been delivered.
+# If a recurring message has no row for its next occurrence this long after the last one, it has ended. Before, it may
+# recur so often (every few seconds) that its next occurrence gets no row.
 NEXT_IS_THERE_MILLIS = 60_000
 
-# A row for each subscription and recurring message: the last occurrence that has been delivered, or is not to be, when
-# it was due by the rule, how many have been delivered, and when the last thing was done.
+# A row for each subscription and recurring message: its last occurrence that was delivered or skipped, when that was
+# due by the rule (`due`), the number of delivered ones, and when the last one was delivered or skipped (`done_at`).
 LAST_OCCURRENCES = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index, max(occurrence) AS occurrence, max(due) AS due,
        count(sent_at) AS delivered, max(done_at) AS done_at
@@ -54,7 +54,7 @@ FROM (
 GROUP BY topic, subscription, ledger_id, entry_id, batch_index
 """  # noqa: S608
 
-# A row for each subscription and message, or whole entry, that commands named: the sequence of the last command of each
+# A row for each subscription and message (or whole entry) named by commands: the sequence of the last command of each
 # kind; null: none.
 LAST_COMMANDS = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index,
@@ -80,18 +80,18 @@ def join_commands(
     has_one: bool = True,
     has_whole: bool = True,
 ) -> str:
-    """SQL that joins a row with the commands for its message (as `one`) and for its whole entry (as `whole`).
+    """Returns SQL that joins a row with the commands for its message (as `one`) and for its whole entry (as `whole`).
 
-    The conditions that `last`, `is_cancelled` and `is_moved_on` make need both.
+    `last`, `is_cancelled` and `is_moved_on` need both.
 
     Args:
-        commands: a table or view with the columns of LAST_COMMANDS; those of sequences may be there several times, with
+        commands: a table or view with the columns of LAST_COMMANDS; the columns of sequences may be repeated with
             suffixes.
         row: the alias of a table with ledger_id and entry_id.
         on: a further condition, in which `{of}` stands for `one` or `whole`.
-        batch_index: SQL for the number of the row's message in its entry, from 0; None: that of the row's batch_index.
-        has_one: whether there are commands for single messages; False: none are looked for, which is quicker.
-        has_whole: the same of commands for whole entries.
+        batch_index: SQL for the number of the row's message in its entry, from 0; None: by the row's batch_index.
+        has_one: whether there may be commands for single messages; without them the join is quicker.
+        has_whole: whether there may be commands for whole entries.
     """
     message = batch_index or f"greatest({row}.batch_index, 0)"
     entry = f"{{of}}.ledger_id = {row}.ledger_id AND {{of}}.entry_id = {row}.entry_id AND {on}"
@@ -104,53 +104,53 @@ def join_commands(
 
 
 def last(column: str) -> str:
-    """SQL for the greater of a column's values for the message and for its whole entry; -1 where both are null."""
+    """Returns SQL for the greater of a column's values for the message and for its whole entry; -1 if both are null."""
     return f"greatest(coalesce(one.{column}, -1), coalesce(whole.{column}, -1))"
 
 
 def is_cancelled(suffix: str = "") -> str:
-    """SQL condition: a message is cancelled.
+    """Returns the SQL condition that a message is cancelled.
 
     Args:
-        suffix: what the names of the columns `cancelled` and `restored` end with.
+        suffix: the suffix of the columns `cancelled` and `restored`.
     """
     return f"{last(f'cancelled{suffix}')} > {last(f'restored{suffix}')}"
 
 
 def is_moved_on(sequence: str, suffix: str = "") -> str:
-    """SQL condition: a message was moved on from a row of `delayed_index`, which so has a later one.
+    """Returns the SQL condition that the message of a row of `delayed_index` was moved to a later row.
 
     Args:
-        sequence: SQL for the row's sequence; null: the row that the message came with.
-        suffix: what the name of the column `moved` ends with.
+        sequence: SQL for the row's sequence; null: the message's first row.
+        suffix: the suffix of the column `moved`.
     """
     return f"{last(f'moved{suffix}')} > coalesce({sequence}, 0)"
 
 
 def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: Sequence[str] = ()) -> BoolArray:
-    """Tells which rows' messages are cancelled.
+    """Returns a mask of the rows whose messages are cancelled.
 
     Args:
-        rows: with ledger_id, entry_id, batch_index and the keys.
+        rows: columns ledger_id, entry_id, batch_index and the keys.
         cancels: a row for each cancelled message or entry, with the columns of `rows` and the command's sequence.
-        restores: the same of restored ones.
+        restores: a row for each restored message or entry, with the same columns.
         keys: further columns of integers in which a row and a command have to agree.
 
     Returns:
-        a mask, bool, (rows,).
+        bool, (rows,).
     """
     return _last_sequences(rows, cancels, keys) > _last_sequences(rows, restores, keys)
 
 
 def are_moved_on(rows: pa.Table, moves: pa.Table) -> BoolArray:
-    """Tells which rows of `delayed_index` are superseded: their messages were moved on, and have a later row.
+    """Returns a mask of the rows of `delayed_index` whose messages were moved to a later row.
 
     Args:
-        rows: with ledger_id, entry_id, batch_index and sequence.
-        moves: MOVE rows, with the same columns.
+        rows: columns ledger_id, entry_id, batch_index and sequence.
+        moves: MOVE rows with the same columns.
 
     Returns:
-        a mask, bool, (rows,).
+        bool, (rows,).
     """
     own = rows["sequence"].fill_null(0).to_numpy()
     moved: BoolArray = _last_sequences(rows, moves, ()) > own
@@ -158,7 +158,7 @@ def are_moved_on(rows: pa.Table, moves: pa.Table) -> BoolArray:
 
 
 def _last_sequences(rows: pa.Table, commands: pa.Table, keys: Sequence[str]) -> Int64Array:
-    """For each row the sequence of the last command that named its message or its entry, -1 where there is none."""
+    """Returns the sequence of the last command that named each row's message or entry, int64, (rows,); -1: none."""
     entry = [*keys, *_ENTRY]
     last_ = as_int64(commands, [*entry, "batch_index", "sequence"]).group_by([*entry, "batch_index"])
     found = last_.aggregate([("sequence", "max")])

@@ -1,7 +1,7 @@
-"""Gives the rows of a warehouse other ids: where its job goes on with another broker, ids begin anew there.
+"""Gives the rows of a warehouse other ids when its job goes on with another broker, whose ids begin anew.
 
-A message that the tables have keeps its entry id, and its ledger id is moved up, beyond those of any cluster, as that
-of an imported message. What comes again from the other broker gets the id that it has there.
+A message in the tables keeps its entry id; its ledger id is moved up, beyond those of any cluster, like that of an
+imported message. An entry that the other broker has, too, gets its id there.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from warehouse.schemas import MESSAGE_SCHEMAS, MOVED_AT, PLACES, SCHEMAS
 # Columns of `outcomes` with a position as text.
 _TEXTS = ("superseded_by", "retry_of")
 
-# Ledger and entry ids of the same entries, in the old place and in the new one.
+# Ledger and entry ids of the same entries with the old broker and with the new one.
 PAIRS = pa.schema([(name, pa.int64()) for name in ("old_ledger", "old_entry", "ledger_id", "entry_id")])
 
 
 @dataclass(frozen=True)
 class Renumbering:
-    """The ids that entries of an earlier broker have from now on.
+    """The new ids of entries of an earlier broker.
 
     Args:
-        place: the number of the place that is left, from 1.
-        pairs: PAIRS: entries that have the other broker's ids; the others' ledger ids are moved up.
-        read_after: by topic partition the last entry, by its new id, that does not come again.
+        place: the number of the place that the warehouse leaves, from 1.
+        pairs: the entries that get the other broker's ids, as PAIRS; the ledger ids of others are moved up.
+        read_after: the last entry, by its new id, that is not read again, by topic partition.
     """
 
     place: int
@@ -54,11 +54,11 @@ class Renumbering:
         """Returns the new ids of entries.
 
         Args:
-            ledgers: int64, (n,); those of imported messages, and negative ones, which are none, stay as they are.
-            entries: int64, (n,).
+            ledgers: ledger ids, int64, (n,); those of imported messages, and negative ones (no entry), stay.
+            entries: entry ids, int64, (n,).
 
         Returns:
-            ledgers and entries, int64, (n,), and a mask of those that have the other broker's ids, bool, (n,).
+            the new ledger and entry ids, int64, (n,), and a mask of those that are the other broker's, bool, (n,).
         """
         is_old = (ledgers >= 0) & (ledgers < FIRST_IMPORTED_LEDGER)
         new_ledgers, new_entries = np.where(is_old, ledgers + self.offset, ledgers), entries.copy()
@@ -79,14 +79,14 @@ class Renumbering:
         """Renumbers rows of a table with ledger_id and entry_id.
 
         Returns:
-            the rows, and a mask of those that have the other broker's ids, bool, (rows,).
+            the new rows, and a mask of those with the other broker's ids, bool, (rows,).
         """
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         new_ledgers, new_entries, is_paired = self.ids(ledgers, entries)
         is_changed = pa.array((new_ledgers != ledgers) | (new_entries != entries))
         new = {"ledger_id": pa.array(new_ledgers), "entry_id": pa.array(new_entries)}
         if "first_index" in rows.column_names:
-            new["first_index"] = pa.nulls(rows.num_rows, pa.int64())  # that of another broker
+            new["first_index"] = pa.nulls(rows.num_rows, pa.int64())  # the old broker's indexes mean nothing now
         if "schema_version" in rows.column_names:
             new["schema_version"] = self.schema_versions(rows["schema_version"])
         rows = _with(rows, new)
@@ -96,13 +96,13 @@ class Renumbering:
         return _with(rows, {name: self._texts(rows[name]) for name in texts}), is_paired
 
     def schema_versions(self, versions: pa.ChunkedArray) -> pa.Array:
-        """Returns versions of schemas beyond those that the other broker gives: it counts from 0, too."""
+        """Returns versions of schemas beyond those of the other broker, which counts from 0, too."""
         found = versions.combine_chunks().dictionary_encode()
         moved = [version_bytes(version_number(v) + self.place * PLACE_LEDGERS) for v in found.dictionary.to_pylist()]
         return pa.array(moved, pa.binary()).take(found.indices)
 
     def position(self, text: str) -> str:
-        """Returns the new `ledger:entry`, with what follows, of an old one."""
+        """Returns the new text of a position: of `ledger:entry` and anything that follows."""
         ledger, entry, *rest = text.split(":")
         ledgers, entries, _ = self.ids(np.array([int(ledger)]), np.array([int(entry)]))
         return ":".join([str(ledgers[0]), str(entries[0]), *rest])
@@ -113,7 +113,7 @@ class Renumbering:
 
 
 def next_place(tables: Tables) -> int:
-    """Returns the number of the place that a warehouse leaves now, from 1."""
+    """Returns the number, from 1, of the place that the warehouse leaves now."""
     return max(tables.written("entries", PLACES), 0) + 1
 
 
@@ -126,12 +126,14 @@ def renumber(
 ) -> None:
     """Renumbers all tables, each in one commit.
 
-    An entry that comes again is left out of `entries`: it is not durable any more.
+    An entry that will be read again is left out of `entries`: it is not durable any more.
 
     Args:
-        tables: of a warehouse of which all tables are to be renumbered, and that nobody writes or reads meanwhile.
-        moved_at: when it gets another broker, ms since the epoch.
-        row_group_rows: the rows of a row group in the files that this writes.
+        tables: the warehouse, which nobody else may read or write meanwhile.
+        renumbering: the new ids.
+        moved_at: when the warehouse gets another broker, ms since the epoch.
+        row_group_rows: the number of rows in a row group of written files.
+        on_progress: called as files are written.
 
     Raises:
         FencedError: somebody else has taken the warehouse over.
@@ -148,7 +150,7 @@ def renumber(
                 files.replace(old, new, changes_data=True)
     _renumber_changes(tables, renumbering)
     warehouse = tables.warehouse
-    if exists(warehouse, "expired"):  # by indexes of the earlier broker
+    if exists(warehouse, "expired"):  # it has indexes of the earlier broker
         tables.delete("expired", "true")
     if exists(warehouse, MESSAGE_SCHEMAS):
         rows = tables.query(MESSAGE_SCHEMAS, f"SELECT * FROM {MESSAGE_SCHEMAS}")  # noqa: S608
@@ -158,7 +160,7 @@ def renumber(
 
 
 def _rewritten(files: TableFiles, file: DataFile, renumbering: Renumbering) -> tuple[list[AddAction], int]:
-    """Writes a file with the new ids, where it has any rows; returns the action that adds it, and its rows."""
+    """Writes a file with the new ids, if any rows are left; returns the action that adds it, and the number of rows."""
     folder = files.folder
     rows, is_paired = renumbering.apply(folder.complete(folder.read(file.path)))
     if files.name == "entries":
@@ -169,7 +171,7 @@ def _rewritten(files: TableFiles, file: DataFile, renumbering: Renumbering) -> t
 
 
 def _are(rows: pa.Table, entries: Iterable[Position]) -> BoolArray:
-    """A mask of the rows that are of some few entries, bool, (rows,)."""
+    """Returns a mask, bool, (rows,), of the rows of a few entries."""
     ledgers, numbers = int64(rows, "ledger_id"), int64(rows, "entry_id")
     are = np.zeros(rows.num_rows, np.bool_)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The tables' columns, and by which of them they are filtered and age."""
+"""The tables' columns, and those among them by which rows are filtered and age."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
-        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, PAUSE, RESUME; SENT_BACK
-        # or REDRIVE of a message that was sent back.
+        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, PAUSE, RESUME; for a
+        # message that was sent back SENT_BACK or REDRIVE.
         ("operation", pa.string()),
-        # Of a RESCHEDULE, RETRY or RESUME_SCHEDULE the new time; of what was sent back when it is due; of a CANCEL that
-        # waits the time that it names; of what is SUPERSEDED when the first message of its key was published.
+        # The new time of a RESCHEDULE, RETRY or RESUME_SCHEDULE; the time that a waiting CANCEL names; when a message
+        # that was sent back is due; for a SUPERSEDED message when the first message of its key was published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
         ("applied_at", pa.int64()),
         ("batch_id", pa.int64()),
-        ("schedule_key", pa.string()),  # by which the command named the message, or by which it was superseded
-        ("superseded_by", pa.string()),  # of a SUPERSEDED message the position of the one that it yields to
-        ("attempt", pa.int32()),  # of a RETRY that is applied, or SENT_BACK, its number, from 1
-        # Of a recurring message, the occurrence that was rescheduled, skipped, paused, resumed or given up.
+        ("schedule_key", pa.string()),  # the key by which the command named the message, or that superseded it
+        ("superseded_by", pa.string()),  # for a SUPERSEDED message the position of the one that counts instead
+        ("attempt", pa.int32()),  # for an applied RETRY, or SENT_BACK, the retry's number, from 1
+        # For a recurring message the occurrence that was rescheduled, skipped, paused, resumed or given up.
         ("occurrence", pa.int64()),
-        ("retry_of", pa.string()),  # of what was sent back, the position of the message that a consumer failed on
-        ("command_hash", pa.int64()),  # of what the command said: another one under its request id has another one
+        ("retry_of", pa.string()),  # for a message that was sent back the position of the one that a consumer failed on
+        ("command_hash", pa.int64()),  # hash of the command's body, to find another command under its request id
     ]
 )
 
@@ -89,7 +89,7 @@ DELIVERIES = pa.schema(
         ("destination", pa.string()),
         ("destination_message_id", pa.string()),  # null where not known
         ("batch_id", pa.int64()),
-        ("attempt", pa.int32()),  # of a retry its number, from 1; null: the first delivery
+        ("attempt", pa.int32()),  # number of the retry, from 1; null: the first delivery
         MESSAGES.field("shaped_from"),
         MESSAGES.field("occurrence"),
         MESSAGES.field("occurrence_at"),
@@ -139,10 +139,10 @@ SUBSCRIPTION_CHANGES = pa.schema(
     [
         ("topic", pa.string()),
         ("subscription", pa.string()),
-        ("change", pa.string()),  # ADDED, REMOVED, or KEPT: another one of the topic changed
+        ("change", pa.string()),  # ADDED, REMOVED, or KEPT: only another subscription of the topic changed
         ("changed_at", pa.int64()),
-        ("handed_out", pa.int64()),  # what was due then or before, and had been taken in, had been handed out
-        ("positions", pa.string()),  # by partition (-1: there are none) the last entry that had been taken in, as JSON
+        ("handed_out", pa.int64()),  # the time by which everything due that had come in had been handed out
+        ("positions", pa.string()),  # JSON: the last entry that had been taken in, by partition (-1: not partitioned)
         ("batch_id", pa.int64()),
     ]
 )
@@ -152,18 +152,18 @@ IMPORTED = pa.schema(
     [
         ("topic", pa.string()),
         ("item", pa.string()),  # the item's id, unique among all systems
-        ("ledger_id", pa.int64()),  # with entry_id the position as which it was imported
+        ("ledger_id", pa.int64()),  # with entry_id the position of the imported message
         ("entry_id", pa.int64()),
-        ("imported_at", pa.int64()),  # null: it may not be in the other tables yet, and is here with its content
+        ("imported_at", pa.int64()),  # null: it may not be in the other tables yet; its content is here
         MESSAGES.field("deliver_at"),
         ("payload", pa.binary()),
         ("key", pa.string()),
         ("properties", pa.map_(pa.string(), pa.string())),
-        ("reason", pa.string()),  # why it can't be taken
+        ("reason", pa.string()),  # why the item can't be taken
     ]
 )
 
-# The job's own, which are there once it has run.
+# The tables that are there once the job has run.
 SCHEMAS = {
     "delayed_index": DELAYED_INDEX,
     "outcomes": OUTCOMES,
@@ -172,13 +172,13 @@ SCHEMAS = {
     "rejects": REJECTS,
 }
 
-# The tables in which an overtaken process can commit nothing. What the others tell is true whoever writes it.
+# The tables in which an overtaken process can't commit. The rows of others are right whoever writes them.
 FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED}
 
-# There once something needs them, as MESSAGE_SCHEMAS.
+# The tables that are there once something needs them; MESSAGE_SCHEMAS is another.
 LATER = {"expired": EXPIRED, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED, "refusals": REFUSALS}
 
-# Statistics let a reader skip files and row groups; beyond these columns nobody filters by range.
+# The columns with statistics, by which a reader skips files and row groups: those that are filtered by range.
 STATISTICS = {
     "delayed_index": "deliver_at,topic,partition,ledger_id,entry_id,operation,subscription,sequence,occurrence",
     "outcomes": "request_id,applied_at,ledger_id,entry_id",
@@ -192,13 +192,13 @@ STATISTICS = {
     "imported": "topic,ledger_id,entry_id",
 }
 
-# Columns of texts of which one is looked for: Bloom filters let a reader skip row groups that do not have it.
+# Columns that are searched for one text: Bloom filters let a reader skip row groups that do not have it.
 LOOKED_FOR = {"delayed_index": ["key", "schedule_key"]}
 
-# Versions of source topics' schemas: there once a message has had one. Few rows, which do not age.
+# The table of source topics' schemas, which is there once a message has had a schema. Its few rows never expire.
 MESSAGE_SCHEMAS = "schemas"
 
-# The column by which a table's rows age, and by which its files are kept sorted.
+# The column by which a table's rows age, and by which its files are sorted.
 TIME = {
     "delayed_index": "deliver_at",
     "outcomes": "applied_at",
@@ -207,12 +207,12 @@ TIME = {
     "rejects": "publish_time",
 }
 
-# The version of the tables' format: it rises when they are to be read or written in another way, and not for a further
+# The version of the tables' format. It rises when they have to be read or written in another way, but not for a new
 # column. Each table has it as the number of a transaction with the app id VERSION_OF; without one it is 1.
 VERSION = 2
 VERSION_OF = "delaylake-version"
 
-# Transactions of the table `entries`: how often the warehouse has got another broker, and when it did last, in ms since
-# the epoch. See warehouse/renumbering.py.
+# App ids of transactions of the table `entries`: how often the warehouse has got another broker, and when it last did,
+# ms since the epoch. See warehouse/renumbering.py.
 PLACES = "delaylake-places"
 MOVED_AT = "delaylake-moved-at"

@@ -1,4 +1,4 @@
-"""How what lies in many spans of time is spread over it, as if each span were evenly filled."""
+"""Computes the distribution over time of rows in many overlapping spans, as if each span were evenly filled."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tracker.messages import Int64Array
 
 
 def times_of(first: Int64Array, last: Int64Array, size: np.ndarray, wanted: np.ndarray) -> Int64Array:
-    """Returns the times before which there is as much as is wanted.
+    """Returns the times before which given amounts lie.
 
     Args:
-        first, last: of the spans, both inclusive, ms since the epoch, (spans,); there is one at least.
-        size: how much there is in each, float64, (spans,).
-        wanted: float64, (times,), ascending.
+        first, last: begin and end of each span, both inclusive, ms since the epoch, int64, (spans,); at least one.
+        size: the amount in each span, float64, (spans,).
+        wanted: the amounts, float64, (times,), ascending.
 
     Returns:
-        ms since the epoch, (times,), ascending; the end of the last span where there is not so much.
+        ms since the epoch, int64, (times,), ascending; the end of the last span for amounts above the total.
     """
     begin = int(first.min())
     starts, ends = (first - begin).astype(np.float64), (last + 1 - begin).astype(np.float64)

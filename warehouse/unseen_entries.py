@@ -1,4 +1,4 @@
-"""Entries not seen, which the broker never handed to the job: asks the broker about a gap, and writes `rejects`."""
+"""Finds entries that the broker never handed to the job, by asking it about a gap, and writes them to `rejects`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from broker.client import NoAnswerError
 from broker.entries.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position, SourceTopic
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
 from tracker.properties.message_position import MessagePosition
@@ -23,26 +23,25 @@ from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import REJECTS
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
-_MAX_ROWS = 100_000  # of a gap; the last one stands for the rest
-_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap: with more than this no further payload is kept in `rejects`
+_MAX_ROWS = 100_000  # of a gap; the last row stands for the rest
+_MAX_PAYLOAD_BYTES = 64 * 1024 * 1024  # of a gap: beyond this, payloads are not stored in `rejects`
 _ASKED_AT_ONCE = 8
 
 _PASSED_OVER = "skipped, cleared or expired for the job's subscription, or unreadable for its client"
 _ENCRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
-NOT_TOLD = "the broker does not tell what it is, as of what is encrypted and compressed, or has many properties"
-_MAX_NOT_TOLD = 64  # of a gap: after as many entries of which the broker tells nothing, no more are asked for
+UNREADABLE = "the broker does not describe it, as entries that are encrypted and compressed, or have many properties"
+_MAX_UNREADABLE = 64  # of a gap: after so many entries that the broker can't describe, it is not asked about more
 
 
 @dataclass(frozen=True)
 class NotSeen:
-    """The entries of a gap, as the broker tells of them.
+    """The entries of a gap, as the broker describes them.
 
     Attributes:
-        rows: those that the job was not handed, with the columns of REJECTS: an entry a row, but that the last row may
-            stand for several.
-        passed: how many entries have nothing to deliver: markers, aborted messages, or chunks but for the last one.
+        rows: the entries that the job never got, as REJECTS, one each; the last row may stand for several.
+        passed: the number of entries with nothing to deliver: markers, aborted messages, chunks but for the last one.
     """
 
     rows: pa.Table
@@ -55,8 +54,8 @@ def find_not_seen(
     """Asks the broker which entries are missing in a gap.
 
     Args:
-        index_of: returns the broker entry index of an entry's last message, or None. Called with the entry before the
-            gap, where its index is not known and the broker has none of the missing entries.
+        index_of: returns the broker entry index of an entry's last message, or None. Called for the entry before the
+            gap, if its index is unknown and the broker has none of the missing entries.
 
     Raises:
         PulsarError: the broker does not answer.
@@ -67,17 +66,17 @@ def find_not_seen(
     named = itertools.islice(positions_in(ranges), _MAX_ROWS)
     asked = list(itertools.islice(named, _MAX_ASKED))
     rows: list[dict[str, Any]] = []
-    passed = kept_bytes = 0
-    not_told: list[Position] = []
+    passed = payload_bytes = 0
+    unreadable: list[Position] = []
 
     def ask(position: Position) -> BrokerEntry | str | None:
-        if len(not_told) >= _MAX_NOT_TOLD:
+        if len(unreadable) >= _MAX_UNREADABLE:
             return _NOT_ASKED
         try:
             return admin.entry_metadata(source.name, position.ledger_id, position.entry_id)
         except NoAnswerError:
-            not_told.append(position)
-            return NOT_TOLD
+            unreadable.append(position)
+            return UNREADABLE
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         for position, entry in zip(asked, pool.map(ask, asked), strict=True):
@@ -88,12 +87,12 @@ def find_not_seen(
                 passed += 1
                 continue
             payload = None
-            if entry is not None and kept_bytes < _MAX_PAYLOAD_BYTES:
+            if entry is not None and payload_bytes < _MAX_PAYLOAD_BYTES:
                 payload = _payload(admin, source, position)
-                kept_bytes += len(payload or b"")
+                payload_bytes += len(payload or b"")
             rows.append(_row(source, position, _why(entry), entry, payload))
-    if not_told:
-        admin.internal_stats(source.name)  # raises where the broker answers nothing, and not these questions alone
+    if unreadable:
+        admin.internal_stats(source.name)  # raises if the broker does not answer at all
     rows += [_row(source, position, _NOT_ASKED) for position in named]
     n = sum(last - first + 1 for _, first, last in ranges)
     if n > _MAX_ROWS:
@@ -107,11 +106,11 @@ def find_not_seen(
 def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
     """Writes entries that were not seen to `rejects`, unless it has them; returns the number of rows written.
 
-    This is no part of a batch, since what the broker says of a gap differs from replay to replay. It happens once since
-    positions that are there are left out, and only one process does it.
+    This is not a part of a batch, since the broker's answers may differ in a replay. Each entry is written once: only
+    one process does this, and it leaves out positions that are there.
 
     Args:
-        found: with the columns of REJECTS.
+        found: the entries, as REJECTS.
     """
     if not found.num_rows:
         return 0
@@ -129,7 +128,7 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
 
 
 def durable_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
-    """Looks up the broker entry index of an entry's last message in the table `entries`; None: it is not there."""
+    """Returns the broker entry index of an entry's last message from the table `entries`; None: it is not there."""
     found = tables.query(
         "entries",
         "SELECT first_index + batch_size - 1 AS last_index FROM entries "  # noqa: S608
@@ -140,7 +139,7 @@ def durable_index(tables: Tables, source: SourceTopic, position: Position) -> in
 
 
 def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
-    """Counts by their indexes the messages that are missing in a gap of which no entry can be named."""
+    """Returns the number of missing messages, by the indexes around a gap, if none of its entries is known."""
     if gap.before_index is None:
         return 0
     after_index = index_of(gap.after) if gap.after_index is None else gap.after_index
@@ -148,10 +147,10 @@ def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:
 
 
 def _payload(admin: AdminClient, source: SourceTopic, position: Position) -> bytes | None:
-    """An entry's bytes; None: the broker does not have them, or does not tell."""
+    """Returns an entry's bytes; None: the broker does not have them, or can't read them."""
     try:
         content = admin.entry(source.name, position.ledger_id, position.entry_id)
-    except NotToldError:
+    except UnreadableEntryError:
         return None
     return None if content is None else content[1]
 
@@ -178,7 +177,7 @@ def _row(
         "batch_index": -1,
         "position": str(MessagePosition(*position, source.partition, -1)),
         "reason": f"{NOT_SEEN_REASON}: {why}",
-        # Rows age by it: the present where the broker does not have the entry, or its producer set no readable time.
+        # Rows age by this, so it is the current time if the broker does not know the entry's publish time.
         "publish_time": time.time_ns() // 1_000_000 if published is None else published,
         "producer_name": None if entry is None else entry.producer_name,
         "key": None if entry is None else entry.key,

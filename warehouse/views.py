@@ -1,9 +1,10 @@
-"""Views over the tables that answer the most frequent questions: for `delaylake sql`, and as SQL for Spark, too."""
+"""Views over the tables for the most frequent questions, for `delaylake sql`; their SQL runs in Spark, too."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -13,6 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError, UnreadableWarehouseError, one_line
 from conf.settings import Settings
+from status.dead_letters import is_dead_letter_sql
 from status.job_status import known_status
 from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
@@ -30,17 +32,20 @@ from warehouse.pending import (
     is_moved_on,
     join_commands,
 )
+from warehouse.routes.known_routes import known_destinations
 from warehouse.routes.tenure import Tenures
 from warehouse.schemas import LATER, MESSAGE_SCHEMAS, SCHEMAS
 
 _OF_ENTRY = "{0}.subscription = {1}.subscription AND {0}.ledger_id = {1}.ledger_id AND {0}.entry_id = {1}.entry_id"
 
-# Views are made in this order, each of the tables and of those before it. Times are ms since the epoch in columns
-# named like deliver_at, and timestamps in others.
+# The views in the order in which they are created: each reads tables and views before it. Times are ms since the epoch,
+# except `minute`, a timestamp.
 VIEWS = {
     "subscriptions": "SELECT * FROM (VALUES {subscriptions}) AS s (topic, subscription)",
+    # Where the messages of each subscription go, or went last, also of those that the settings no longer have.
+    "destinations": "SELECT * FROM (VALUES {destinations}) AS s (topic, subscription, destination)",
     "last_commands": LAST_COMMANDS,
-    # The number of messages of each entry that a command named whole.
+    # The number of messages in each entry that a command named as a whole.
     "named_entries": """
 SELECT ledger_id, entry_id, max(batch_size) AS batch_size FROM (
     SELECT ledger_id, entry_id, batch_size FROM entries
@@ -50,8 +55,8 @@ LEFT SEMI JOIN (SELECT * FROM last_commands WHERE batch_index = -1) AS c
     ON c.ledger_id = e.ledger_id AND c.entry_id = e.entry_id
 GROUP BY ledger_id, entry_id
 """,
-    # What was cancelled and not restored: a row for each message or, with batch_index -1, for a whole entry, of which
-    # as many as `messages` are still cancelled.
+    # Cancels that were not restored: a row for each message, or with batch_index -1 for a whole entry, with the number
+    # of its messages that are still cancelled.
     "cancellations": f"""
 SELECT * FROM (
     SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.request_id,
@@ -68,8 +73,8 @@ SELECT * FROM (
 WHERE messages > 0
 """,  # noqa: S608
     "last_occurrences": LAST_OCCURRENCES,
-    # The rows of what has not been delivered, nor cancelled, nor moved on. What was due while the subscription was not
-    # in the settings does not wait any more (`is_missed`).
+    # Rows of messages that were not delivered, cancelled, or moved to a later row. A message that was due while its
+    # subscription was not in the settings does not wait any more (`is_missed`).
     "unfinished": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index, i.deliver_at,
        i.deliver_at = {HELD_DELIVER_AT} AS is_held, i.deliver_at >= {PAUSED_DELIVER_AT} AS is_paused,
@@ -86,16 +91,16 @@ LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.le
 {join_commands("last_commands", "i", "{of}.subscription = s.subscription")}
 WHERE i.operation = 'DELAY' AND NOT ({is_cancelled()}) AND NOT ({is_moved_on("i.sequence")})
 """,  # noqa: S608
-    # What waits: a row for each message and subscription. What is held back (`is_held`) or of a paused schedule
-    # (`is_paused`) has no time. Of a recurring message it is the next `occurrence`.
+    # Pending messages: a row for each message and subscription. The time of one that is held back (`is_held`) or of a
+    # paused schedule (`is_paused`) means nothing. A recurring message has a row for its next `occurrence`.
     "pending": """
 SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, is_held, is_paused, key,
        properties, publish_time, producer_name, payload, schedule_key, attempt, shaped_from, occurrence
 FROM unfinished WHERE NOT is_missed
 """,
-    # Recurring messages: a row for each subscription. The next occurrence has no row yet where it came to be the next,
-    # and due, within seconds: so only when the job has gone on for some time after the last one it is known that there
-    # is none. One that was missed has ended the schedule.
+    # Recurring messages: a row for each subscription. An occurrence that is due within seconds has no row in the index.
+    # So a schedule without a next row has ended only if the job has run on for some time after the last occurrence. A
+    # missed occurrence has ended the schedule.
     "schedules": f"""
 SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_index,
        CASE WHEN {is_cancelled()} THEN 'takenBack' WHEN p.is_missed THEN 'ended'
@@ -125,12 +130,12 @@ LEFT JOIN last_occurrences AS d ON d.subscription = s.subscription
 WHERE i.operation = 'DELAY' AND i.occurrence IS NOT NULL AND i.sequence IS NULL
     AND (p.occurrence IS NOT NULL OR d.occurrence IS NOT NULL OR NOT {{missed}})
 """,  # noqa: S608
-    # What was delivered again, or is to be: a row for each retry of a message and subscription, and with attempt 0 for
-    # each dead letter that was re-driven. `sent_at` is null where it was not delivered yet.
+    # A row for each retry of a message and subscription, and with attempt 0 for each dead letter that was re-driven.
+    # `sent_at` is null if it was not delivered yet.
     "attempts": f"""
 SELECT o.topic, o.subscription, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.position, o.retry_of, o.attempt,
        o.reason, o.request_id, o.issued_by, o.issued_at, o.applied_at, o.deliver_at, d.sent_at, d.destination,
-       d.destination LIKE '%-dlq' OR d.destination LIKE '%-dlq-partition-%' AS is_dead_letter
+       {is_dead_letter_sql("d.destination", "t.destination")} AS is_dead_letter
 FROM (
     SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, position, {attempt_sql()} AS attempt,
            max(retry_of) AS retry_of, max(reason) AS reason, max(request_id) AS request_id,
@@ -141,27 +146,28 @@ FROM (
 ) AS o
 LEFT JOIN deliveries AS d ON d.topic = o.topic AND d.subscription = o.subscription AND d.ledger_id = o.ledger_id
     AND d.entry_id = o.entry_id AND d.batch_index = o.batch_index AND {attempt_sql("d")} = o.attempt
+LEFT JOIN destinations AS t ON t.topic = o.topic AND t.subscription = o.subscription
 """,  # noqa: S608
-    # How many messages go out in each minute.
+    # The number of messages that go out in each minute.
     "schedule": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(deliver_at)) AS minute, count(*) AS messages
 FROM pending WHERE NOT (is_held OR is_paused) GROUP BY topic, subscription, minute ORDER BY minute, topic, subscription
 """,
-    # The queues of subscriptions with a rate or windows: how many messages were put off, and when the last one goes.
+    # The queues of subscriptions with a rate or windows: the number of messages put off, and when the last one goes.
     "shaped": """
 SELECT topic, subscription, count(*) AS messages, min(deliver_at) AS next_at, max(deliver_at) AS done_at,
        max(deliver_at - shaped_from) AS most_millis
 FROM pending WHERE shaped_from IS NOT NULL AND NOT (is_held OR is_paused)
 GROUP BY topic, subscription ORDER BY topic, subscription
 """,
-    # How late messages went out, minute by minute, in ms; those on short notice have rows of their own.
+    # The lateness of deliveries by minute, in ms; those on short notice have rows of their own.
     "lateness": """
 SELECT topic, subscription, date_trunc('minute', to_timestamp_millis(sent_at)) AS minute, short_notice,
        count(*) AS messages, approx_percentile_cont(sent_at - deliver_at, 0.5) AS p50_millis,
        approx_percentile_cont(sent_at - deliver_at, 0.99) AS p99_millis, max(sent_at - deliver_at) AS max_millis
 FROM deliveries GROUP BY topic, subscription, minute, short_notice ORDER BY minute, topic, subscription
 """,
-    # How many messages are cancelled, for each message that commands named, and for each whole entry without these.
+    # The number of cancelled messages: for each message that commands named, and for each whole entry without these.
     "cancelled": f"""
 SELECT c.topic, c.subscription, c.ledger_id, c.entry_id,
        CASE WHEN NOT ({is_cancelled()}) THEN 0 WHEN c.batch_index >= 0 THEN 1
@@ -174,7 +180,7 @@ LEFT JOIN (
     GROUP BY subscription, ledger_id, entry_id
 ) AS n ON {_OF_ENTRY.format("n", "c")}
 """,  # noqa: S608
-    # What became of the messages of each topic and subscription, in numbers; entries that were not seen come on top.
+    # The messages of each topic and subscription in numbers; entries that were not seen are not among those taken in.
     "funnel": f"""
 SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.delivered, 0) AS delivered,
        coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected,
@@ -211,36 +217,37 @@ class QueryError(DelayLakeError):
 
 
 class Warehouse:
-    """The tables of the settings' warehouse and the VIEWS, for queries, as they are or were.
+    """The tables of the settings' warehouse and the VIEWS, for queries.
 
     Args:
-        as_of: queries see the versions of the tables at this time, ms since the epoch; None: the newest.
+        as_of: queries see the tables as they were at this time, ms since the epoch; None: the newest versions.
 
     Raises:
         TableNotFoundError: a table is missing.
-        DeltaError: a table had no version then, or its version was removed.
-        UnreadableWarehouseError: a table is there and can't be read.
+        DeltaError: a table had no version at that time, or its version was removed.
+        UnreadableWarehouseError: a table exists and can't be read.
     """
 
     def __init__(self, settings: Settings, as_of: int | None = None) -> None:
         self._warehouse = settings.warehouse
-        # `entries` first: what it has is in the other tables already, also while the job runs.
+        # `entries` is opened first: its messages are in the other tables before, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
         tables = {name: _table(settings, name, as_of) for name in names}
         for name in (MESSAGE_SCHEMAS, *LATER):
             with suppress(TableNotFoundError):
                 tables[name] = _table(settings, name, as_of)
         self._builder = query_builder(tables)
-        rows = [(route.source, s.name) for route in settings.routes for s in route.subscriptions] or [("", "")]
-        values = ", ".join(f"({literal(topic)}, {literal(name)})" for topic, name in rows)
+        subscriptions = [(route.source, s.name) for route in settings.routes for s in route.subscriptions]
         last_batch = time.time_ns() // 1_000_000 if as_of is None else as_of
         if (status := known_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
+        destinations = [(*of, to) for of, to in known_destinations(settings, status).items()]
         missed = Tenures.of(settings.warehouse)
         missed_sql = missed.sql("i", "i.deliver_at", "s.topic", "s.subscription", "i.sequence")
         for name, sql in VIEWS.items():
             sql = (
-                sql.replace("{subscriptions}", values)
+                sql.replace("{subscriptions}", _values(subscriptions or [("", "")]))
+                .replace("{destinations}", _values(destinations or [("", "", "")]))
                 .replace("{missed}", missed_sql)
                 .replace("{last_batch}", str(last_batch))
             )
@@ -251,15 +258,20 @@ class Warehouse:
 
         Raises:
             QueryError: the query is wrong, or fails at a row.
-            UnreadableWarehouseError: a file of the tables can't be read, or is not there any more.
+            UnreadableWarehouseError: a file of the tables can't be read, or has been removed.
         """
         try:
             with reading_files(self._warehouse):
                 return run_sql(self._builder, sql)
         except UnreadableWarehouseError:
             raise
-        except Exception as error:  # deltalake has no class of its own for what fails while a query runs
+        except Exception as error:  # deltalake has no class of its own for errors of a running query
             raise QueryError(re.sub("^(External error: )+", "", one_line(error))) from error
+
+
+def _values(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of texts as SQL has them after VALUES."""
+    return ", ".join(f"({', '.join(map(literal, row))})" for row in rows)
 
 
 def _table(settings: Settings, name: str, as_of: int | None) -> DeltaTable:

@@ -1,4 +1,4 @@
-"""Sends control commands from an event loop: many callers wait for outcomes, and one thread reads them all."""
+"""Sends control commands from an event loop: many callers wait for outcomes, which one thread reads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ _POLL_MILLIS = 300
 _MAX_PENDING = 100_000  # commands that the broker has not taken yet; beyond that they are refused
 _MESSAGES_AHEAD = 20_000  # of one caller: several have room, also with commands of one message each
 
+# How long a call waits for the first connection to be tried: who starts the API, and calls it, is no sooner than that.
+_FIRST_CONNECTION_SECONDS = 3.0
+_LOOK_SECONDS = 0.02
+
 # How long a lost connection may last before a new client is made: the client's own reconnecting may wait a minute.
 _GIVE_UP_SECONDS = 5.0
 
@@ -38,40 +42,42 @@ _Coming = asyncio.Queue["ControlOutcome | ControlUnavailableError"]
 
 
 class ControlUnavailableError(ControlError):
-    """The broker can't be reached now. Commands that were sent before may be done."""
+    """The broker can't be reached now. Commands sent before may be done."""
 
 
 class NoOutcomeError(ControlError):
-    """The job has not answered in time. It may still do what it was asked."""
+    """The job has not answered in time. The command may still be done."""
 
 
 class AsyncControlClient:
     """Publishes commands to the control topic and hands their outcomes to callers. An asynchronous context manager.
 
-    One Pulsar client, made in a thread of its own, which connects, connects again where the broker was away, and reads
-    the outcome topic. Starting never waits for the broker.
+    A thread has one Pulsar client, reconnects it if necessary, and reads the outcome topic. The start never waits for
+    the broker.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # By request id: who asks again before there is an answer waits beside the first.
+        # The callers by request id: a repeated request waits beside the first.
         self._waiting: defaultdict[str, list[_Coming]] = defaultdict(list)
         self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
         self._trouble = "not connected yet"
+        self._has_tried = False  # to connect, with success or without
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
         self._thread.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._stopped.set()
         if self._client is not None and not self.is_connected:
-            # The thread waits for a broker that does not answer: this ends it.
+            # This ends the thread's waiting for a broker that does not answer.
             with contextlib.suppress(Exception):
                 await asyncio.to_thread(self._client.close)
         await asyncio.to_thread(self._thread.join, 2 * _OPERATION_SECONDS)
@@ -86,20 +92,22 @@ class AsyncControlClient:
         """Publishes requests and returns their outcomes once all have come.
 
         Args:
-            timeout_seconds: for all of them together.
+            requests: the requests.
+            timeout_seconds: time for all of them together.
 
         Raises:
             ControlUnavailableError: the broker can't be reached.
-            NoOutcomeError: not everything was answered in time.
+            NoOutcomeError: not all requests were answered in time.
         """
         deadline = self._loop.time() + timeout_seconds
         return [outcome async for outcome in self._exchange(requests, timeout_seconds, deadline)]
 
     def send_ahead(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> AsyncIterator[Outcome]:
-        """Publishes many requests, some of them ahead of their outcomes, and yields these as they come.
+        """Publishes many requests, several ahead of their outcomes, and yields the outcomes as they come.
 
         Args:
-            timeout_seconds: from one outcome to the next.
+            requests: the requests.
+            timeout_seconds: maximum time from one outcome to the next.
 
         Raises:
             ControlUnavailableError: the broker can't be reached.
@@ -112,6 +120,7 @@ class AsyncControlClient:
     ) -> AsyncIterator[Outcome]:
         import pulsar
 
+        await self._first_connection()
         window = Window(requests, _MESSAGES_AHEAD)
         coming: _Coming = asyncio.Queue()
         try:
@@ -122,7 +131,7 @@ class AsyncControlClient:
                         raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
                     self._waiting[request.request_id].append(coming)
                     producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
-                    await asyncio.sleep(0)  # lets others run: a command of a thousand messages takes some ms to make
+                    await asyncio.sleep(0)  # lets others run: to make a command of a thousand messages takes some ms
                 if not window.waiting:
                     return
                 until = deadline or self._loop.time() + timeout_seconds
@@ -150,8 +159,14 @@ class AsyncControlClient:
             for request_id in window.waiting:
                 self._forget(request_id, coming)
 
+    async def _first_connection(self) -> None:
+        """Waits until the client has connected, or has failed to for the first time."""
+        until = self._started_at + _FIRST_CONNECTION_SECONDS
+        while not self._has_tried and self._loop.time() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
+
     def _sent(self, coming: _Coming, result: Any, _: object) -> None:
-        """Called by the client's own thread; an exception here would hang the process."""
+        """Takes the result of a send; called in the Pulsar client's thread, where an exception hangs the process."""
         with contextlib.suppress(Exception):
             if result.name != "Ok":
                 failure = ControlUnavailableError(f"the broker did not take the command: {result.name}")
@@ -180,6 +195,7 @@ class AsyncControlClient:
                 if trouble != self._trouble:
                     _log.warning("no connection to Pulsar at %s: %s", self._settings.pulsar.service_url, trouble)
                 self._trouble = trouble
+                self._has_tried = True
                 self._stopped.wait(_RETRY_SECONDS)
 
     def _read_outcomes(self) -> None:
@@ -191,12 +207,13 @@ class AsyncControlClient:
         try:
             if self._stopped.is_set():
                 return
-            # First the reader, so that no outcome is missed.
+            # The reader before the producer, so that no outcome is missed.
             reader = client.create_reader(self._settings.control.outcome_topic, pulsar.MessageId.latest)
             self._producer = client.create_producer(
                 self._settings.control.topic, max_pending_messages=_MAX_PENDING, initial_sequence_id=FIRST_SEQUENCE_ID
             )
             self._reader = reader
+            self._has_tried = True
             connected_at = time.monotonic()
             while not self._stopped.is_set():
                 with contextlib.suppress(pulsar.Timeout):

@@ -1,4 +1,4 @@
-"""Changes all pending messages that match a filter: which commands to send for that, and counts of their outcomes."""
+"""Plans the commands that change all pending messages that match a filter, and counts their outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from warehouse.queries.pending_rows import WAITS
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELAYED_INDEX
 
-# The columns of messages that are to be changed.
+# The columns of messages to be changed.
 NAMED = pa.schema(
     [
         DELAYED_INDEX.field(name)
@@ -32,8 +32,8 @@ NAMED = pa.schema(
     ]
 )
 
-MAX_MATCHED = 10_000  # unless more are asked for
-MOST_MATCHED = 1_000_000  # that may be asked for
+MAX_MATCHED = 10_000  # the default of the maximum number of matching messages
+MOST_MATCHED = 1_000_000  # the highest value that a caller may set for it
 
 
 class TooManyError(PendingError):
@@ -53,11 +53,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be done to messages.
+    """A change of messages.
 
     Attributes:
-        deliver_at: of a RESCHEDULE, the new time, ms since the epoch; None: `shift_millis` says it.
-        shift_millis: of a RESCHEDULE, by how many ms messages are due later, or with a negative number sooner.
+        deliver_at: the new time of a RESCHEDULE, ms since the epoch; None: `shift_millis` counts.
+        shift_millis: by how many ms a RESCHEDULE delays messages; negative: delivers them sooner.
     """
 
     action: Action
@@ -65,23 +65,23 @@ class Change:
     shift_millis: int | None = None
 
     def new_times(self, rows: pa.Table) -> Int64Array:
-        """Returns when each of the messages is to be delivered that are rescheduled: ms since the epoch, (rows,)."""
+        """Returns the new times of rescheduled messages, ms since the epoch, int64, (rows,)."""
         if self.deliver_at is not None:
             return np.full(rows.num_rows, self.deliver_at)
         due = int64(rows, "deliver_at")
-        # A message that is held back has no time that could be shifted: it is delivered at once.
+        # The time of a held message can't be shifted: the message is delivered at once.
         return np.where(due >= HELD_DELIVER_AT, 0, np.maximum(due + (self.shift_millis or 0), 0))
 
 
 @dataclass(frozen=True)
 class Call:
-    """An action on messages of one subscription, or on whole entries where it is CANCEL.
+    """An action on messages of one subscription; CANCEL is on whole entries.
 
     Attributes:
-        subscription: its name.
-        rows: the messages or entries, with the columns of NAMED; an entry has the last of its messages' times.
-        deliver_at: of a RESCHEDULE, the new time, ms since the epoch.
-        batch_size: how many messages each of the rows has.
+        subscription: name of the subscription.
+        rows: the messages or entries, as NAMED; an entry has the latest time of its messages.
+        deliver_at: the new time of a RESCHEDULE, ms since the epoch.
+        batch_size: the number of messages in each row.
     """
 
     subscription: str
@@ -96,8 +96,8 @@ class Plan:
     """The calls that change messages.
 
     Attributes:
-        total: the number of messages, counted for each subscription that they wait for.
-        impossible: how many of these can't be cancelled, since the others of their entry are not to be.
+        total: the number of messages; a message counts for each subscription that it waits for.
+        impossible: the number of those that can't be cancelled, because other messages of their entry must not be.
     """
 
     calls: list[Call]
@@ -106,10 +106,10 @@ class Plan:
 
 
 class Tally:
-    """Counts what became of messages, by result; a message counts for each subscription that it waited for.
+    """Counts the messages in outcomes by result; a message counts for each subscription that it waited for.
 
     Args:
-        plan: its impossible messages count as NOT_ALLOWED; None: there are none.
+        plan: the plan whose impossible messages count as NOT_ALLOWED; None: there are none.
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
@@ -126,16 +126,16 @@ class Tally:
         return {_camel(result): n for result, n in counts.items()}
 
 
-def meant(wanted: PendingFilter, action: Action) -> PendingFilter:
-    """Returns the filter for an action's messages: those to be restored are cancelled ones."""
+def filter_for(wanted: PendingFilter, action: Action) -> PendingFilter:
+    """Returns the filter for an action's messages: RESTORE is for cancelled ones."""
     return wanted.model_copy(update={"state": State.CANCELLED}) if action is Action.RESTORE else wanted
 
 
 def check(pending: Pending, action: Action) -> None:
-    """Checks that an action can be done to the messages of a listing.
+    """Checks that an action is allowed on the messages of a listing.
 
     Raises:
-        CumulativeError: they can't be skipped: a subscription has a cumulative type.
+        CumulativeError: they can't be skipped, since a subscription has a cumulative type.
     """
     if action is Action.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
         raise CumulativeError(
@@ -148,7 +148,7 @@ def matching(pending: Pending, max_matched: int) -> pa.Table:
     """Returns all messages of a listing, soonest first, with the columns of NAMED and WAITS.
 
     Raises:
-        TooManyError: there are more than `max_matched`.
+        TooManyError: the listing has more than `max_matched` messages.
     """
     rows = pending.rows(max_matched + 1, NAMED.names)
     if rows.num_rows > max_matched:
@@ -157,14 +157,15 @@ def matching(pending: Pending, max_matched: int) -> pa.Table:
 
 
 def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) -> Plan:
-    """Plans the calls that change messages, each for those of the subscriptions that its WAITS has.
+    """Plans the calls that change messages, each for the subscriptions in its WAITS.
 
-    Messages that are to be cancelled are skipped, which has the same effect. Where the subscription's type is
-    cumulative, whole entries are cancelled instead: those of which all messages are there.
+    A cancel becomes a skip, which has the same effect. If the subscription's type is cumulative, entries whose messages
+    all match are cancelled as a whole instead.
 
     Args:
-        subscriptions: those of the listing, in its order.
-        rows: as `matching` returns them.
+        subscriptions: the subscriptions of the listing, in its order.
+        rows: the rows that `matching` returned.
+        change: the change.
     """
     calls: list[Call] = []
     total = impossible = 0
@@ -189,13 +190,13 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
 
 
 def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Call]) -> Iterator[ControlRequest]:
-    """Makes the commands of one change, for its calls; their outcomes are summed up.
+    """Makes the commands for a plan's calls, with outcomes that are summed up.
 
-    Their request ids are one id with a number behind it, by which the change is one in the control log.
+    Their request ids are one id with numbers behind it, so that the control log can show the change as one.
     """
     change, numbers = uuid.uuid4().hex, itertools.count()
     for call in calls:
-        # A command at a time, so that there are few Python objects of a million messages.
+        # Commands are made one at a time, so that a million messages don't become as many Python objects.
         for start in range(0, call.rows.num_rows, MAX_ENTRIES):
             made = RequestFactory(
                 settings, issued_by, topic, [call.subscription], sum_up=True, request_id=f"{change}.{next(numbers)}"
@@ -215,7 +216,7 @@ def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Cal
 
 
 def _whole_entries(rows: pa.Table) -> pa.Table:
-    """A row, with batch_index -1, for each entry of which all messages are there."""
+    """Returns a row, with batch_index -1, for each entry whose messages are all among the rows."""
     entries = rows.group_by(["ledger_id", "entry_id"], use_threads=False).aggregate(
         [("batch_size", "max"), ("deliver_at", "max"), ("partition", "max"), ([], "count_all")]
     )
@@ -226,14 +227,19 @@ def _whole_entries(rows: pa.Table) -> pa.Table:
         "partition": entries["partition_max"],
         "batch_index": pa.array(np.full(entries.num_rows, -1)),
         "batch_size": entries["batch_size_max"],
-        # A cancel's time may be later than its message's; that of one that is held back is beyond what is allowed.
+        # A cancel's time may be later than its message's. The time of held messages is beyond the allowed maximum.
         "deliver_at": pc.min_element_wise(entries["deliver_at_max"], MAX_TIME_MILLIS),
     }
     return typed(columns, NAMED)
 
 
 def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]]:
-    """Yields each time, ascending, and the rows that have it."""
+    """Yields each time, ascending, and the rows with it.
+
+    Args:
+        rows: the rows.
+        times: the rows' times, int64, (rows,).
+    """
     order = np.argsort(times, kind="stable")
     rows, times = rows.take(pa.array(order)), times[order]
     starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1)).tolist()

@@ -1,4 +1,4 @@
-"""Sends control commands and waits for what they did. Needs no JVM."""
+"""Sends control commands and waits for their outcomes. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from admin.control.bulk import Call
 
 
-# How many messages the commands may name that are sent ahead of their outcomes. These may be commands of one message
-# each: where Pulsar's client can keep no more of them, sending waits.
+# The maximum number of messages in commands that are sent ahead of their outcomes. If these are more commands than
+# Pulsar's client can queue, sending waits.
 _MESSAGES_AHEAD = 100_000
 
 
@@ -37,7 +37,8 @@ class ControlClient:
     nothing until they are iterated.
 
     Args:
-        issued_by: who commands, as the outcomes tell it.
+        settings: the settings.
+        issued_by: the commands' sender, as it appears in outcomes.
 
     Raises:
         ControlError: the broker does not answer.
@@ -65,12 +66,13 @@ class ControlClient:
     def cancel(
         self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Cancels delayed messages; yields what became of each.
+        """Cancels delayed messages; yields their outcomes.
 
         Args:
-            topic: a source topic or a partition of it, as the methods below take it, too.
-            subscriptions: their names; none: all of the topic's.
-            timeout_seconds: the longest from one outcome to the next.
+            topic: a source topic or a partition of it, here and in the methods below.
+            cancels: the messages.
+            subscriptions: names of subscriptions; empty: all of the topic's.
+            timeout_seconds: maximum time from one outcome to the next.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -80,7 +82,7 @@ class ControlClient:
     def skip(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips messages or whole entries; yields what became of each.
+        """Skips messages or whole entries; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -95,10 +97,10 @@ class ControlClient:
         subscriptions: Sequence[str],
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Reschedules pending messages; yields what became of each.
+        """Reschedules pending messages; yields their outcomes.
 
         Args:
-            deliver_at: their new time, ms since the epoch; one that is past: at once.
+            deliver_at: their new time, ms since the epoch; a past one means at once.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -114,11 +116,11 @@ class ControlClient:
         after_millis: int,
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Delivers messages to a subscription once more; yields what became of each.
+        """Delivers messages to a subscription once more; yields their outcomes.
 
         Args:
-            reason: why.
-            after_millis: how long from now; 0: as the subscription's backoff says.
+            reason: why the consumer failed.
+            after_millis: the delay from now; 0: as the subscription's backoff says.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -128,7 +130,7 @@ class ControlClient:
     def skip_next(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the next occurrence of recurring messages; yields what became of each.
+        """Skips the next occurrence of recurring messages; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -143,7 +145,7 @@ class ControlClient:
         is_paused: bool,
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Pauses recurring messages, or resumes them (`is_paused` is False); yields what became of each.
+        """Pauses recurring messages, or resumes them (`is_paused` is False); yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -154,7 +156,7 @@ class ControlClient:
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Cancels the messages that wait under schedule keys; yields what became of each.
+        """Cancels the messages that wait under schedule keys; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -164,7 +166,7 @@ class ControlClient:
     def skip_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the messages that wait under schedule keys; yields what became of each.
+        """Skips the messages that wait under schedule keys; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -174,10 +176,10 @@ class ControlClient:
     def reschedule_keys(
         self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Reschedules the messages that wait under schedule keys; yields what became of each.
+        """Reschedules the messages that wait under schedule keys; yields their outcomes.
 
         Args:
-            deliver_at: their new time, ms since the epoch; one that is past: at once.
+            deliver_at: their new time, ms since the epoch; a past one means at once.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -187,7 +189,7 @@ class ControlClient:
     def skip_next_of_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the next occurrence of the recurring messages of schedule keys; yields what became of each.
+        """Skips the next occurrence of the recurring messages of schedule keys; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -197,7 +199,7 @@ class ControlClient:
     def pause_schedules_of_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Pauses the recurring messages of schedule keys, or resumes them; yields what became of each.
+        """Pauses the recurring messages of schedule keys, or resumes them; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -208,7 +210,7 @@ class ControlClient:
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Undoes cancels and skips; yields what became of each.
+        """Undoes cancels and skips; yields their outcomes.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -226,7 +228,7 @@ class ControlClient:
         return self._send([self._factory(topic, subscriptions).pause(is_paused)], timeout_seconds)
 
     def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
-        """Sends the commands of a plan's calls; yields what became of the messages, summed up.
+        """Sends the commands of a plan's calls; yields outcomes that are summed up.
 
         Raises:
             ControlError: not everything was answered in time.
@@ -239,10 +241,11 @@ class ControlClient:
         return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
 
     def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
-        """Publishes commands, some of them ahead, and yields their outcomes until each has all of them.
+        """Publishes commands, several ahead of their outcomes, and yields the outcomes until all have come.
 
         Args:
-            timeout_seconds: from one outcome to the next.
+            requests: the commands.
+            timeout_seconds: maximum time from one outcome to the next.
         """
         window = Window(requests, _MESSAGES_AHEAD)
         deadline = 0.0
@@ -261,13 +264,20 @@ class ControlClient:
                     published = self._next_outcome(deadline)
             except pulsar.Timeout:
                 raise ControlError(window.no_answer(timeout_seconds)) from None
-            # Others may have commands of their own.
+            # The topic has outcomes of others' commands, too.
             if published.request_id in window.waiting:
                 yield from window.take(published)
                 deadline = time.monotonic() + timeout_seconds
 
     def _next_outcome(self, deadline: float) -> ControlOutcome:
-        """Returns the next outcome of anybody's commands; raises pulsar.Timeout at a time of the monotonic clock."""
+        """Returns the next outcome of anybody's commands.
+
+        Args:
+            deadline: time by the monotonic clock, seconds.
+
+        Raises:
+            pulsar.Timeout: no outcome came before the deadline.
+        """
         left = int((deadline - time.monotonic()) * 1000)
         if left <= 0:
             raise pulsar.Timeout

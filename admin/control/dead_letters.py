@@ -1,4 +1,4 @@
-"""Dead letters: which of them are meant, and how each is sent back to its source topic."""
+"""Dead letters: a filter for them, and the message with which each is sent back to its source topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from broker.entries.key_encodings import BASE64
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
-from conf.settings import Subscription
+from conf.settings import Subscription, partition_name
 from tracker.properties.delivered import (
     ATTEMPT,
     DEAD_LETTER_OF,
@@ -24,7 +24,7 @@ from tracker.properties.delivered import (
 )
 from tracker.properties.retry_of import REDRIVE_BY, REDRIVE_REQUEST, RETRY_OF, RETRY_SUBSCRIPTION
 
-# A sequence id rises with a dead letter's position in its topic partition:
+# The sequence id with which a dead letter is sent back rises with its position in its topic partition:
 #
 #     bit    63   62 ........ 32   31 ......... 10   9 ........ 0
 #          |  0 |   ledger id    |    entry id     | batch index + 1 |
@@ -38,15 +38,15 @@ class DeadLetterFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
-    subscription: Annotated[str, Field(min_length=1, description="Whose dead letters.")]
+    subscription: Annotated[str, Field(min_length=1, description="The subscription with the dead letters.")]
     key: str | None = None
     properties: dict[str, str] = {}
     message_ids: Annotated[
         list[str] | None, Field(max_length=1_000, description="delaylake.messageId: ledger:entry[:batchIndex].")
     ] = None
-    reason: Annotated[str | None, Field(min_length=1, description="A part of one of the reasons.")] = None
-    published_from: Annotated[_Int64 | None, Field(description="Dead since then or later, ms.")] = None
-    published_before: Annotated[_Int64 | None, Field(description="Dead before, ms.")] = None
+    reason: Annotated[str | None, Field(min_length=1, description="A text in one of the reasons.")] = None
+    published_from: Annotated[_Int64 | None, Field(description="Became dead letters then or later, ms.")] = None
+    published_before: Annotated[_Int64 | None, Field(description="Became dead letters before, ms.")] = None
 
     @field_validator("message_ids")
     @classmethod
@@ -60,7 +60,7 @@ class DeadLetterFilter(BaseModel):
 
     @property
     def refs(self) -> dict[tuple[int, int], set[int]]:
-        """By ledger and entry the batch indexes of `message_ids`; -1: the whole entry."""
+        """The batch indexes of `message_ids` (-1: the whole entry), by ledger and entry."""
         found: dict[tuple[int, int], set[int]] = {}
         for ref in map(parse_triplet, self.message_ids or ()):
             found.setdefault((ref.ledger_id, ref.entry_id), set()).add(ref.batch_index)
@@ -72,12 +72,12 @@ class DeadLetter:
     """A message in a topic of dead letters, as the job sent it there. Times are ms since the epoch.
 
     Attributes:
-        ref: the message in its source topic.
-        subscription: whose consumers failed on it; None: the job was older, and did not say.
-        properties: its own, without the service's.
-        ordering_key: bytes; empty: none.
-        payload: None: it has none.
-        schema_version: of the topic of dead letters, as messages carry it; empty: none.
+        ref: id of the message in its source topic.
+        subscription: the subscription whose consumers failed on it; None: unknown, as an older job did not write it.
+        properties: the message's properties without the service's.
+        ordering_key: the ordering key; empty: none.
+        payload: the payload; None: the message has none.
+        schema_version: version in the topic of dead letters, as messages have it; empty: none.
     """
 
     source: str
@@ -96,7 +96,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, message: Any) -> DeadLetter | None:
-        """Reads a message; None: it is no dead letter of the job's."""
+        """Makes a dead letter of a message of Pulsar's client; None: it is not a dead letter of the job's."""
         try:
             properties, key = message.properties(), message.partition_key()
             ref = parse_triplet(properties[MESSAGE_ID])
@@ -121,14 +121,15 @@ class DeadLetter:
 
     @property
     def target(self) -> str:
-        """The topic partition of its source to which it is sent back."""
-        return self.source if self.ref.partition < 0 else f"{self.source}-partition-{self.ref.partition}"
+        """The partition of the source topic to which the dead letter is sent back."""
+        return partition_name(self.source, self.ref.partition)
 
-    def is_meant(self, wanted: DeadLetterFilter, refs: dict[tuple[int, int], set[int]]) -> bool:
-        """Whether a filter's conditions hold, but for the subscription.
+    def matches(self, wanted: DeadLetterFilter, refs: dict[tuple[int, int], set[int]]) -> bool:
+        """Whether a filter's conditions hold, without that on the subscription.
 
         Args:
-            refs: as `wanted.refs`.
+            wanted: the filter.
+            refs: the filter's `refs`, computed once for all dead letters.
         """
         indexes = refs.get((self.ref.ledger_id, self.ref.entry_id), set())
         return (
@@ -141,7 +142,7 @@ class DeadLetter:
         )
 
     def to_json(self, subscription: str) -> dict[str, Any]:
-        """What a dry run shows."""
+        """Returns the dead letter as a dry run shows it."""
         return {
             "messageId": str(self.ref),
             "subscription": subscription,
@@ -180,10 +181,14 @@ class DeadLetter:
 
 
 def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Subscription, ...]) -> bool:
-    """Whether a dead letter is a subscription's. One that does not say may be any's that has the destination.
+    """Whether a dead letter belongs to a subscription.
+
+    If the dead letter does not name one, it belongs to the only subscription with that destination.
 
     Args:
-        others: all subscriptions of its source topic.
+        letter: the dead letter.
+        subscription: the subscription to whose topic of dead letters it was sent.
+        others: all subscriptions of the source topic.
     """
     if letter.subscription is not None:
         return letter.subscription == subscription.name
@@ -191,7 +196,7 @@ def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Sub
 
 
 def sequence_id(message_id: pulsar.MessageId) -> int:
-    """Returns the sequence id of a dead letter that is sent back, which rises with its position.
+    """Returns the sequence id with which a dead letter is sent back; it rises with the position.
 
     Raises:
         OverflowError: the ids of ledger, entry or batch index are too large.
@@ -211,7 +216,7 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _bytes_of(get: Any) -> bytes:
-    """Returns what a getter gives as text, or, where that is no UTF-8, its bytes."""
+    """Returns the bytes of the text that a getter returns, also if it is not UTF-8."""
     try:
         return bytes(get(), "utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Which outcomes of a command are still to come."""
+"""Keeps track of the outcomes of a command that are still to come."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracker.wire.delaylake_pb2 import ControlOutcome
 
 @dataclass(frozen=True)
 class Settled:
-    """An outcome as it was published, and of how many messages it is, counted for each subscription."""
+    """An outcome as it was published, and the number of its messages, counted for each subscription."""
 
     published: ControlOutcome
     n_messages: int
@@ -22,13 +22,13 @@ class OneByOne:
     """Expects an outcome for each message of each subscription."""
 
     def __init__(self, messages: Sequence[MessageRef], subscriptions: Sequence[str]) -> None:
-        # For each entry, (ledger, entry), the subscription and batch index of the outcomes that are to come.
+        # The (subscription, batch index) of the outcomes still to come, by (ledger, entry).
         self.left: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
         for m in messages:
             self.left[m.ledger_id, m.entry_id].update((name, m.batch_index) for name in subscriptions)
 
     def settle(self, published: ControlOutcome) -> list[Settled]:
-        """Strikes out the messages that an outcome is of, which here counts as 1; returns it."""
+        """Strikes out the messages of an outcome; returns the outcome, which counts as one message here."""
         entries = list(self.left) if published.ledger_id < 0 else [(published.ledger_id, published.entry_id)]
         for entry in entries:
             left = {key for key in self.left.pop(entry, ()) if not _answers(published, *key)}
@@ -44,7 +44,7 @@ class ByKey:
         self.left = {(name, key) for name in subscriptions for key in keys}
 
     def settle(self, published: ControlOutcome) -> list[Settled]:
-        """Strikes out the key that an outcome is of, or all where it is of none; returns the outcome."""
+        """Strikes out the key of an outcome, or all keys if the outcome has none; returns the outcome."""
         self.left = {
             (name, key)
             for name, key in self.left
@@ -57,63 +57,64 @@ class ByKey:
 class SummedUp:
     """Expects outcomes for as many messages or entries as a command names, for each subscription.
 
-    Of a number nobody can tell whether the messages of another one are in it. So what a tick tells a repeated command,
-    which is all that is known of it, is an answer of its own, and the first one that is whole counts.
+    Two outcomes with numbers may be about the same messages. So the outcomes that a repeated command gets in a tick,
+    which are all that is known by then, are an answer of their own, and the first complete answer counts.
 
     Args:
-        n: how many messages or entries the command names.
-        batch_size: how many messages each of these has.
+        n: the number of messages or entries that the command names.
+        subscriptions: names of the subscriptions.
+        batch_size: the number of messages in each of these.
     """
 
     def __init__(self, n: int, subscriptions: Sequence[str], batch_size: int) -> None:
-        self.left = dict.fromkeys(subscriptions, n)  # of the answer that has most
+        self.left = dict.fromkeys(subscriptions, n)  # what is missing in the most complete answer
         self._named = dict(self.left)
         self._batch_size = batch_size
-        # By when it was told, ms since the epoch, the answer to a repeat; 0: the first answer, whose parts may be told
-        # in several ticks.
+        # The answers to repeats by their time, ms since the epoch; 0: the first answer, which may be published in
+        # several ticks.
         self._answers: dict[int, _Answer] = {}
 
     def settle(self, published: ControlOutcome) -> list[Settled]:
-        """Counts off the messages or entries that an outcome is of; returns the outcomes of an answer that is whole."""
-        told_at = published.applied_at if published.is_repeat else 0
-        answer = self._answers.setdefault(told_at, _Answer(self._named, self._batch_size))
+        """Counts off the messages or entries of an outcome; returns the outcomes of its answer if that is complete."""
+        answered_at = published.applied_at if published.is_repeat else 0
+        answer = self._answers.setdefault(answered_at, _Answer(self._named, self._batch_size))
         answer.take(published)
         self.left = min((one.left for one in self._answers.values()), key=lambda left: sum(left.values()))
-        return [] if answer.left else answer.told
+        return [] if answer.left else answer.outcomes
 
 
 class _Answer:
     """An answer to a command whose outcomes are summed up.
 
     Args:
-        named: by subscription how many messages or entries the command names.
-        batch_size: how many messages each of these has.
+        named: the number of messages or entries that the command names, by subscription.
+        batch_size: the number of messages in each of these.
     """
 
     def __init__(self, named: dict[str, int], batch_size: int) -> None:
         self.left = named
         self._batch_size = batch_size
-        self.told: list[Settled] = []
+        self.outcomes: list[Settled] = []
 
     def take(self, published: ControlOutcome) -> None:
         names = [n for n in self.left if published.subscription in ("", n) or not n]
         if published.ledger_id >= 0:
-            # It is of one of the messages of an entry that was named whole: only the last of them ends the entry.
+            # An outcome of one message of an entry that was named whole: only the last of them ends the entry.
             settled = dict.fromkeys(names, int(not published.has_more))
             n_messages = len(names)
         else:
-            # An outcome without a number is of all.
+            # An outcome without a number is for all messages.
             settled = {name: min(published.n_named or self.left[name], self.left[name]) for name in names}
             n_messages = sum(settled.values()) * self._batch_size
         self.left = {n: left for n in self.left if (left := self.left[n] - settled.get(n, 0))}
-        self.told.append(Settled(published, n_messages))
+        self.outcomes.append(Settled(published, n_messages))
 
 
 def _answers(published: ControlOutcome, subscription: str, batch_index: int) -> bool:
-    """Whether an outcome for an entry is the last for one of its messages, or for all of it (-1), of a subscription."""
+    """Whether an outcome for an entry is the last one for a subscription and one of its messages, or all (-1)."""
     if published.subscription and subscription not in ("", published.subscription):
         return False
     if published.batch_index < 0 or published.batch_index == batch_index:
         return True
-    # Where an entry's messages do not share a result, each has an outcome, and the last of them ends the entry.
+    # If the messages of an entry have different results, each has an outcome, and the last one ends the entry.
     return batch_index < 0 and not published.has_more

@@ -1,4 +1,4 @@
-"""Re-drives dead letters: each goes back to its source topic, from where the job delivers it once more."""
+"""Re-drives dead letters: sends them back to their source topic, from where the job delivers them once more."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tracker.commands.decode import resolve_topic
 from warehouse.message_schemas import MessageSchema, producer_with_schema, registered, version_number
 from warehouse.queries.listing import PendingError, UnknownTopicError
 
-_SHOWN = 100  # dead letters of a dry run
-_AT_ONCE = 100  # dead letters are sent, and then acknowledged, so many at a time
+_SHOWN = 100  # dead letters that a dry run shows
+_AT_ONCE = 100  # dead letters that are sent, and then acknowledged, at a time
 _POLL_MILLIS = 200
-_SILENT_SECONDS = 5.0  # without a message from a broker that is connected: there is no more
+_SILENT_SECONDS = 5.0  # if a connected broker sends no message for this long, there are no more
 _GIVE_UP_SECONDS = 30.0
-_BUSY_SECONDS = 5.0  # another re-drive of the same dead letters is waited for
+_BUSY_SECONDS = 5.0  # how long to wait for another re-drive of the same dead letters
 
 
 class RedriveBusyError(PendingError):
@@ -36,27 +36,28 @@ class RedriveBusyError(PendingError):
 
 
 class _Line:
-    """A producer of dead letters to one source topic partition, and how far it had come before it was opened."""
+    """A producer that sends dead letters back to one source topic partition, with its sequence ids."""
 
     def __init__(self, producer: Any) -> None:
         self.producer = producer
-        self.before: int = producer.last_sequence_id()  # the broker has what was sent up to it; -1: nothing
-        self.last = self.before  # the sequence id that was handed over last
+        self.before: int = producer.last_sequence_id()  # the last one that an earlier run has sent; -1: none
+        self.last = self.before  # the last one that was handed to the client
 
 
 @dataclass
 class Redrive:
     """A re-drive of the dead letters of one subscription that match a filter.
 
-    A dead letter that has been sent back is acknowledged; one that was not, because the process ended in between,
-    comes again with the next re-drive. Under the same request id that knows what the broker has already: the producer's
-    name is made of the request, and the sequence id of the dead letter's position (with broker deduplication).
+    A dead letter is acknowledged after it has been sent back. If the process ends in between, the next re-drive gets it
+    again; under the same request id it knows what the broker has already, since the producer's name is made of the
+    request and the sequence id of the dead letter's position (with broker deduplication).
 
     Attributes:
         topic: the source topic, or a partition of it.
-        max_matched: nothing is done where more dead letters match.
-        request_id: another re-drive has another one.
-        on_progress: called with how many dead letters have been looked at, or sent back.
+        wanted: the filter.
+        request_id: unique among re-drives.
+        max_matched: if more dead letters match, nothing is done.
+        on_progress: called with the number of dead letters that were examined, or sent back.
     """
 
     settings: Settings
@@ -69,11 +70,11 @@ class Redrive:
     _lines: dict[tuple[str, bytes], _Line] = field(default_factory=dict)
 
     def dry_run(self) -> dict[str, Any]:
-        """Returns how many dead letters match, and the first of them.
+        """Returns the number of matching dead letters, and the first of them.
 
         Raises:
             UnknownTopicError: there is no such topic or subscription.
-            RedriveBusyError: another re-drive has them.
+            RedriveBusyError: another re-drive of them is at work.
             ControlUnavailableError: the broker does not answer, or refuses.
         """
         shown: list[dict[str, Any]] = []
@@ -89,11 +90,11 @@ class Redrive:
         return {"matched": matched, "messages": shown}
 
     def run(self) -> dict[str, Any]:
-        """Sends the dead letters that match back, and acknowledges them; returns counts.
+        """Sends the matching dead letters back, and acknowledges them; returns counts.
 
         Raises:
-            TooManyError: more match than may: nothing was done.
-            UnknownTopicError, RedriveBusyError, ControlUnavailableError: as above. What has been sent back by then is.
+            TooManyError: too many dead letters match; nothing was done.
+            UnknownTopicError, RedriveBusyError, ControlUnavailableError: as `dry_run`; some may have been sent back.
         """
         matched = self.dry_run()["matched"]
         if matched > self.max_matched:
@@ -132,7 +133,7 @@ class Redrive:
                 and letter.source == route.source
                 and of_partition in (-1, letter.ref.partition)
                 and belongs_to(letter, subscription, route.subscriptions)
-                and letter.is_meant(self.wanted, refs)
+                and letter.matches(self.wanted, refs)
             ):
                 yield message, letter
 
@@ -165,7 +166,7 @@ class Redrive:
                 close_quietly(line.producer)
 
     def _settle(self, broker: _Broker, consumer: pulsar.Consumer, chunk: list[pulsar.Message]) -> None:
-        """Waits until the broker has what was sent back, and acknowledges these dead letters."""
+        """Waits until the broker has the messages that were sent back, and acknowledges their dead letters."""
         for line in self._lines.values():
             line.producer.flush()
             if line.producer.last_sequence_id() < line.last:
@@ -185,11 +186,11 @@ class Redrive:
 
 
 class _Broker:
-    """The broker as a re-drive needs it: a context manager in which Pulsar's errors are ControlUnavailableError."""
+    """The connections of a re-drive. A context manager that turns Pulsar's errors into ControlUnavailableError."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.acknowledged = 0  # messages, by the consumer of this time
+        self.acknowledged = 0  # the number of messages that the current consumer has acknowledged
 
     def __enter__(self) -> _Broker:
         self._admin = AdminClient(self._settings.pulsar)
@@ -205,7 +206,7 @@ class _Broker:
             raise ControlUnavailableError(f"the dead letters can't be re-driven now: {one_line(error)}") from error
 
     def partitions(self, topic: str) -> list[str]:
-        """Returns a topic's partitions, or the topic; none where there is no such topic."""
+        """Returns a topic's partitions, or the topic itself; empty if there is no such topic."""
         if self._admin.partitions(topic) is None:
             return []
         found: list[str] = self._client.get_topic_partitions(topic)
@@ -213,7 +214,7 @@ class _Broker:
 
     @contextmanager
     def consumer(self, partition: str) -> Iterator[pulsar.Consumer]:
-        """Has a consumer of the dead letters of a topic partition that are not acknowledged, while the block runs."""
+        """Opens a consumer of the unacknowledged dead letters of a topic partition, for the block."""
         consumer = dead_letter_subscription.subscribe(self._client, partition, _BUSY_SECONDS)
         try:
             yield consumer
@@ -221,7 +222,7 @@ class _Broker:
             close_quietly(consumer)
 
     def messages(self, consumer: pulsar.Consumer, partition: str) -> Iterator[pulsar.Message]:
-        """Yields what is not acknowledged of what is there now, in order, each once.
+        """Yields the unacknowledged messages that are there now, in order, each once.
 
         Raises:
             pulsar.Timeout: the broker does not answer.
@@ -245,7 +246,7 @@ class _Broker:
             heard_at, message_id = time.monotonic(), message.message_id()
             at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
             if at <= last:
-                continue  # the connection was lost, and the broker begins again
+                continue  # after a lost connection the broker begins again
             if at[:2] > (end.ledger_id(), end.entry_id()):
                 return
             n, last = n + (at[:2] != last[:2]), at
@@ -254,13 +255,14 @@ class _Broker:
                 return
 
     def producer(self, letter: DeadLetter, topic: str, name: str) -> Any:
-        """Makes a producer for what a dead letter is, at its source.
+        """Makes a producer for the source topic of a dead letter, with its schema.
 
         Args:
-            topic: of the dead letters.
-            name: the producer's.
+            letter: the dead letter.
+            topic: the topic of dead letters, which has the schema.
+            name: the producer's name.
         """
-        # Unbatched: of a batch the broker remembers its first sequence id alone.
+        # Unbatched, since the broker remembers only the first sequence id of a batch.
         options = {"producer_name": name, "batching_enabled": False, "max_pending_messages": 0}
         found = None
         if letter.schema_version:
@@ -274,4 +276,4 @@ class _Broker:
         try:
             return self._admin.backlog(partition, dead_letter_subscription.SUBSCRIPTION) or 0
         except PulsarError:
-            return 2**31  # not known
+            return 2**31  # unknown

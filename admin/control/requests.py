@@ -1,4 +1,4 @@
-"""Control commands as requests: made of message ids, and kept until each outcome that they wait for has come."""
+"""Makes control commands of message ids or schedule keys, and keeps track of their outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from admin.control.expected_outcomes import ByKey, OneByOne, SummedUp
 from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
-from conf.settings import Settings
+from conf.settings import Settings, without_partition
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
@@ -25,21 +25,20 @@ from tracker.wire.delaylake_pb2 import (
 
 _T = TypeVar("_T")
 
-MAX_ENTRIES = 1_000  # of a command; more are sent as several
-
-# The results with which a command is done: of a skip, the message will not be delivered. A cancel that comes before its
-# message waits for it, which is all that can be done.
+MAX_ENTRIES = 1_000  # of a command; for more several commands are sent
+# The results with which a command is done: a skipped message will not be delivered. A cancel that comes before its
+# message waits for it, and that is enough.
 SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
 CANCELLED = SKIPPED | {Result.WAITING}
 
 
 class ControlError(DelayLakeError):
-    """A command can't be sent, or is not answered. The message is one line."""
+    """A command can't be sent, or was not answered. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """A delayed message to cancel; deliver_at in ms since the epoch, as it was sent."""
+    """A delayed message to cancel; `deliver_at` is the time with which it was sent, ms since the epoch."""
 
     message: MessageRef
     deliver_at: int
@@ -47,14 +46,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did to one message, or entry, of one subscription; where they are summed up, to several."""
+    """What a command did to one message, or entry, of one subscription; if outcomes are summed up, to several."""
 
     subscription: str
-    message: MessageRef  # -1 throughout: several messages, or all
+    message: MessageRef  # with -1 in all fields: several messages, or all
     result: str  # the name of a Result
     reason: str
-    is_done: bool  # the command is done, by this one or before
-    n_messages: int = 1  # how many messages, counted for each subscription, it is of
+    is_done: bool  # whether the command is done, now or before
+    n_messages: int = 1  # the number of messages, counted for each subscription
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -78,8 +77,9 @@ class ControlRequest:
     """A command, and the outcomes that it still waits for.
 
     Args:
-        n_messages: how many messages the command names.
-        expected: the outcomes.
+        command: the command.
+        n_messages: the number of messages that it names.
+        expected: the outcomes still to come.
         done: the results with which it is done.
     """
 
@@ -94,9 +94,9 @@ class ControlRequest:
         self.n_messages = n_messages
         self._expected = expected
         self._done = done
-        self._is_begun = False  # an outcome has been taken, which is not summed up
+        self._is_begun = False  # whether an outcome has been taken that is not summed up
         self._is_repeated = False
-        self._taken: set[bytes] = set()  # the outcomes since the command was sent again
+        self._taken: set[bytes] = set()  # the outcomes since the command was repeated
 
     @property
     def request_id(self) -> str:
@@ -107,27 +107,27 @@ class ControlRequest:
         return not self._expected.left
 
     def repeat(self) -> bool:
-        """Notes that the command is sent again; False: it was before, or is being answered, and is not to be."""
+        """Notes that the command is repeated; False: it must not be, as it was before, or is being answered."""
         if self._is_begun or self._is_repeated:
             return False
         self._is_repeated = True
         return True
 
     def take(self, published: ControlOutcome) -> list[Outcome]:
-        """Takes an outcome of the command as it was published.
+        """Takes a published outcome of the command.
 
         Returns:
-            the outcome; none where another will follow for its message, or where it was told before. Where they are
-            summed up, none until the answer is whole, and then all of it.
+            the outcome; empty if another one will follow for its message, or if it was published before. If outcomes
+            are summed up: empty until the answer is complete, then all of its outcomes.
         """
         if published.result == Result.WAITING and Result.WAITING not in self._done:
             return []
         if not self.command.sum_up:
             if self._is_repeated:
-                published_as = _as_first_told(published)
-                if published_as in self._taken:
+                content = _without_repeat(published)
+                if content in self._taken:
                     return []
-                self._taken.add(published_as)
+                self._taken.add(content)
             self._is_begun = True
         return [self._outcome(one.published, one.n_messages) for one in self._expected.settle(published)]
 
@@ -147,12 +147,12 @@ class RequestFactory:
     """Makes requests for messages of one topic.
 
     Attributes:
-        issued_by: who commands, as the outcomes tell it.
+        issued_by: the commands' sender, as it appears in outcomes.
         topic: a source topic or a partition of it.
-        subscriptions: their names; none: all of the topic's.
-        sum_up: whether the messages of a command that share a result have one outcome together.
-        request_id: of the first command, chosen by who asks, so that asking again changes nothing more; further
-            commands of the call have a number behind it. "": each has an id of its own.
+        subscriptions: names of subscriptions; empty: all of the topic's.
+        sum_up: whether messages of a command with the same result have one outcome together.
+        request_id: the first command's request id, chosen by the caller, so that a repeated call has no further effect;
+            further commands have a number behind it. Empty: each command gets an id.
     """
 
     settings: Settings
@@ -179,7 +179,8 @@ class RequestFactory:
         """Makes requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
 
         Args:
-            times: when each message is due, ms since the epoch, by which it is found sooner; none: not known.
+            messages: the messages or entries.
+            times: when each message is due, ms since the epoch, with which it is found sooner; empty: unknown.
         """
         parts = zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True)
         for number, (part, known) in enumerate(parts):
@@ -188,7 +189,7 @@ class RequestFactory:
             yield self._request(command, part, SKIPPED)
 
     def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
-        """Makes requests to deliver pending messages at another time, ms since the epoch; one that is past: at once."""
+        """Makes requests to deliver pending messages at another time, ms since the epoch; a past time means at once."""
         for number, part in enumerate(_parts(messages)):
             command = self._command(number)
             command.reschedule.entries.extend(map(_skip_entry, part))
@@ -196,11 +197,12 @@ class RequestFactory:
             yield self._request(command, part, SKIPPED)
 
     def retry(self, messages: Sequence[MessageRef], reason: str, after_millis: int) -> Iterator[ControlRequest]:
-        """Makes requests to deliver messages, which a consumer of the subscription failed on, once more.
+        """Makes requests to deliver messages once more that a consumer of the subscription failed on.
 
         Args:
-            reason: why, for the attempts and the dead letters.
-            after_millis: how long from now; 0: as the subscription's backoff says.
+            messages: the messages.
+            reason: why the consumer failed; shown with the attempts and the dead letters.
+            after_millis: the delay from now; 0: as the subscription's backoff says.
         """
         for number, message in enumerate(messages):
             command = self._command(number)
@@ -214,7 +216,7 @@ class RequestFactory:
         for number, part in enumerate(_parts(messages)):
             command = self._command(number)
             command.skip_next.entries.extend(map(_skip_entry, part))
-            # A later subscription has no next occurrence: there is no outcome for `*`.
+            # There is no outcome for `*`: a later subscription has no next occurrence.
             yield self._request(command, part, SKIPPED, with_later=False)
 
     def pause_schedules(self, messages: Sequence[MessageRef], is_paused: bool) -> Iterator[ControlRequest]:
@@ -273,13 +275,13 @@ class RequestFactory:
             yield self._request(command, part, SKIPPED)
 
     def pause(self, is_paused: bool) -> ControlRequest:
-        """Makes a request to hold back the messages that come due for the subscriptions, or to end that."""
+        """Makes a request to pause the subscriptions (hold back messages that come due), or to resume them."""
         command = self._command()
         if is_paused:
             command.pause.CopyFrom(PauseSubscriptions())
         else:
             command.resume.CopyFrom(ResumeSubscriptions())
-        # There is an outcome for each subscription, with no position.
+        # The outcome for each subscription has no position.
         return self._request(command, [MessageRef(-1, -1)], SKIPPED)
 
     def _command(self, number: int = 0) -> ControlCommand:
@@ -309,20 +311,19 @@ class RequestFactory:
         """Returns the subscriptions for which there will be outcomes; "" stands for any.
 
         Args:
-            with_later: where the command is also for later ones, there will be one for these.
+            with_later: whether there will be an outcome for `*`, if the command is for that, too.
         """
         is_for_later = ALSO_LATER in self.subscriptions
         if self.subscriptions and not is_for_later:
             return list(self.subscriptions)
         later = [ALSO_LATER] if is_for_later and with_later else []
-        name = self.topic.rpartition("-partition-")[0] or self.topic
-        route = self.settings.route(self.topic) or self.settings.route(name)
-        # For a topic without a route there will be one outcome.
+        route = self.settings.route(self.topic) or self.settings.route(without_partition(self.topic))
+        # There will be one outcome for a topic without a route.
         return [*later, *(s.name for s in route.subscriptions)] if route else later or [""]
 
 
 def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yields items in parts of at most MAX_ENTRIES, as a command can name."""
+    """Yields items in parts of at most MAX_ENTRIES, the maximum of a command."""
     return (items[start : start + MAX_ENTRIES] for start in range(0, len(items), MAX_ENTRIES))
 
 
@@ -341,8 +342,8 @@ def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:
     return entry
 
 
-def _as_first_told(published: ControlOutcome) -> bytes:
-    """Returns all of an outcome but when it was told, and that it was told before."""
+def _without_repeat(published: ControlOutcome) -> bytes:
+    """Returns an outcome's bytes without the fields in which a repeated one differs from the first."""
     same = ControlOutcome()
     same.CopyFrom(published)
     same.ClearField("applied_at")

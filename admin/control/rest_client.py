@@ -21,12 +21,12 @@ _CONNECTIONS = 16
 
 
 class RestClient:
-    """Does what ControlClient does through an admin API. A context manager.
+    """A `ControlClient` that uses an admin API instead of the control topic. A context manager.
 
     Args:
-        url: where the API is served.
-        max_ids_per_call: how many message ids a call may have, by the API's settings.
-        pulsar: the section with the token and the certificates, which the API's callers and the broker's share.
+        url: URL of the API.
+        max_ids_per_call: the maximum number of message ids in a call, by the API's settings.
+        pulsar: the section with the token and the certificates, which are the same for the API and the broker.
     """
 
     def __init__(self, url: str, max_ids_per_call: int, pulsar: PulsarSettings) -> None:
@@ -43,7 +43,7 @@ class RestClient:
     def cancel(
         self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Cancels delayed messages; yields what became of each.
+        """Cancels delayed messages; yields their outcomes.
 
         Raises:
             ControlError: the API can't be reached, refuses, or does not answer in time.
@@ -63,9 +63,9 @@ class RestClient:
     def skip(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips messages or whole entries; yields what became of each.
+        """Skips messages or whole entries; yields their outcomes.
 
-        Without subscriptions for all of the topic's: then whole entries are skipped, one a call.
+        Without subscriptions it skips whole entries for all of the topic's, one in each call.
 
         Raises:
             ControlError: as above.
@@ -84,7 +84,7 @@ class RestClient:
         subscriptions: Sequence[str],
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Reschedules pending messages to a time, ms since the epoch; yields what became of each.
+        """Reschedules pending messages to a time, ms since the epoch; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -104,7 +104,7 @@ class RestClient:
         after_millis: int,
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Delivers messages to a subscription once more; yields what became of each.
+        """Delivers messages to a subscription once more; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -118,7 +118,7 @@ class RestClient:
     def skip_next(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the next occurrence of recurring messages, one a call; yields what became of each.
+        """Skips the next occurrence of recurring messages, one a call; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -135,7 +135,7 @@ class RestClient:
         is_paused: bool,
         timeout_seconds: float,
     ) -> Iterator[Outcome]:
-        """Pauses recurring messages, or resumes them, one a call; yields what became of each.
+        """Pauses recurring messages, or resumes them, one a call; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -148,7 +148,7 @@ class RestClient:
     def end_schedule(
         self, topic: str, message: MessageRef, subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Ends a schedule; yields what became of it.
+        """Ends a schedule; yields its outcomes.
 
         Raises:
             ControlError: as above.
@@ -161,10 +161,12 @@ class RestClient:
     def schedules(
         self, topic: str, query: dict[str, Any], message: MessageRef | None, timeout_seconds: float = 60
     ) -> Any:
-        """Returns a page of the schedules, or the one of a message, as the API's JSON.
+        """Returns a page of the schedules, or the schedule of a message, as the API's JSON.
 
         Args:
-            query: the parameters of the call.
+            topic: a source topic or a partition of it.
+            query: the query parameters of the call.
+            message: the message; None: a page.
 
         Raises:
             ControlError: the API can't be reached, or refuses.
@@ -175,7 +177,7 @@ class RestClient:
     def cancel_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Cancels the messages that wait under schedule keys, one a call; yields what became of each.
+        """Cancels the messages that wait under schedule keys, one a call; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -185,7 +187,7 @@ class RestClient:
     def skip_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the messages that wait under schedule keys; yields what became of each.
+        """Skips the messages that wait under schedule keys; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -198,7 +200,7 @@ class RestClient:
     def reschedule_keys(
         self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Reschedules the messages that wait under schedule keys; yields what became of each.
+        """Reschedules the messages that wait under schedule keys; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -212,7 +214,7 @@ class RestClient:
     def skip_next_of_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Skips the next occurrence of the recurring messages of schedule keys; yields what became of each.
+        """Skips the next occurrence of the recurring messages of schedule keys; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -222,7 +224,7 @@ class RestClient:
     def pause_schedules_of_keys(
         self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Pauses the recurring messages of schedule keys, or resumes them; yields what became of each.
+        """Pauses the recurring messages of schedule keys, or resumes them; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -239,7 +241,7 @@ class RestClient:
     def restore(
         self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
     ) -> Iterator[Outcome]:
-        """Undoes cancels and skips; yields what became of each.
+        """Undoes cancels and skips; yields their outcomes.
 
         Raises:
             ControlError: as above.
@@ -272,7 +274,7 @@ class RestClient:
         ]
 
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
-        """Returns the entry that has an index, with its partition.
+        """Returns the entry with an index, and its partition.
 
         Raises:
             ControlError: the API can't be reached, or has no such entry.
@@ -284,7 +286,9 @@ class RestClient:
         """Returns a page of the pending messages, or with `is_stats` their counts, as the API's JSON.
 
         Args:
-            query: the parameters of the call: the filter, and those of the page.
+            topic: a source topic or a partition of it.
+            query: the query parameters of the call: the filter, and those of the page.
+            is_stats: whether to return counts.
 
         Raises:
             ControlError: the API can't be reached, or refuses.
@@ -298,8 +302,10 @@ class RestClient:
         """Changes all messages that match a filter; returns the counts as the API's JSON.
 
         Args:
+            topic: a source topic or a partition of it.
+            subscription: the subscription.
             operation: the last part of the call's path.
-            content: the body: the filter, and what is to be done.
+            content: the body: the filter, and the change.
 
         Raises:
             ControlError: as above.
@@ -308,10 +314,12 @@ class RestClient:
         return self._call("POST", path, content, timeout_seconds)
 
     def redrive(self, topic: str, content: dict[str, Any], request_id: str, timeout_seconds: float) -> dict[str, Any]:
-        """Sends dead letters back that match a filter; returns the counts as the API's JSON.
+        """Re-drives the dead letters that match a filter; returns the counts as the API's JSON.
 
         Args:
+            topic: a source topic or a partition of it.
             content: the body: the filter, and whether it is a dry run.
+            request_id: the request id.
 
         Raises:
             ControlError: as above.
@@ -337,7 +345,7 @@ class RestClient:
     def _call(
         self, method: str, path: str, content: Any, timeout_seconds: float, headers: dict[str, str] | None = None
     ) -> Any:
-        """Returns the answer's body; of an error only a body with outcomes.
+        """Makes a call, and returns the JSON of its answer, also of an error with outcomes.
 
         Raises:
             ControlError: the API can't be reached, or refuses.
@@ -363,7 +371,7 @@ def _path(topic: str) -> str:
 def _schedules_of_keys(
     topic: str, keys: Sequence[str], subscriptions: Sequence[str], operation: str
 ) -> list[tuple[str, Any]]:
-    """Returns the calls that do something to the schedules of keys, one each."""
+    """Returns the path and body of a call for each key's schedule."""
     names = list(subscriptions)
     queries = [httpx.QueryParams({"scheduleKey": key, "subscriptionNames": names}) for key in keys]
     return [(f"{_path(topic)}/schedules/{operation}?{query}", None) for query in queries]

@@ -1,8 +1,7 @@
-"""The data that the pages show, read from the Delta tables."""
+"""Reads the data for the pages from the Delta tables."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from deltalake.exceptions import TableNotFoundError
 from admin.security.refusals import TABLE as REFUSALS
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from status.job_status import DEAD_LETTERS, known_status
+from status.dead_letters import is_dead_letter
+from status.job_status import known_status
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.properties.schedule import deliver_at
 from warehouse.delta.opening import open_table
@@ -23,13 +23,14 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
+from warehouse.routes.known_routes import known_destinations
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.views import Warehouse
 
 _SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
 
-# Commands of one call have request ids with a number behind them.
+# SQL for the request id of a call: those of its commands have a number behind it.
 _REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
 
 _WORDS = {
@@ -51,12 +52,12 @@ _ATTEMPTS = {"waiting": "sent_at IS NULL AND attempt > 0", "dead": "is_dead_lett
 
 
 class Stats:
-    """Counts of pending messages, kept for 15 s for all browsers: of ten million they take 2 s. Thread-safe."""
+    """Counts of pending messages, cached for 15 s: with ten million messages they take 2 s. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._cached: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def of(self, topic: str) -> dict[str, Any]:
         """Returns the counts of a topic, as `Pending.stats`.
@@ -65,28 +66,29 @@ class Stats:
             PendingError: the topic has no route, or there are no tables.
         """
         with self._lock:
-            read_at, stats = self._kept.get(topic, (-_STATS_SECONDS, {}))
+            read_at, stats = self._cached.get(topic, (-_STATS_SECONDS, {}))
             if time.monotonic() - read_at >= _STATS_SECONDS:
                 stats = Pending(self._settings, topic).stats()
-                self._kept[topic] = time.monotonic(), stats
+                self._cached[topic] = time.monotonic(), stats
             return stats
 
 
 def changes_log(
     settings: Settings, topics: Sequence[str], asked: dict[str, str], limit: int, n_read: int
 ) -> list[dict[str, Any]]:
-    """Returns the newest outcomes of control commands, newest first: those that one call had alike are one row.
+    """Returns the newest outcomes of control commands, newest first; equal outcomes of one call are one row.
 
     Args:
-        topics: their source topics.
-        asked: columns and the values that they must have; empty values are passed over. A `request_id` may be that of
-            a call, without the number of the command.
-        limit: the most rows that are returned.
-        n_read: so many of the newest outcomes are looked at.
+        settings: the settings.
+        topics: the source topics.
+        asked: values that columns must have; empty ones are ignored. `request_id` may be that of a call, without the
+            number of the command.
+        limit: the maximum number of rows.
+        n_read: the number of newest outcomes that are read.
 
     Returns:
-        rows with the columns that all of a row's outcomes share, `request` (the request id without the number of the
-        command), `n`, how many messages they are of, `is_cut` where there may be more, and `ledger_id`, `entry_id` and
+        rows with the columns in which a row's outcomes are equal, `request` (the request id without the number of the
+        command), `n`, the number of messages, `is_cut` if there may be more, and `ledger_id`, `entry_id` and
         `batch_index` of one of them.
 
     Raises:
@@ -114,7 +116,7 @@ def changes_log(
 def outcomes_of(
     settings: Settings, topics: Sequence[str], request: str, result: str, subscription: str, limit: int
 ) -> list[dict[str, Any]]:
-    """Returns the outcomes of a row of `changes_log`, in the order in which they were applied: rows of `outcomes`.
+    """Returns the outcomes (rows of `outcomes`) of a row of `changes_log`, in the order in which they were applied.
 
     Raises:
         TableNotFoundError: there is no such table.
@@ -135,9 +137,10 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     """Returns the newest refused calls, newest first: rows of the table `refusals`.
 
     Args:
-        topics: those that the caller may see.
-        sees_all: also calls for other topics, and those that name none.
-        limit: the most rows that are returned.
+        settings: the settings.
+        topics: the topics that the caller may see.
+        sees_all: whether to return calls for other topics, too, and those that name none.
+        limit: the maximum number of rows.
     """
     try:
         snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
@@ -151,11 +154,11 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
 
 
 def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any] | None:
-    """Returns a message by its last row in the delayed index, and what is shown of its payload; None: it has no row.
+    """Returns a message from its last row in the delayed index; None: it has no row.
 
     Returns:
-        the row's columns; and `payload_text`, of at most _SHOWN_BYTES bytes (`is_cut`: there are more) as
-        `payload_form` says, text or hexadecimal, and `payload_bytes`, the payload's size.
+        the row's columns; `payload_text`, at most _SHOWN_BYTES of the payload (`is_cut`: it has more) in the form
+        `payload_form`, text or hexadecimal; and `payload_bytes`, the payload's size.
     """
     rows = Snapshot(settings.warehouse, {"delayed_index": None}).sql(
         f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY' "  # noqa: S608
@@ -180,7 +183,7 @@ def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any
 
 
 def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str, Any]]:
-    """Returns what happened to a message, from its publishing to its delivery, by time.
+    """Returns the events of a message from its publishing to its delivery, by time.
 
     Returns:
         events with `at` (ms since the epoch), `what`, `who`, `subscription` and `detail`, which may be empty, and `to`,
@@ -216,8 +219,10 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         what = "superseded" if row["result"] == "SUPERSEDED" else what
         to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
+    destinations = known_destinations(settings, known_status(settings.warehouse))
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
-        is_dead = row["attempt"] and re.search(DEAD_LETTERS, row["destination"] or "")
+        destination = destinations.get((topic, row["subscription"]))
+        is_dead = row["attempt"] and is_dead_letter(row["destination"] or "", destination)
         numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
         detail = f"{''.join(numbers)}{row['sent_at'] - row['deliver_at']:,} ms after its time"
         add(
@@ -227,7 +232,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
 
 
 def lookahead_millis(settings: Settings) -> int:
-    """Returns how long before its time a message is handed out now, ms; 0: nothing is, since no job is at work."""
+    """Returns how long before its time a message is handed out now, ms; 0: no job is at work."""
     status = known_status(settings.warehouse)
     return 0 if status is None or status.trouble(time.time_ns() // 1_000_000) else status.lookahead_millis
 
@@ -238,9 +243,11 @@ def attempts_of(
     """Returns the newest retries of a topic's messages, newest first: rows of the view `attempts`.
 
     Args:
-        subscription: None: of all.
-        which: those that wait, that are dead letters or that were re-driven, as in WHICH_ATTEMPTS; else all.
-        limit: the most rows that are returned.
+        settings: the settings.
+        topic: the source topic.
+        subscription: the subscription; None: all.
+        which: a key of WHICH_ATTEMPTS: those that wait, dead letters, those that were re-driven, or all.
+        limit: the maximum number of rows.
 
     Raises:
         TableNotFoundError: there are no tables.
@@ -259,13 +266,14 @@ def attempts_of(
 
 
 def storage(settings: Settings) -> list[dict[str, Any]]:
-    """Returns each table's version, files, rows and size in bytes, how long ago it was written, ms, and `merged_at`.
+    """Returns figures of each table.
 
     Returns:
-        a dictionary for each table. `merged_at`: when its files were last merged, ms since the epoch; None: never.
+        for each table its name, version, numbers of files and rows, size in bytes, `age` since its last write in ms,
+        `merged_at`, when its files were last merged, ms since the epoch (None: never), and columns with statistics.
 
     Raises:
-        UnreadableWarehouseError: a table is there and can't be read.
+        UnreadableWarehouseError: a table exists and can't be read.
     """
     found = []
     for name in [*SCHEMAS, REFUSALS]:
@@ -290,15 +298,15 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[dict[str, Any]]) -> int:
-    """Returns when a message was held back: when it came due, ms since the epoch.
+    """Returns when a message came due and was held back, ms since the epoch.
 
     Args:
-        held: the row of the delayed index that holds it back.
+        held: the message's row in the delayed index at HELD_DELIVER_AT.
         rows: all DELAY rows of the message.
-        outcomes: those of the message.
+        outcomes: the outcomes of the message.
     """
     subscription = held["subscription"]
-    # By sequence; what it came with is the first, whether it was sealed or not.
+    # (sequence, time), with the message's own time first, whether it was sealed or not.
     times: list[tuple[int, int]] = [
         (-1, deliver_at(dict(held["properties"] or ()), held["publish_time"], held["publish_time"]))
     ]
@@ -317,6 +325,6 @@ def _of_topics(topics: Sequence[str]) -> str:
 
 
 def _of(topic: str, ref: MessageRef) -> str:
-    """SQL condition: a row is of a message, or of its whole entry."""
+    """Returns the SQL condition that a row is of a message, or of its whole entry."""
     condition = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
     return condition if ref.batch_index < 0 else f"{condition} AND batch_index IN (-1, {ref.batch_index})"

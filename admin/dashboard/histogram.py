@@ -1,4 +1,4 @@
-"""What the schedule's histogram shows: a window of time that fits what is due, and the counts of its bars."""
+"""The schedule page's histogram: a window of time that fits the messages that are due, and the counts of its bars."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ SPANS = {
     "month": 30 * 86_400_000,
     "year": 366 * 86_400_000,
 }
-FIT = "most"  # a window that has nearly all that is due
-ALL = "all"  # one that has all of it
-
-_MOST = 0.95  # of the messages that are due: the last ones may be far away
+FIT = "most"  # a window with nearly all messages
+ALL = "all"  # a window with all messages
+_MOST = 0.95  # the share of messages in a window FIT: the last ones may be far away
 _MINUTE = 60_000
-_BARS = 100  # at most, but for the last one
-_SHORT = 30 * _MINUTE  # a window of this length or less has bars of less than a minute
-
-# Lengths of bars, ms: each divides a later one, minute or day.
+_BARS = 100  # the maximum number of bars, but for the last one
+_SHORT = 30 * _MINUTE  # a window of this length or less may have bars of less than a minute
+# Lengths of bars, ms.
 _WIDTHS = (
     *(1_000, 2_000, 5_000, 10_000, 30_000),
     *(n * _MINUTE for n in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
@@ -39,18 +37,17 @@ _WIDTHS = (
 
 @dataclass(frozen=True)
 class Histogram:
-    """Messages that are due, by time.
+    """Numbers of pending messages by time; a message counts for each of its subscriptions.
 
     Attributes:
-        version: of the delayed index.
-        as_of: when it was asked for, ms since the epoch.
+        version: version of the delayed index.
+        as_of: when the histogram was made, ms since the epoch.
         width: length of a bar, ms.
-        subscriptions: their names.
-        starts: of the bars, ms since the epoch, (bars,), without gaps.
-        counts: (bars, subscriptions).
-        n_before: messages that are due, and not delivered: they are going out.
-        n_after: messages that are due later than the window; None: not counted. A message counts for each of its
-            subscriptions.
+        subscriptions: names of the subscriptions.
+        starts: starts of the bars, ms since the epoch, int64, (bars,), without gaps.
+        counts: numbers of messages, int64, (bars, subscriptions).
+        n_before: the number of messages that are due before the first bar, and not delivered yet.
+        n_after: the number of messages that are due after the window; None: not counted.
     """
 
     version: int
@@ -69,13 +66,15 @@ def histogram(
     """Counts the messages of a window of time.
 
     Args:
-        subscription: None: all of the topic's.
-        span: a name of SPANS, FIT or ALL: how long the window is.
-        start: its beginning, ms since the epoch; None: now, without what is due before.
-        end: its end, whatever `span` says; None: as that says.
+        settings: the settings.
+        topic: the source topic.
+        subscription: the subscription; None: all of the topic's.
+        span: the window's length: a name in SPANS, FIT or ALL.
+        start: the window's beginning, ms since the epoch; None: now.
+        end: the window's end, ms since the epoch, instead of `span`; None: by `span`.
 
     Raises:
-        PendingError: the tables can't be asked.
+        PendingError: the messages can't be counted, as `Pending` says.
     """
     asked = PendingFilter(subscription=subscription, due_from=start)
     now = Pending(settings, topic, asked).as_of
@@ -94,7 +93,7 @@ def histogram(
         end, n_after = _window(question, begin, _MOST if span == FIT else 1.0)
     width = width_for(end - begin)
     until = question(due_before=end)
-    # Of what is due in the minute that has begun, all counts as due in it.
+    # The first bar has all messages of the minute (or of a shorter bar) that has begun.
     first = begin // min(width, _MINUTE) * min(width, _MINUTE)
     at, counts = _columns(until.histogram(width, first))
     starts = np.arange(begin // width * width, end, width, dtype=np.int64)
@@ -113,17 +112,19 @@ def histogram(
 
 
 def _window(question: Callable[..., Pending], begin: int, part: float) -> tuple[int, int]:
-    """Finds the minute by which a part of what is due after `begin` is due: a month, then a day, and then a minute.
+    """Finds the minute by which a share of the messages due after `begin` is due.
 
-    Most of what is due is counted by statistics as long as the spans are long.
+    It looks for the span of four weeks, then for the day, then for the minute: in long spans most messages are counted
+    by statistics.
 
     Args:
-        question: makes one about what is due from `due_from` to before `due_before`.
-        part: 0 to 1.
+        question: makes a listing of messages due in [due_from, due_before).
+        begin: the window's beginning, ms since the epoch.
+        part: the share, 0 to 1.
 
     Returns:
-        the minute's end, ms since the epoch, and how many messages are due after it, each counted for each of its
-        subscriptions; where nothing is due, a day and 0.
+        the minute's end, ms since the epoch, and the number of messages due after it; a day after `begin` and 0 if
+        nothing is due.
     """
     start, before, after = begin // _MINUTE * _MINUTE, 0, 0
     end: int | None = None
@@ -131,7 +132,7 @@ def _window(question: Callable[..., Pending], begin: int, part: float) -> tuple[
     for width in (_WIDTHS[-1], SPANS["day"], _MINUTE):
         at, counts = _columns(question(due_from=start, due_before=end).histogram(width, start))
         if not len(at):
-            break  # nothing is due, or not any more
+            break  # no messages are due, or not any more
         reached = before + np.cumsum(counts.sum(axis=1))
         total = int(reached[-1]) if total is None else total
         place = min(int(np.searchsorted(reached, total * part)), len(at) - 1)
@@ -141,7 +142,7 @@ def _window(question: Callable[..., Pending], begin: int, part: float) -> tuple[
 
 
 def width_for(length: int) -> int:
-    """Returns the length of a bar for a window of a length: at most _BARS bars, and whole minutes in longer windows."""
+    """Returns the length of a bar, in ms, for a window's length, in ms: so that there are at most _BARS bars."""
     least = 0 if length <= _SHORT else _MINUTE
     longest = _WIDTHS[-1]
     whole = -(-length // (_BARS * longest)) * longest
@@ -149,6 +150,6 @@ def width_for(length: int) -> int:
 
 
 def _columns(rows: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """The times of a histogram, (rows,), and its counts, (rows, subscriptions)."""
+    """Returns a histogram's times, int64, (rows,), and counts, int64, (rows, subscriptions)."""
     counts = [int64(rows, name) for name in rows.column_names if name != "at"]
     return int64(rows, "at"), np.stack(counts, axis=1)

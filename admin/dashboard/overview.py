@@ -1,8 +1,7 @@
-"""The overview: what the job does now, and what waits."""
+"""The overview page: the job's status, and the pending messages."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from admin.dashboard.responses import page, part
 from admin.security.policy import Reader, requires_some
 from conf.api_settings import Operation
 from conf.errors import UnreadableWarehouseError
-from conf.settings import Route
+from conf.settings import Route, without_partition
 from status.job_status import known_status, read_status
 from status.troubles import Trouble
 from warehouse.queries.listing import PendingError
@@ -76,8 +75,8 @@ def overview_data(request: Request, caller: Caller) -> Response:
 
 
 def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
-    """Whether a trouble is of a source topic, rejects topic or destination of the routes, or of a partition of one."""
-    name = re.sub(r"-partition-\d+$", "", trouble.name)
+    """Whether a trouble is about a source topic, rejects topic or destination of the routes, or about a partition."""
+    name = without_partition(trouble.name)
     return any(
         name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
     )
@@ -85,7 +84,7 @@ def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
 
 @router.get("/ui/part/subscriptions")
 def subscriptions(request: Request, caller: Caller) -> Response:
-    """Shows, for all topics that the caller may read, pending messages by subscription, and which are put off."""
+    """Shows pending messages by subscription, and queues of shaped ones, for all topics that the caller may read."""
     found, problem = [], None
     for route in caller.routes:
         try:

@@ -1,4 +1,4 @@
-"""The dashboard's pages, and the parts of them that are loaded by themselves."""
+"""The routes of the dashboard's pages, and of parts of pages that are loaded separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from admin.dashboard.data import (
 )
 from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
 from admin.dashboard.responses import COOKIE, page, page_in_parts, part, static_file
-from admin.dashboard.search_form import Asked, Text, parse_field_time, parse_ref, wanted_of
+from admin.dashboard.search_form import Asked, Text, form_filter, parse_field_time, parse_ref
 from admin.errors import AdminError
 from admin.security.policy import Policy, Reader, is_from_another_site, open_to_all, requires_some
 from conf.api_settings import Operation
@@ -38,7 +38,7 @@ from warehouse.schedules.schedules import Schedules
 
 _PAGE = 50
 _LOGGED = 200
-# How many outcomes are looked at for the control log, and for the last commands of the overview.
+# The number of outcomes that are read for the control log, and for the last commands of the overview.
 _READ_FOR_LOG, _READ_FOR_LAST = 20_000, 2_000
 
 router = APIRouter(include_in_schema=False)
@@ -65,7 +65,7 @@ def login_page(request: Request) -> Response:
 
 @router.post("/ui/login", dependencies=[Depends(open_to_all)])
 def login(request: Request, token: Annotated[str, Form()] = "") -> Response:
-    """Sets a cookie with the token, which no script can read and no page of another site can send."""
+    """Sets a cookie with the token; no script can read it, and no page of another site can send it."""
     policy: Policy = request.app.state.policy
     try:
         policy.login(request, token.strip())
@@ -101,7 +101,7 @@ def outcomes(
     result: Text = "",
     subscription: Text = "",
 ) -> Response:
-    """Shows the messages of a line of the control log."""
+    """Shows the outcomes of a row of the control log."""
     topics = [route.source for route in caller.routes]
     try:
         rows = outcomes_of(_settings(request), topics, request_id, result, subscription, _LOGGED)
@@ -175,7 +175,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
     shown: dict[str, Any] = {"problem": None, "filter": None}
     pending, code = None, 200
     try:
-        wanted = wanted_of(asked)
+        wanted = form_filter(asked)
         _check_subscription(route, subscription)
         shown["filter"] = wanted.model_dump(by_alias=True, exclude_defaults=True, mode="json", exclude={"subscription"})
         shown["is_selective"] = wanted.is_selective
@@ -204,7 +204,7 @@ def messages(request: Request, caller: Caller, asked: Asked, cursor: Text = "") 
 
 
 def _page_of(pending: Pending | None) -> tuple[Page | None, str | None]:
-    """Finds the page of a listing, if there is one, or says what is wrong."""
+    """Returns the page of a listing, or None and what is wrong."""
     try:
         return (pending.page(_PAGE) if pending is not None else None), None
     except (PendingError, DeltaError, UnreadableWarehouseError) as error:
@@ -215,7 +215,7 @@ def _page_of(pending: Pending | None) -> tuple[Page | None, str | None]:
 def recurring(
     request: Request, caller: Caller, topic: Text = "", subscription: Text = "", which: Text = "", cursor: Text = ""
 ) -> Response:
-    """Shows the topic's recurring messages, and when they come next."""
+    """Shows the topic's recurring messages, with their next occurrences."""
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     found, problem, code = None, None, 200
@@ -235,7 +235,7 @@ def recurring(
 
 @router.get("/ui/retries")
 def retries(request: Request, caller: Caller, topic: Text = "", subscription: Text = "", which: Text = "") -> Response:
-    """Shows which of the topic's messages were retried, and has dead letters re-driven."""
+    """Shows the topic's messages that were retried, and a form to re-drive dead letters."""
     route = _route(caller, topic)
     _check_subscription(route, subscription)
     attempts, problem = [], None
@@ -251,9 +251,11 @@ def retries(request: Request, caller: Caller, topic: Text = "", subscription: Te
 
 @router.get("/ui/part/count")
 def count(request: Request, caller: Caller, asked: Asked, cursor: Text = "") -> Response:
-    """Shows how many messages a listing has, in the version of the tables that its first page read."""
+    """Shows the number of messages in a listing, in the version of the tables that its first page read."""
     try:
-        n = Pending(_settings(request), _route(caller, asked["topic"]).source, wanted_of(asked), cursor or None).count()
+        n = Pending(
+            _settings(request), _route(caller, asked["topic"]).source, form_filter(asked), cursor or None
+        ).count()
     except PendingError as error:
         raise AdminError(410, str(error)) from error
     return part(request, "parts/count.html", caller, n=n)
@@ -332,10 +334,10 @@ def _settings(request: Request) -> Settings:
 
 
 def _route(caller: Reader, topic: str) -> Route:
-    """Returns the route of a topic, or with an empty one the first that the caller may read.
+    """Returns the route of a topic; of an empty topic the first route that the caller may read.
 
     Raises:
-        AdminError: 404, there is none.
+        AdminError: 404, there is no such route, or the caller may not read it.
     """
     for route in caller.routes:
         if topic in ("", route.source):

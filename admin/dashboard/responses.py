@@ -1,4 +1,4 @@
-"""The answers to a browser: pages of templates and static files, with headers that keep them from being misused."""
+"""Answers to a browser: rendered templates and static files, with security headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from admin.dashboard.topic_names import short_names, shown
+from admin.dashboard.topic_names import short_names, topic_html
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from conf.settings import Subscription
@@ -29,7 +29,7 @@ COOKIE = TOKEN_COOKIE
 _FOLDER = Path(__file__).parent
 _STATIC = {file.name: file.read_bytes() for file in (_FOLDER / "static").iterdir()}
 _HEADERS = {
-    # Nothing is fetched from elsewhere, and no script runs that is not a file of ours.
+    # Nothing is fetched from elsewhere, and only scripts in files of this API run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -63,18 +63,19 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
     """Renders a whole page.
 
     Args:
-        template: its file's name.
-        caller: None: not known, as on the page to log in.
+        request: the request.
+        template: file name of the template.
+        caller: the caller; None: unknown, as on the login page.
         code: the HTTP status.
-        values: of the template's variables.
+        values: values of the template's variables.
     """
     return Response("".join(_rendered(request, template, caller, values)), code, _HEADERS, _HTML)
 
 
 def page_in_parts(request: Request, template: str, caller: Reader, code: int, **values: Any) -> Response:
-    """Renders a page of which what stands before AT_ONCE is sent, and shown, before the rest is rendered.
+    """Renders a page, and sends the part before AT_ONCE before the rest is rendered.
 
-    Arguments are as of `page`. What the template calls after AT_ONCE must raise nothing.
+    The arguments are those of `page`. Functions that the template calls after AT_ONCE must not raise.
     """
     return StreamingResponse(_in_parts(_rendered(request, template, caller, values)), code, _HEADERS, _HTML)
 
@@ -103,7 +104,7 @@ def _rendered(request: Request, template: str, caller: Reader | None, values: di
 
 
 def error_page(request: Request, code: int, reason: str) -> Response:
-    """Renders the page for an error: the one to log in for a 401, else one with the reason."""
+    """Renders the page for an error: the login page for a 401, else a page with the reason."""
     if code == 401:
         return page(request, "login.html", code=code, problem=reason if TOKEN_COOKIE in request.cookies else None)
     title = {403: "Not allowed", 404: "Not there", 503: "Not ready"}.get(code, "That did not work")
@@ -111,7 +112,7 @@ def error_page(request: Request, code: int, reason: str) -> Response:
 
 
 def part(request: Request, template: str, caller: Reader, **values: Any) -> Response:
-    """Renders a part of a page, which the page loads by itself."""
+    """Renders a part of a page that the page loads separately."""
     common = {"now": time.time_ns() // 1_000_000, "topic_names": short_names([route.source for route in caller.routes])}
     text = _environment.get_template(template).render(**{**common, **values})
     return Response(text, headers=_HEADERS, media_type=_HTML)
@@ -126,11 +127,12 @@ def static_file(name: str) -> Response:
 
 
 def _time(millis: int | None, form: str = "whole") -> Markup:
-    """Formats a time, ms since the epoch, in UTC. `times.js` shows it in the zone that the reader has chosen.
+    """Formats a time in UTC. `times.js` shows it in the zone that the user has chosen.
 
     Args:
-        form: "whole": with ms and zone; "cell": without the zone, which the heading of a column has; "short": without
-            the ms, too.
+        millis: the time, ms since the epoch; None or 0: none.
+        form: "whole": with ms and zone; "cell": without the zone, which the column's heading has; "short": without ms,
+            too.
     """
     if not millis:
         return Markup("&ndash;")
@@ -145,7 +147,7 @@ def _time(millis: int | None, form: str = "whole") -> Markup:
 
 
 def _span(millis: float | None) -> str:
-    """Formats a length of time, given in ms, in the unit that fits."""
+    """Formats a duration, in ms, with the unit that fits."""
     if millis is None:
         return "-"
     size = abs(millis)
@@ -163,13 +165,13 @@ def _size(n_bytes: int) -> str:
 
 
 def _code(text: str | None) -> Markup:
-    """Shows what is between backticks as code."""
+    """Formats a text as HTML, with the parts between backticks as code."""
     parts = (text or "").split("`")
     return Markup().join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def _rules(subscription: Subscription) -> list[str]:
-    """Returns what is set of when and how often the subscription gets messages, as in a settings file; times in ms."""
+    """Returns a subscription's settings of rate, windows, order and backoff, as in a settings file; times in ms."""
     values = subscription.model_dump(mode="json", include={"rate", "windows", "order", "backoff"})
     return [
         yaml.safe_dump({name: value}, default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
@@ -182,7 +184,7 @@ _environment.filters |= {
     "code": _code,
     "rules": _rules,
     "time": _time,
-    "topic": shown,
+    "topic": topic_html,
     "span": _span,
     "size": _size,
     "count": lambda n: "-" if n is None else f"{n:,}",

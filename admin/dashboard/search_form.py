@@ -1,4 +1,4 @@
-"""The form by which the dashboard searches pending messages."""
+"""The form with which the dashboard searches pending messages."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _asked(
     due_from: Annotated[str, Query(alias="dueFrom")] = "",
     due_before: Annotated[str, Query(alias="dueBefore")] = "",
 ) -> dict[str, str]:
-    """A dependency: the fields of the search form, as they were filled in."""
+    """A dependency that returns the fields of the search form as texts."""
     return {
         "topic": topic,
         "subscription": subscription,
-        "state": state,
+        "state": State.CANCELLED if state == "cancelled" else state,
         "key": key,
         "property": property,
         "producer": producer,
@@ -45,7 +45,7 @@ def _asked(
 Asked = Annotated[dict[str, str], Depends(_asked)]
 
 
-def wanted_of(asked: dict[str, str]) -> PendingFilter:
+def form_filter(asked: dict[str, str]) -> PendingFilter:
     """Returns the search form as a filter.
 
     Raises:
@@ -72,10 +72,10 @@ def wanted_of(asked: dict[str, str]) -> PendingFilter:
 
 
 def parse_ref(text: str) -> MessageRef:
-    """Reads a message's id.
+    """Reads a message id.
 
     Raises:
-        AdminError: 400, it is none.
+        AdminError: 400, the text is not a message id.
     """
     try:
         return parse_id(text.strip())
@@ -84,13 +84,14 @@ def parse_ref(text: str) -> MessageRef:
 
 
 def parse_field_time(name: str, text: str) -> int:
-    """Reads a time of a field, ms since the epoch.
+    """Reads a field with a time; returns ms since the epoch.
 
     Args:
-        name: of the field.
+        name: name of the field, for errors.
+        text: the field's content.
 
     Raises:
-        AdminError: 400, it is none.
+        AdminError: 400, the text is not a time.
     """
     try:
         return parse_time(text.strip())

@@ -1,1 +1,1 @@
-"""What monitoring asks of the API: health and metrics."""
+"""The API's health checks and metrics."""

@@ -1,4 +1,4 @@
-"""Routes that tell whether the API runs, whether it can do anything, and whether the job does its work."""
+"""Routes for the health of the API and of the job."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def healthz() -> JSONResponse:
 @router.get(
     "/readyz",
     summary="The broker is connected and the tables can be read; and whether the job does its work",
-    description="`job` is for people: what the API can do without the job, it does.",
-    responses=error_responses(_503="Not so; the reason says which."),
+    description="`job` is for people: the state of the job does not make the API unready.",
+    responses=error_responses(_503="The broker is not connected, or the tables can't be read; the reason says which."),
 )
 def readyz(request: Request) -> JSONResponse:
     if not request.app.state.control.is_connected:
@@ -37,11 +37,11 @@ def readyz(request: Request) -> JSONResponse:
         raise AdminError(503, "there are no tables: the job has not run yet") from error
     except (DeltaError, OSError) as error:
         raise AdminError(503, f"the tables can't be read: {type(error.__cause__ or error).__name__}") from error
-    status, trouble = None, "the job has told nothing of itself"
+    status, trouble = None, "the job has written no status"
     try:
         status = read_status(request.app.state.settings.warehouse)
     except UnreadableWarehouseError:
-        trouble = "what the job tells of itself can't be read"
+        trouble = "the job's status can't be read"
     now = time.time_ns() // 1_000_000
     job = {
         "state": "unknown" if status is None else status.state,

@@ -1,4 +1,4 @@
-"""The API's own figures, and the job's, for Prometheus."""
+"""Metrics of the API and of the job, for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from status.job_status import known_status
 from status.metrics import JobCollector
-from warehouse.queries.paused import paused
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.schedules.live_schedules import live_schedules
 
 _STORAGE_SECONDS = 10.0
@@ -26,9 +26,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class StorageCollector(Collector):
-    """Metrics of what the tables and the source topics hold; these are read at most every ten seconds.
+    """Metrics of the sizes of tables and of source topics' backlogs, read every ten seconds at most.
 
-    Of tables that can't be read there are none: /readyz says so.
+    There are none of tables that can't be read: /readyz says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,9 +79,9 @@ class StorageCollector(Collector):
 
 
 class WarehouseCollector(Collector):
-    """Metrics of the routes' subscriptions that are read from the tables, at most every minute.
+    """Metrics of the routes' subscriptions, read from the tables every minute at most.
 
-    While these can't be read there are none: /readyz says so.
+    There are none while the tables can't be read: /readyz says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -95,7 +95,7 @@ class WarehouseCollector(Collector):
             self._read_at = time.monotonic()
             try:
                 self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
-                self._paused = paused(self._settings.warehouse)
+                self._paused = paused_subscriptions(self._settings.warehouse)
             except UnreadableWarehouseError:
                 self._schedules = {}
         labels = ["topic", "subscription"]
@@ -111,7 +111,7 @@ class WarehouseCollector(Collector):
 
 
 class ApiMetrics:
-    """The API's metrics: requests by the path template of their route, so that there are as many series as routes."""
+    """The API's metrics. Requests are counted by their route's path template, so that there are few series."""
 
     def __init__(self, settings: Settings) -> None:
         self.registry = CollectorRegistry()
@@ -159,7 +159,7 @@ class CountRequests:
                 await self._app(scope, receive, send_counted)
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
-                # Callers may make up methods, so that only those of known routes are counted by name.
+                # Callers may invent methods: only those of known routes are counted by name.
                 method = scope["method"] if route != "unknown" else "any"
                 self._metrics.requests.labels(method, route, str(code)).inc()
                 self._metrics.seconds.labels(method, route).observe(time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""Changing all messages that match a filter, over HTTP: the body, what may be asked, and the answer."""
+"""Changes all messages that match a filter, over HTTP: reads the body, sends the commands, and answers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from admin.control.bulk import (
     Change,
     Tally,
     check,
+    filter_for,
     matching,
-    meant,
     plan,
     requests,
 )
@@ -28,14 +28,15 @@ from admin.rest.pending_errors import invalid, refusal
 from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
 from warehouse.queries.waiting import Pending
 
-_SHOWN = 100  # messages of a dry run
+_SHOWN = 100  # messages that a dry run shows
 
 
 class BulkRequest(BaseModel):
-    """Which messages are to be changed."""
+    """The messages to be changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -45,9 +46,9 @@ class BulkRequest(BaseModel):
 
 
 class BulkReschedule(BulkRequest):
-    """Which messages are to be delivered at another time, and when."""
+    """The messages to be delivered at another time, and that time."""
 
-    deliver_at: Annotated[int | None, Field(ge=0, lt=2**63, description="When, ms since the epoch.")] = None
+    deliver_at: Annotated[int | None, Field(ge=0, lt=MAX_TIME_MILLIS, description="When, ms since the epoch.")] = None
     shift_millis: Annotated[int | None, Field(gt=-(2**62), lt=2**62, description="So much later.")] = None
 
     @model_validator(mode="after")
@@ -61,13 +62,14 @@ def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, 
     """Reads a body with a filter instead of ids.
 
     Args:
-        change: what is to be done; None: to reschedule, to the time that the body says.
+        body: the body.
+        change: the change; None: a reschedule, to the time in the body.
 
     Returns:
-        the body, and what is to be done.
+        the parsed body, and the change.
 
     Raises:
-        AdminError: 400, it can't be read.
+        AdminError: 400, the body can't be read.
     """
     try:
         if change is not None:
@@ -81,11 +83,11 @@ def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, 
 async def by_filter(
     request: Request, role: str, target: Target, subscription: str, body: BulkRequest, change: Change
 ) -> Response:
-    """Changes all messages that match the body's filter, or in a dry run tells which would be.
+    """Changes all messages that match the body's filter; a dry run answers with those that would be changed.
 
     Raises:
         AdminError: the filter is not for this call, too many messages match, or they can't be changed or read.
-        ControlUnavailableError, NoOutcomeError: as of `AsyncControlClient.send_ahead`.
+        ControlUnavailableError, NoOutcomeError: as `AsyncControlClient.send_ahead`.
     """
     target.check_subscriptions([subscription])
     refuse_key(request)
@@ -94,7 +96,7 @@ async def by_filter(
         raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
     if wanted.subscription not in (None, subscription):
         raise AdminError(400, "the filter has another subscription than the path")
-    wanted = meant(wanted.model_copy(update={"subscription": subscription}), change.action)
+    wanted = filter_for(wanted.model_copy(update={"subscription": subscription}), change.action)
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     try:
@@ -114,7 +116,7 @@ async def by_filter(
 
 
 def refuse_key(request: Request) -> None:
-    """Raises an AdminError (400) where the caller relies on an id: which messages are meant changes with the tables."""
+    """Raises AdminError (400) if the call has an idempotency key: a filter matches other messages the next time."""
     if IDEMPOTENCY_KEY in request.headers:
         raise AdminError(400, f"{IDEMPOTENCY_KEY} is for calls that name messages by their ids")
 

@@ -15,7 +15,7 @@ from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
 
-# The HTTP statuses of results that are no success, gravest first: a call has one status.
+# The HTTP statuses of unsuccessful results, gravest first: a call has one status.
 CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
 SKIP_CODES = {"INVALID": 400, "NOT_ALLOWED": 405, "TOO_LATE": 404, "NOT_FOUND": 404}
 
@@ -23,7 +23,7 @@ _SHOWN = 5  # outcomes in a reason
 
 
 def command_factory(request: Request, role: str, target: Target, subscriptions: Sequence[str]) -> RequestFactory:
-    """Returns what makes the commands of a call, under the request id that its caller has chosen.
+    """Returns the factory for the commands of a call, with the request id that its caller has chosen.
 
     Raises:
         AdminError: 400, the request id is not allowed.
@@ -35,15 +35,23 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
     return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
 
 
+async def refuse_body(request: Request, why: str) -> None:
+    """Raises an AdminError (400) where a call that has no body comes with one: what that says would be passed over."""
+    if (await request.body()).strip() not in (b"", b"{}", b"null"):
+        raise AdminError(400, f"the call goes without a body: {why}")
+
+
 async def send(request: Request, requests: Iterable[ControlRequest], codes: Mapping[str, int]) -> Response:
     """Sends commands, waits for their outcomes, and answers with these, or with 204.
 
     Args:
-        codes: the HTTP statuses of results that are no success, gravest first.
+        request: the call.
+        requests: the commands.
+        codes: the HTTP statuses of unsuccessful results, gravest first.
 
     Raises:
-        AdminError: an outcome is no success.
-        ControlUnavailableError, NoOutcomeError: as of `AsyncControlClient.send`.
+        AdminError: an outcome is not a success.
+        ControlUnavailableError, NoOutcomeError: as `AsyncControlClient.send`.
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control

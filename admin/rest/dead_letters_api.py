@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: sent back by a filter."""
+"""The route that re-drives dead letters by a filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter()
 
 
 class RedriveRequest(BaseModel):
-    """Which dead letters are to be delivered once more."""
+    """The dead letters to be delivered once more."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -43,10 +43,11 @@ class RedriveRequest(BaseModel):
     summary="Deliver dead letters once more",
     description="Sends the dead letters of a subscription that match the filter back to the topic, from where they are"
     " delivered to that subscription at once; their attempts begin anew. Answers when all have been sent back, with"
-    " `matched`, `redriven`, `alreadyRedriven`, `refused` and `requestId`; `outcomes` has them under the request id"
-    " `redrive-` and that, as REDRIVE. With `dryRun` nothing is done: `matched`, and `messages`, the first 100."
-    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, the call can be made again where it was"
-    " broken off: what was sent back is not sent again.",
+    " `matched`, `redriven`, `alreadyRedriven`, `refused` and `requestId`; the table `outcomes` has them as REDRIVE"
+    " under the request id `redrive-<requestId>`. With `dryRun` nothing is done: it answers with `matched`, and"
+    " `messages`, the first 100."
+    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, a call that was broken off can be"
+    " repeated: dead letters that were sent back are not sent again.",
     responses=error_responses(
         **CHANGE_ERRORS,
         _400="The body or the request id is not understood.",

@@ -1,4 +1,4 @@
-"""The message id of an index, with the path and codes of Pulsar's admin API."""
+"""The route that returns the message id of an index, with the path and codes of Pulsar's admin API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that wait, and cancelling them by a filter, over HTTP."""
+"""The routes that list pending messages, and cancel or skip them by a filter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedO
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.waiting import MAX_LIMIT, Pending
 
-_PAGE = 100  # messages, where no limit is given
+_PAGE = 100  # messages of a page if no limit is given
 _STREAMED_AT_ONCE = 100_000
 PROTOBUF = "application/x-protobuf"
 
@@ -53,19 +53,23 @@ router = APIRouter()
 
 
 def pending_filter(
-    due_from: Annotated[int | None, Query(alias="dueFrom", description="Due then or later, ms.")] = None,
-    due_before: Annotated[int | None, Query(alias="dueBefore", description="Due before, ms.")] = None,
+    due_from: Annotated[int | None, Query(alias="dueFrom", description="Due at this time or later, ms.")] = None,
+    due_before: Annotated[int | None, Query(alias="dueBefore", description="Due before this time, ms.")] = None,
     key: Annotated[str | None, Query(description="With this key.")] = None,
-    subscription: Annotated[str | None, Query(description="Pending for it; none: for any.")] = None,
+    subscription: Annotated[str | None, Query(description="Pending for this one; none: for any.")] = None,
     properties: Annotated[list[str] | None, Query(alias="property", description="name=value; repeatable.")] = None,
     producer_name: Annotated[str | None, Query(alias="producerName", description="Of this producer.")] = None,
     ledger_id: Annotated[int | None, Query(alias="ledgerId", description="Of this ledger.")] = None,
     entry_id: Annotated[int | None, Query(alias="entryId", description="Of this entry of the ledger.")] = None,
     state: Annotated[
-        State, Query(description="Only what is held back; or what was cancelled or skipped and is not past.")
+        State,
+        Query(
+            description="`held`: only what is held back; `takenBack`, or `cancelled`: what was cancelled or skipped and"
+            " is not past."
+        ),
     ] = (State.WAITING),
 ) -> PendingFilter:
-    """A dependency: the filter that the query's parameters make."""
+    """A dependency that returns the filter in the query's parameters."""
     pairs = [text.partition("=") for text in properties or ()]
     if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
         raise AdminError(400, f"property must be name=value: {wrong[0][:80]!r}")
@@ -120,7 +124,7 @@ def list_delayed(
     role: Reader,
     target: TargetTopic,
     wanted: Filter,
-    limit: Annotated[int | None, Query(ge=1, le=MAX_LIMIT, description="100 where it is not given.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=MAX_LIMIT, description="Default 100.")] = None,
     cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
 ) -> Response:
     try:
@@ -133,11 +137,11 @@ def list_delayed(
 
 
 def _stream(target: Target, question: Pending, limit: int | None) -> Response:
-    """Answers with the entries of a listing, at most `limit`, as messages DelayedIndex, each after its length."""
+    """Answers with the entries of a listing, at most `limit`, as length-delimited messages DelayedIndex."""
     tables = question.entries(_STREAMED_AT_ONCE)
     first = next(tables, None)
     if first is not None:
-        _check_partition(target, first)  # a DelayedIndex has no field for it
+        _check_partition(target, first)  # DelayedIndex has no field for the partition
     kind = CANCEL if question.is_of_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
@@ -159,13 +163,13 @@ def _delimited(entries: pa.Table, kind: DelayedOperationType) -> bytes:
     )
     return b"".join(
         bytes([len(one)]) + one for one in made
-    )  # each is far below the 128 bytes that a longer prefix is for
+    )  # a length of less than 128 bytes, as each has, is one byte
 
 
 @router.get(
     TOPIC_PATH + "/delayed/stats",
     summary="How many messages wait, by subscription",
-    description="`takenBack` counts messages and whole entries that were, and would be due later." + _MEANT,
+    description="`takenBack` counts messages and whole entries that were cancelled and would be due later." + _MEANT,
     responses=error_responses(**_READ_ERRORS),
 )
 def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: Filter) -> dict[str, Any]:
@@ -237,10 +241,9 @@ async def skip_next(
 
 
 async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
-    """Skips the next n messages of a listing, or all where there are fewer.
+    """Skips the next n messages of a listing, or all if there are fewer.
 
-    A message that was handed out or cancelled since the table was written does not count: the one after it is skipped
-    instead.
+    Messages that were handed out or cancelled since the table was written do not count: later ones are skipped instead.
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
@@ -269,20 +272,21 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
 
 
 def _check_partition(target: Target, rows: pa.Table) -> None:
-    """Checks that the call names a partition where the topic is partitioned.
+    """Checks that the call names a partition if the topic is partitioned.
 
     Args:
+        target: the topic that the call names.
         rows: messages of the topic, at least one.
 
     Raises:
-        AdminError: 405, it does not.
+        AdminError: 405, the call does not name a partition.
     """
     if target.partition < 0 and int64(rows, "partition").max() >= 0:
         raise AdminError(405, "the topic is partitioned: name a partition")
 
 
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
-    """Returns the pending messages of a subscription that are not handed out, by the job's lookahead."""
+    """Returns the pending messages of a subscription that are not handed out yet, by the job's lookahead."""
     settings: Settings = request.app.state.settings
     status = known_status(settings.warehouse)
     horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)

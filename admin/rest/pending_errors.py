@@ -1,4 +1,4 @@
-"""Answers of calls whose question about what is pending can't be answered."""
+"""Turns errors of queries of pending messages into answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CODES: dict[type[PendingError], int] = {
 
 
 def invalid(error: ValidationError) -> AdminError:
-    """Returns the answer of a call with a filter that can't be read."""
+    """Returns the answer to a call with a filter that can't be read."""
     first = error.errors()[0]
     return AdminError(400, " ".join([*map(str, first["loc"]), first["msg"]]))
 
 
 def refusal(error: PendingError) -> AdminError:
-    """Returns the answer of a call whose question can't be answered."""
+    """Returns the answer to a call whose query failed."""
     return AdminError(_CODES.get(type(error), 500), str(error))

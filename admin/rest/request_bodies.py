@@ -1,4 +1,4 @@
-"""Reads the parameters and bodies of calls of the admin API, strictly: what is unknown is refused, not passed over."""
+"""Reads the parameters and bodies of calls of the admin API strictly: unknown fields are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tracker.properties.retry_of import MAX_AFTER_MILLIS
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
 from tracker.properties.schedule_key import check_key
 
-MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: further commands have a number behind it
+MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: leaves room for the number of further commands
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
 
 
@@ -31,15 +31,17 @@ class BadRequestError(DelayLakeError):
 
 
 class TooManyIdsError(DelayLakeError):
-    """More message ids than a call may have."""
+    """A call has more message ids than allowed."""
 
 
 def parse_json(body: bytes) -> Any:
     """Reads JSON in which no object has a name twice.
 
     Raises:
-        BadRequestError: the body is no such JSON.
+        BadRequestError: it is missing, or no such JSON.
     """
+    if not body.strip():
+        raise BadRequestError("the body is missing")
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
@@ -50,7 +52,7 @@ def parse_message(given: Mapping[str, object]) -> MessageRef:
     """Reads ledgerId and entryId.
 
     Raises:
-        BadRequestError: one of them is missing, no number or negative.
+        BadRequestError: one of them is missing, not a number, or negative.
     """
     return message_ref(_int64(given, "ledgerId", 0), _int64(given, "entryId", 0), -1, -1)
 
@@ -59,16 +61,16 @@ def parse_cancel(given: Mapping[str, object]) -> Cancel:
     """Reads ledgerId, entryId and deliverAt.
 
     Raises:
-        BadRequestError: one of them is missing, no number, negative, or deliverAt is 0.
+        BadRequestError: one of them is missing, not a number, or negative, or deliverAt is 0.
     """
     return Cancel(parse_message(given), _int64(given, "deliverAt", 1))
 
 
 def parse_schedule_key(given: Mapping[str, object]) -> str | None:
-    """Reads scheduleKey; None: it is not there.
+    """Reads scheduleKey; None: it is missing.
 
     Raises:
-        BadRequestError: it can't be a key, or the message's id is there, too.
+        BadRequestError: the key is wrong, or a message id is given, too.
     """
     key = given.get("scheduleKey")
     if key is None:
@@ -82,14 +84,16 @@ def parse_schedule_keys(body: bytes, max_ids: int, has_time: bool = False) -> tu
     """Reads {"scheduleKeys": [...]}; None: the body has no such field.
 
     Args:
-        has_time: the body has `deliverAt`, too.
+        body: the body.
+        max_ids: the maximum number of keys.
+        has_time: whether the body has `deliverAt`, too.
 
     Returns:
         the keys, each once, and the time, ms since the epoch, or 0.
 
     Raises:
-        BadRequestError: the body has other fields, or what it names can't be keys, or deliverAt is out of range.
-        TooManyIdsError: it names more than `max_ids`.
+        BadRequestError: the body has other fields, a key is wrong, or deliverAt is out of range.
+        TooManyIdsError: the body has more keys than `max_ids`.
     """
     content = parse_json(body)
     if not isinstance(content, dict) or "scheduleKeys" not in content:
@@ -126,7 +130,7 @@ def parse_index(given: str | None) -> int:
     """Reads the index of a message. It may be negative, though no message has such an index.
 
     Raises:
-        BadRequestError: it is missing or no number.
+        BadRequestError: it is missing, or not a number.
     """
     return _int64({"index": given}, "index", -MAX_INT64)
 
@@ -135,16 +139,16 @@ def parse_count(given: str) -> int:
     """Reads the number of messages that an operation is for.
 
     Raises:
-        BadRequestError: it is no number, or negative.
+        BadRequestError: it is not a number, or negative.
     """
     return _int64({"the number of messages": given}, "the number of messages", 0)
 
 
 def parse_request_id(given: str | None) -> str:
-    """Reads the header Idempotency-Key: the id that a caller gives its request; "" where there is none.
+    """Reads the header Idempotency-Key, the request id that a caller has chosen; "" if there is none.
 
     Raises:
-        BadRequestError: it is empty, too long, or has other characters than those of printable ASCII without the space.
+        BadRequestError: it is empty, too long, or has characters other than printable ASCII without the space.
     """
     if given is None:
         return ""
@@ -157,7 +161,7 @@ def parse_subscriptions(given: object) -> list[str]:
     """Reads subscriptionNames: one text or several, each with one name or several separated by commas.
 
     Raises:
-        BadRequestError: it is something else.
+        BadRequestError: it is anything else.
     """
     names: list[str] = []
     for text in given if isinstance(given, list) else [] if given is None else [given]:
@@ -171,9 +175,9 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     """Reads the body of skipByMessageIds in any of its forms.
 
     Raises:
-        BadRequestError: it is in none of the forms, or names no message.
+        BadRequestError: the body has none of the forms, or names no message.
         MessageIdError: a message id can't be read.
-        TooManyIdsError: it names more than `max_ids`.
+        TooManyIdsError: the body has more ids than `max_ids`.
     """
     content = parse_json(body)
     if isinstance(content, list):
@@ -193,7 +197,7 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
 
 
 def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
-    """Reads {"messageIds": ids as `parse_skip` takes them, "deliverAt": ms since the epoch}.
+    """Reads {"messageIds": as in `parse_skip`, "deliverAt": ms since the epoch}.
 
     Returns:
         the messages, and the time.
@@ -209,13 +213,13 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
 
 
 def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
-    """Reads {"messageIds": ids as `parse_skip` takes them, "reason": text, "afterMillis": ms}; the last two may lack.
+    """Reads {"messageIds": as in `parse_skip`, "reason": text, "afterMillis": ms}; the last two are optional.
 
     Returns:
-        the messages, the reason, and how long to wait, ms; 0: as the subscription's backoff says.
+        the messages, the reason, and the delay, ms; 0: as the subscription's backoff says.
 
     Raises:
-        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or a field is unknown, or has no such value.
+        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or a field is unknown or has a wrong value.
     """
     content = parse_json(body)
     if not isinstance(content, dict) or "messageIds" not in content:
@@ -236,7 +240,7 @@ def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
 
 
 def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:
-    """Reads a map of ledger ids to entry ids, so one entry a ledger; raises as `parse_skip`."""
+    """Reads a map of ledger ids to entry ids: one entry of each ledger. Raises as `parse_skip`."""
     content = parse_json(body)
     if not isinstance(content, dict):
         raise BadRequestError('the body must be a map: {"ledgerId": "entryId"}')
@@ -287,7 +291,7 @@ def _text(item: object) -> str:
 def _int64(given: Mapping[str, object], name: str, least: int) -> int:
     value = given.get(name)
     try:
-        # Not isinstance: true is no number.
+        # Not isinstance, for which true is a number.
         number = value if type(value) is int else parse_number(value) if isinstance(value, str) else None
     except NumberError:
         number = None

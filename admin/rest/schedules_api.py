@@ -1,4 +1,4 @@
-"""The schedules of a topic over HTTP: its recurring messages, their next occurrences, and commands for them."""
+"""The routes that list the schedules of a topic with their next occurrences, and change them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
 from admin.errors import AdminError, error_responses
-from admin.rest.commands import CANCEL_CODES, answer, command_factory, send
+from admin.rest.commands import CANCEL_CODES, answer, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequestError, parse_schedule_key, parse_subscriptions
 from admin.rest.target_topic import Target, TargetTopic
@@ -39,8 +39,8 @@ from warehouse.queries.listing import PendingError
 from warehouse.schedules.schedule import MAX_UPCOMING, Schedule
 from warehouse.schedules.schedules import MAX_LIMIT, Schedules
 
-_PAGE = 100  # schedules, where no limit is given
-_UPCOMING = 5  # occurrences that are shown, where no number is given
+_PAGE = 100  # schedules of a page if no limit is given
+_UPCOMING = 5  # occurrences that are shown if no number is given
 
 _ENDS = (CANCEL.upper(), SKIP.upper())  # the operations that end a schedule, as `outcomes` has them
 
@@ -60,9 +60,9 @@ ScheduleId = Annotated[
     ),
 ]
 KeyOfSchedule = Annotated[
-    str, Query(alias="scheduleKey", description="Of the recurring message that waits under it.", examples=["order-7"])
+    str, Query(alias="scheduleKey", description="Schedule key of the recurring message.", examples=["order-7"])
 ]
-OneSubscription = Annotated[str | None, Query(description="How far they have got for this one; none: for all.")]
+OneSubscription = Annotated[str | None, Query(description="Subscription whose progress is shown; none: all.")]
 
 _READ_ERRORS = CALLER_ERRORS | {"_503": "The tables are not there: the job has not run yet."}
 
@@ -80,7 +80,7 @@ def list_schedules(
     target: TargetTopic,
     subscription: OneSubscription = None,
     with_ended: Annotated[
-        bool, Query(alias="withEnded", description="Also those that are over and in the tables still.")
+        bool, Query(alias="withEnded", description="Also ended schedules, as long as the tables have them.")
     ] = False,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = _PAGE,
     cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
@@ -105,7 +105,7 @@ def show_schedule(
     schedule_id: ScheduleId,
     subscription: OneSubscription = None,
     upcoming: Annotated[
-        int, Query(ge=0, le=MAX_UPCOMING, alias="next", description="So many occurrences, as `upcoming`.")
+        int, Query(ge=0, le=MAX_UPCOMING, alias="next", description="Number of next occurrences in `upcoming`.")
     ] = _UPCOMING,
 ) -> dict[str, Any]:
     found = _find(request, target, schedule_id, subscription)
@@ -126,15 +126,15 @@ async def end_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     try:
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
-        # It may be an end that is repeated: retention has removed the schedule since.
+        # The call may be a repeated one: retention has deleted the ended schedule since.
         if outcomes := await asyncio.to_thread(_first_outcomes, made, _ref(schedule_id)):
             return answer(request, outcomes, CANCEL_CODES)
         raise
-    # A cancel is of a whole entry, which may have other messages.
+    # A cancel is for a whole entry, which may have other messages.
     is_alone = found.batch_size == 1
     commands = [made.cancel(Cancel(found.ref, found.cancel_at))] if is_alone else made.skip([found.ref])
     return await send(request, commands, CANCEL_CODES)
@@ -154,7 +154,7 @@ async def skip_next_occurrence(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
 
 
@@ -172,7 +172,7 @@ async def skip_next_occurrence_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.skip_next_of_keys([_key(schedule_key)]), CANCEL_CODES)
 
 
@@ -190,7 +190,7 @@ async def pause_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], True), CANCEL_CODES)
 
 
@@ -208,7 +208,7 @@ async def pause_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], True), CANCEL_CODES)
 
 
@@ -226,7 +226,7 @@ async def resume_schedule(
     schedule_id: ScheduleId,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
 
 
@@ -244,16 +244,17 @@ async def resume_schedule_of_key(
     schedule_key: KeyOfSchedule,
     subscription_names: SubscriptionNames = None,
 ) -> Response:
-    made = _factory(request, role, target, subscription_names)
+    made = await _factory(request, role, target, subscription_names)
     return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], False), CANCEL_CODES)
 
 
-def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
+async def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
     """Returns what makes the commands of a request, for the subscriptions that it names; none: for all."""
     try:
         names = parse_subscriptions(given)
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
+    await refuse_body(request, "subscriptionNames is in the query")
     target.check_subscriptions(names)
     return command_factory(request, role, target, names)
 
@@ -272,7 +273,7 @@ def _find(request: Request, target: Target, schedule_id: str, subscription: str 
 
 
 def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
-    """Returns the outcomes of the end of a schedule that was asked for under the request id before; none: none was."""
+    """Returns the outcomes of an earlier call with this request id that ended the schedule; empty: there was none."""
     if not made.request_id:
         return []
     source, _ = resolve_topic(made.topic, {route.source for route in made.settings.routes})

@@ -1,4 +1,4 @@
-"""The topic and the subscriptions that a call is about."""
+"""The topic and the subscriptions that a call names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from fastapi.dependencies.models import Dependant
 
 from admin.errors import AdminError
 from admin.security.policy import topic_name
@@ -14,17 +15,23 @@ from conf.settings import Route, Settings
 from tracker.commands.decode import resolve_topic
 from tracker.subscriptions import ALSO_LATER
 
+# Pulsar's clients send them with any call.
+_ALWAYS_TAKEN = frozenset({"authoritative", "token"})
+
+# What is wrong with the parameters of these calls is 412, as PIP-423 has it; elsewhere it is 400.
+_PRECONDITIONS = ("/cancelDelayedMessage", "/acknowledgeMessage")
+
 
 @dataclass(frozen=True)
 class Target:
     """The topic that a path names."""
 
-    name: str  # as the path has it, with a partition's suffix
+    name: str  # full name, with the suffix of a partition if the path has one
     route: Route
-    partition: int  # -1: the topic is not named by a partition
+    partition: int  # -1: the path names no partition
 
     def check_subscriptions(self, names: Sequence[str]) -> None:
-        """Raises an AdminError (404) where the topic does not have a subscription of each name; `*` is one."""
+        """Raises AdminError (404) if the topic does not have a subscription of each name; `*` is allowed."""
         known = {subscription.name for subscription in self.route.subscriptions}
         if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
             raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
@@ -36,10 +43,11 @@ def target(
     namespace: Annotated[str, Path(examples=["default"])],
     topic: Annotated[str, Path(description="URL-encoded; also a partition's.", examples=["orders"])],
 ) -> Target:
-    """A dependency: the topic that the path names.
+    """A dependency that returns the topic that the path names.
 
     Raises:
-        AdminError: 404, it is neither the source topic of a route nor a partition of one.
+        AdminError: 404, it is neither the source topic of a route nor a partition of one; 400 or 412, the query has a
+            parameter that the call does not have: a misspelt `subscriptionNames` would be for all subscriptions.
     """
     settings: Settings = request.app.state.settings
     name = topic_name(tenant, namespace, topic)
@@ -47,7 +55,16 @@ def target(
     route = settings.route(source) if source else None
     if route is None:
         raise AdminError(404, f"no such topic: {name[:300]!r}")
+    if unknown := request.query_params.keys() - _parameters(request.scope["route"].dependant) - _ALWAYS_TAKEN:
+        code = 412 if request.url.path.endswith(_PRECONDITIONS) else 400
+        raise AdminError(code, f"the call has no parameter {min(unknown)[:80]!r}")
     return Target(name, route, partition)
 
 
 TargetTopic = Annotated[Target, Depends(target)]
+
+
+def _parameters(dependant: Dependant) -> set[str]:
+    """Returns the names of the query's parameters of a route and of what it depends on."""
+    names = {parameter.alias for parameter in dependant.query_params}
+    return names.union(*map(_parameters, dependant.dependencies))

@@ -1,4 +1,4 @@
-"""Cancels messages, with the paths and codes of Pulsar's admin API."""
+"""The routes for commands about messages, with the paths and codes of Pulsar's admin API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from admin.control.bulk import Action, Change
 from admin.errors import AdminError
 from admin.rest.by_filter import by_filter, parse_bulk
-from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, send
+from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
     TooManyIdsError,
@@ -59,6 +59,7 @@ from admin.rest.topics_schema import (
     Skipper,
     Subscription,
     SubscriptionNames,
+    UnusedDeliverAt,
     fields_body,
 )
 from admin.security.policy import open_to_all
@@ -124,6 +125,7 @@ async def acknowledge_message(
     target: TargetTopic,
     ledger_id: LedgerId = None,
     entry_id: EntryId = None,
+    deliver_at: UnusedDeliverAt = None,
     schedule_key: ScheduleKey = None,
     subscription_names: SubscriptionNames = None,
     authoritative: Authoritative = None,
@@ -133,6 +135,7 @@ async def acknowledge_message(
             request,
             ledgerId=ledger_id,
             entryId=entry_id,
+            deliverAt=deliver_at,
             scheduleKey=schedule_key,
             subscriptionNames=subscription_names,
         )
@@ -315,15 +318,16 @@ async def _has_filter(request: Request) -> bool:
 
 
 async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
+    await refuse_body(request, "it is for all that the subscription gets")
     target.check_subscriptions([subscription])
     return await send(request, [command_factory(request, role, target, [subscription]).pause(is_paused)], CANCEL_CODES)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:
-    """Returns what `parse` reads from the body.
+    """Returns the result of `parse` for the body.
 
     Raises:
-        AdminError: 400, it can't be read; 404, there is no such subscription; 413, it names too many messages.
+        AdminError: 400, the body can't be read; 404, there is no such subscription; 413, too many messages are named.
     """
     settings: Settings = request.app.state.settings
     target.check_subscriptions([subscription])
@@ -336,10 +340,10 @@ async def _named(request: Request, target: Target, subscription: str, parse: Cal
 
 
 async def _given(request: Request, **query: object) -> dict[str, object]:
-    """Returns the parameters of the query, and those that it lacks from the body, which is a form or JSON.
+    """Returns the parameters of the query, completed from the body, which is a form or JSON.
 
     Raises:
-        BadRequestError: the body is neither.
+        BadRequestError: the body is neither, or has others: a misspelt name would be for all subscriptions.
     """
     body = await request.body()
     content: dict[str, object] = {}
@@ -354,4 +358,8 @@ async def _given(request: Request, **query: object) -> dict[str, object]:
         except HTTPException as error:
             raise BadRequestError(f"the body is no form: {error.detail}") from error
         content = {name: form.getlist(name) if name == "subscriptionNames" else form[name] for name in form}
+        if not content:
+            raise BadRequestError("the body is neither a form nor JSON")
+    if unknown := content.keys() - query.keys() - {"authoritative"}:
+        raise BadRequestError(f"the call has no parameter {min(unknown)[:80]!r}")
     return content | {name: value for name, value in query.items() if value is not None}

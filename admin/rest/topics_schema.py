@@ -18,43 +18,45 @@ _EXAMPLES = {"ledgerId": 7, "entryId": 0, "deliverAt": 1_795_251_600_000}
 
 
 def _whole_number(example: int, least: int = 0) -> WithJsonSchema:
-    """Describes a number that is read as text, because its errors have codes of their own."""
+    """Describes a whole number that the routes read as text, because its errors have other codes than FastAPI's."""
     return WithJsonSchema(
         {"type": "integer", "format": "int64", "minimum": least, "maximum": MAX_INT64, "examples": [example]}
     )
 
 
-LedgerId = Annotated[str | None, _whole_number(7), Query(alias="ledgerId", description="Of the message.")]
-EntryId = Annotated[str | None, _whole_number(0), Query(alias="entryId", description="Of the message.")]
+LedgerId = Annotated[str | None, _whole_number(7), Query(alias="ledgerId", description="Ledger id of the message.")]
+EntryId = Annotated[str | None, _whole_number(0), Query(alias="entryId", description="Entry id of the message.")]
 DeliverAt = Annotated[
     str | None,
     _whole_number(_EXAMPLES["deliverAt"], least=1),
     Query(alias="deliverAt", description="When the message is due, ms since the epoch, UTC."),
 ]
+# Who cancels and acknowledges by the same code gives it to both.
+UnusedDeliverAt = Annotated[str | None, Query(alias="deliverAt", include_in_schema=False)]
 ScheduleKey = Annotated[
     str | None,
     Query(
         alias="scheduleKey",
-        description="The message that waits under this key, instead of one by its ids.",
+        description="Schedule key of the message, instead of its ids.",
         examples=["order-7"],
     ),
 ]
-Index = Annotated[str | None, _whole_number(42), Query(description="Of the message in the topic, from 0.")]
+Index = Annotated[str | None, _whole_number(42), Query(description="Index of the message in the topic, from 0.")]
 SubscriptionNames = Annotated[
     list[str] | None,
     Query(
         alias="subscriptionNames",
-        description="Repeated, or separated by commas; none: all of the topic's; `*`: those added later, too.",
+        description="Repeated, or separated by commas; none: all of the topic's; `*`: also those added later.",
         examples=[["billing", "audit"]],
     ),
 ]
 Subscription = Annotated[str, Path(examples=["billing"])]
 Count = Annotated[str, _whole_number(5, least=1), Path(description="How many messages.")]
 Authoritative = Annotated[
-    str | None, WithJsonSchema({"type": "boolean"}), Query(description="Accepted, as by Pulsar, and not looked at.")
+    str | None, WithJsonSchema({"type": "boolean"}), Query(description="Accepted, as by Pulsar, and ignored.")
 ]
 
-# Who calls, where the caller may do the operation.
+# Dependencies that return the caller's role, if it may do the operation.
 Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
 Acknowledger = Annotated[str, Depends(requires(Operation.ACKNOWLEDGE))]
 Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
@@ -84,25 +86,25 @@ class MessageIdOfIndex(BaseModel):
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 _HEADERS = (
-    "\n\nWith the header `Prefer: return=representation` success is 200 and tells what became of each message and"
-    " subscription as `outcomes`; so do errors beside their reason, where something was tried."
-    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, the call can be made again without doing"
+    "\n\nWith the header `Prefer: return=representation` the status of success is 200, and the answer has the outcome"
+    " of each message and subscription in `outcomes`; so do errors, beside their reason, if there are outcomes."
+    f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, the call can be repeated without doing"
     " anything twice: it is the command's request id, and answered as the first time. Another call with it is INVALID."
 )
 _DONE: dict[int | str, dict[str, Any]] = {
     200: {"model": _Outcomes, "description": "Done; the outcomes were asked for."},
     204: {"description": "Done."},
 }
-CALLER_ERRORS = {"_401": "It is not known who calls.", "_403": "The caller may not do this.", "_500": "Internal error."}
+CALLER_ERRORS = {"_401": "The caller is unknown.", "_403": "The caller may not do this.", "_500": "Internal error."}
 CHANGE_ERRORS = CALLER_ERRORS | {
     "_413": "The body is too large, or has too many ids.",
     "_503": "The broker can't be reached: nothing was done.",
-    "_504": "The job has not answered in time. It may still do it: the reason has the request id.",
+    "_504": "The job has not answered in time. The command may still be done: the reason has the request id.",
 }
 
 CANCEL_TEXT = (
-    "Cancels a delayed message, on all subscriptions or those named. A cancel for a message that has not come yet is"
-    " kept until two ticks after the time that it names." + _HEADERS
+    "Cancels a delayed message, on all subscriptions or those named. A cancel for a message that has not come yet waits"
+    " until two ticks after the time that it names." + _HEADERS
 )
 CANCEL_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
@@ -124,36 +126,36 @@ ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
 SKIP_TEXT = (
     "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was,"
     " it is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that"
-    " none of the messages will be delivered. Where some could be skipped and some not, the former are." + _HEADERS
+    " none of the messages will be delivered. If only some can be skipped, these are." + _HEADERS
 )
 SKIP_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
-    _400="The body is no JSON or in none of the forms, or an id is no message's.",
+    _400="The body is not JSON, or has none of the forms, or an id is wrong.",
     _404="No such topic, subscription or message, or the message was handed out already.",
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
 )
 
 SKIP_NEXT_TEXT = (
-    "Skips the next n messages that wait for the subscription, soonest first, or all where fewer wait. What is with the"
-    " senders already, or was cancelled or skipped before, is passed over and does not count. A message is known here"
-    " when the job has sealed it, a few seconds after it came. Where Pulsar counts entries, messages are counted: n may"
-    " end within a batch. With the header `Prefer: return=representation` success is 200, with counts by result."
+    "Skips the next n messages that wait for the subscription, soonest first, or all if fewer wait. Messages that were"
+    " handed out, cancelled or skipped before do not count. A message is known here when the job has sealed it, a few"
+    " seconds after it came. Unlike in Pulsar messages are counted, and not entries: n may end within a batch. With the"
+    " header `Prefer: return=representation` the status of success is 200, with counts by result."
 )
 SKIP_NEXT_RESPONSES = {204: {"description": "Done."}} | error_responses(
     **CHANGE_ERRORS,
-    _400="n is no number or negative, or there is a body.",
+    _400="n is not a number, or negative, or there is a body.",
     _404="No such topic or subscription.",
     _405="The topic is partitioned (name a partition), the subscription's type acknowledges cumulatively, or the topic"
     " is not persistent.",
 )
 
 _OR_FILTER = (
-    " Takes message ids, or a filter, and then answers 200 with counts by result; with `dryRun` nothing is done, and it"
-    " answers with what matches."
+    " The body has message ids, or a filter: then the answer is 200 with counts by result. With `dryRun` nothing is"
+    " done, and the answer has the matching messages."
 )
 RESCHEDULE_TEXT = (
     "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
-    " They keep their ids. What was cancelled or skipped has to be restored first." + _OR_FILTER + _HEADERS
+    " They keep their ids. Cancelled or skipped messages have to be restored first." + _OR_FILTER + _HEADERS
 )
 DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _HEADERS
 RESTORE_TEXT = (
@@ -163,72 +165,70 @@ RESTORE_TEXT = (
 )
 RETRY_TEXT = (
     "Delivers messages once more to the subscription, the one (not `*`) whose consumer failed on them: after"
-    " `afterMillis`, or as the subscription's backoff says, and with the property `delaylake.attempt`. One that got"
-    " more retries than it may have goes to the topic of dead letters, `<destination>-dlq`, with the reasons. A message"
-    " that waits still is answered ALREADY_APPLIED." + _HEADERS
+    " `afterMillis`, or as the subscription's backoff says, and with the property `delaylake.attempt`. A message that"
+    " has had all its retries goes to the topic of dead letters, `<destination>-dlq`, with the reasons. The result for"
+    " a message that still waits is ALREADY_APPLIED." + _HEADERS
 )
 END_TEXT = (
-    "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered. One that is handed out"
-    " already comes. A subscription that is added later gets a schedule that has not begun, unless that was ended for"
-    " `*`. It is a cancel of the message: `restore` takes the schedule up again until the cancelled"
-    " occurrence would be due." + _HEADERS
+    "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered, except one that is"
+    " handed out already. A subscription that is added later gets a schedule that has not begun, unless that was ended"
+    " for `*`. It is a cancel of the message: `restore` takes the schedule up again until the cancelled occurrence"
+    " would be due." + _HEADERS
 )
 SKIP_NEXT_OCCURRENCE_TEXT = (
     "Skips the next occurrence of a schedule, on all subscriptions or those named; on each it is the one that waits"
-    " there. The one after it is next." + _HEADERS
+    " there." + _HEADERS
 )
 PAUSE_SCHEDULE_TEXT = (
     "Pauses a schedule, on all subscriptions or those named: its next occurrence waits until the schedule is resumed."
-    " One that is handed out already comes. What was rescheduled gets its time by the rule back. Pausing it again does"
-    " nothing." + _HEADERS
+    " An occurrence that is handed out already is delivered. An occurrence that was rescheduled gets its time by the"
+    " rule back. Pausing a paused schedule does nothing." + _HEADERS
 )
 RESUME_SCHEDULE_TEXT = (
-    "Resumes a schedule that was paused, on all subscriptions or those named: it goes on by its rule. What was missed"
-    " is made up for as its `misfire` says. One that is not paused stays as it is." + _HEADERS
+    "Resumes a paused schedule, on all subscriptions or those named: it goes on by its rule. Missed occurrences are"
+    " made up for as its `misfire` says. A schedule that is not paused stays as it is." + _HEADERS
 )
 PAUSE_TEXT = (
-    "What comes due for the subscription is held back from now on, beyond all times, until it is rescheduled or"
-    " delivered now, or the pause ends. What was handed out already still comes." + _HEADERS
+    "Messages that come due for the subscription are held back from now on, until they are rescheduled or delivered"
+    " now, or the pause ends. Messages that were handed out already are delivered." + _HEADERS
 )
 RESUME_TEXT = (
-    "What was held back is delivered now, 10,000 messages a second for each subscription, and what comes due from now"
-    " on at its time." + _HEADERS
+    "Messages that were held back are delivered now, 10,000 a second for each subscription, and those that come due"
+    " from now on at their time." + _HEADERS
 )
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
-    _400="The body is no JSON or in none of the forms, or an id is no message's.",
+    _400="The body is not JSON, or has none of the forms, or an id is wrong.",
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
-    _412="A message was handed out already (TOO_LATE), or was cancelled (INVALID). Where some could be done and some"
-    " not, the former are.",
+    _412="A message was handed out already (TOO_LATE), or was cancelled (INVALID). The change is done for the others.",
 )
 
 RETRY_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
-    _400="The body is no JSON or not of this form, or an id is no message's.",
+    _400="The body is not JSON, or not of this form, or an id is wrong.",
     _404="No such topic or subscription; or no such message, or its payload is not kept.",
     _405="The topic is not persistent.",
-    _412="The message was cancelled, and its time has not come (INVALID). Where some could be done and some not, the"
-    " former are.",
+    _412="The message was cancelled, and is not due yet (INVALID). The retry is done for the others.",
 )
 
 INDEX_TEXT = (
-    "As known from the entries that the job has accounted for, some seconds behind the topic. Each index of a batch"
-    " gives its entry, and one of the broker's own markers the next entry. What is before the first entry known, or was"
-    " removed by retention, has expired, and gives -1:-1."
+    "The answer is from the entries that the job has accounted for, some seconds behind the topic. Each index of a"
+    " batch gives its entry, and that of one of the broker's own markers the next entry. An index before the first"
+    " known entry, or of an entry that retention has removed, has expired, and gives -1:-1."
 )
 INDEX_RESPONSES = error_responses(
     **CALLER_ERRORS,
-    _404="No such topic, or the index is no number, negative, or beyond the last.",
+    _404="No such topic, or the index is not a number, negative, or beyond the last.",
     _405="The topic is partitioned: name a partition.",
     _406="The topic is not persistent.",
-    _412="The broker has not told the indexes of the topic's entries.",
+    _412="Entries of the topic were recorded without an index.",
     _503="The tables are not there: the job has not run yet.",
 )
 
 
 def fields_body(*names: str) -> dict[str, Any]:
-    """A body, as a form or JSON, that may have what the query lacks."""
+    """Describes a body, as a form or JSON, with parameters that may be missing in the query."""
     properties: dict[str, Any] = {key: {"type": "integer", "format": "int64"} for key in names}
     properties["scheduleKey"] = {"type": "string"}
     properties["subscriptionNames"] = {"type": "array", "items": {"type": "string"}}

@@ -1,1 +1,1 @@
-"""Who may call the admin API: tokens, roles, host names, proxies, and the record of refused calls."""
+"""The security of the admin API: tokens, roles, host names, proxies, and the record of refused calls."""

@@ -1,4 +1,4 @@
-"""Who calls the admin API, and what each may do: tokens, roles, rate limits, and where it may be served."""
+"""Authentication and authorization of callers, rate limits, and checks of where the API may be served."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from admin.security.tokens import TokenError, TokenVerifier
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
+from conf.settings import without_partition
 
 BEARER = "Bearer "
 
-# The operation that includes another: a role that may skip any messages may acknowledge one, too.
+# Operations that another one includes: a role that may SKIP may ACKNOWLEDGE, too.
 _INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
 
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
-_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SecurityError(DelayLakeError):
-    """The API can't be served as the settings have it. The message is one line."""
+    """The API can't be served with these settings. The message is one line."""
 
 
 class Roles:
-    """Tells what each role may do.
+    """Decides what each role may do.
 
     Args:
-        roles: as in the settings. A role that matches several of them may do what any of them allows.
+        roles: the rules in the settings. A role that matches several rules may do what any of them allows.
     """
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self._rules = [
-            (fitting([role.role]), frozenset(role.operations), fitting(role.topics), "*" in role.topics)
+            (wildcard_regex([role.role]), frozenset(role.operations), wildcard_regex(role.topics), "*" in role.topics)
             for role in roles
         ]
 
@@ -50,9 +50,11 @@ class Roles:
         A role that may use a partitioned topic may use its partitions.
 
         Args:
-            topic: its full name; None: the operation is on no single topic, which needs a role for all (`*`).
+            role: the role.
+            operation: the operation.
+            topic: full name of the topic; None: the operation is not on a single topic, and needs a rule for all (`*`).
         """
-        names = [] if topic is None else [topic, _PARTITION.sub("", topic)]
+        names = [] if topic is None else [topic, without_partition(topic)]
         return any(
             roles.fullmatch(role)
             and not operations.isdisjoint((operation, _INCLUDED_IN.get(operation, operation), Operation.ADMIN))
@@ -75,8 +77,8 @@ class Authenticator:
         """Returns the role of a request's caller.
 
         Args:
-            authorization: the header of that name.
-            token: the parameter of that name, which counts where there is no header, as at the broker.
+            authorization: the header `Authorization`.
+            token: the query parameter `token`, which counts only without that header, as at the broker.
 
         Raises:
             TokenError: there is no token, or it is not accepted.
@@ -91,10 +93,10 @@ class Authenticator:
 
 
 class RateLimit:
-    """Limits how many calls each caller makes in a time. Counts are kept in this process.
+    """Limits the rate of each caller's calls. Calls are counted in this process only.
 
     Args:
-        limit: such as `100/second`.
+        limit: a limit such as `100/second`.
     """
 
     def __init__(self, limit: str) -> None:
@@ -102,14 +104,14 @@ class RateLimit:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def take(self, kind: str, caller: str) -> int:
-        """Counts a call, and tells whether it is within the limit.
+        """Counts a call.
 
         Args:
-            kind: of the caller: `role` or `address`.
-            caller: its name.
+            kind: `role` or `address`.
+            caller: the caller's role or address.
 
         Returns:
-            0: it is; else how many seconds the caller has to wait.
+            0: the call is within the limit; else the seconds that the caller has to wait.
         """
         if self._limiter.hit(self._limit, kind, caller):
             return 0
@@ -131,13 +133,13 @@ def check_certificate(settings: ApiSettings) -> None:
     """Checks that the certificate, if one is set, and its key can be used.
 
     Raises:
-        SecurityError: they can't.
+        SecurityError: they can't be used.
     """
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     if certificate is None:
         return
     try:
-        # No password: nobody is there to be asked for it.
+        # An empty password, so that OpenSSL does not ask for one on the terminal.
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password=lambda: b"")
     except OSError as error:
         raise SecurityError(
@@ -147,12 +149,12 @@ def check_certificate(settings: ApiSettings) -> None:
 
 
 def hide_tokens(record: logging.LogRecord) -> bool:
-    """A filter for the server's access log: replaces tokens in queries by `...`, and keeps every record."""
+    """A filter for the server's access log that replaces tokens in queries by `...`; it lets every record pass."""
     if isinstance(record.args, tuple):
         record.args = tuple(_TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for value in record.args)
     return True
 
 
-def fitting(patterns: Sequence[str]) -> re.Pattern[str]:
+def wildcard_regex(patterns: Sequence[str]) -> re.Pattern[str]:
     """Returns a regular expression for texts that match one of the patterns, in which `*` stands for any characters."""
     return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)

@@ -1,7 +1,7 @@
-"""The names by which the API may be called: the answer to DNS rebinding.
+"""The host names by which the API may be called, which prevents DNS rebinding.
 
-Any page of the web can have its own name point at 127.0.0.1, and then counts as a page of whatever is served there. Its
-requests still carry that name in the header `Host`.
+Any page of the web can make its own host name point to 127.0.0.1, and then has the same origin as a server there. Its
+requests still have that name in the header `Host`.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from admin.errors import error_response
-from admin.security.authentication import fitting
+from admin.security.authentication import wildcard_regex
 from admin.security.refusals import Refusal, Refusals
 from conf.settings import Settings
 
 MISDIRECTED = 421
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-_SHOWN = 200  # characters of a name that are told
-_MAX_LOGGED = 100  # names that are logged: callers may make up any number
+_SHOWN = 200  # characters of a name that errors show
+_MAX_LOGGED = 100  # names that are logged: callers may invent any number
 
 _log = logging.getLogger(__name__)
 
 
 def host_check(settings: Settings) -> Callable[[str, str | None], bool] | None:
-    """Makes the check of whether a call under a name may be served.
+    """Makes the check whether a call under a host name may be served.
 
-    The names of `api.allowed_hosts` may. Loopback names and addresses, `api.host` and the address at which the call
-    came in may always. With authentication and no such setting every name may: a page under another name has no token.
+    Allowed are the names of `api.allowed_hosts`, `api.host`, loopback names and addresses, and the address at which the
+    call came in. With authentication, and without that setting, every name is: a page under another name has no token.
 
     Returns:
-        a function of the name and of the address at which the call came in (None: not known); None: every name may.
+        a function of the name and the address at which the call came in (None: unknown); None: every name is allowed.
     """
     if settings.auth.enabled and not settings.api.allowed_hosts:
         return None
-    return names_check((settings.api.host, *settings.api.allowed_hosts))
+    return host_names_check((settings.api.host, *settings.api.allowed_hosts))
 
 
-def names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
-    """Makes the check of `host_check` for loopback names and these, in which `*` stands for any characters."""
-    names = fitting([name.lower() for name in ("localhost", *own)])
+def host_names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
+    """Makes the check of `host_check` for loopback names and given ones, in which `*` stands for any characters."""
+    names = wildcard_regex([name.lower() for name in ("localhost", *own)])
 
     def is_allowed(name: str, reached_at: str | None) -> bool:
         if names.fullmatch(name):
@@ -77,10 +77,10 @@ class AllowedHosts:
             await self._app(scope, receive, send)
             return
         reason = f"not served under the name {name[:_SHOWN]!r}: add it to api.allowed_hosts if it is this API's"
-        self._tell(scope, name, reason)
+        self._record(scope, name, reason)
         await error_response(MISDIRECTED, reason)(scope, receive, send)
 
-    def _tell(self, scope: Scope, name: str, reason: str) -> None:
+    def _record(self, scope: Scope, name: str, reason: str) -> None:
         if name not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(name)
             _log.warning("a call was refused: %s", reason)

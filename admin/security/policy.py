@@ -1,4 +1,4 @@
-"""What a caller of a route of the admin API must be allowed. Each route declares it: `requires(...)`, `open_to_all`."""
+"""The policy of each route: what its caller must be allowed to do. Routes declare it by `requires`, `open_to_all`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from conf.api_settings import Operation
 from conf.errors import DelayLakeError
 from conf.settings import Route, Settings
 
-# Without authentication there are no roles; commands say so in `issued_by`.
+# The role of callers without authentication; commands have it in `issued_by`.
 ANONYMOUS = "anonymous"
 
-# The cookie in which a browser keeps its token: only pages of the same site send it, and no script can read it.
+# The cookie in which a browser stores its token: only pages of the same site send it, and no script can read it.
 TOKEN_COOKIE = "delaylake_token"  # noqa: S105
 
 # Routes that the framework makes, without dependencies.
 OPEN_PATHS = frozenset({"/openapi.json"})
 
-# So that the API's description tells of tokens; the policy itself reads them.
+# Adds tokens to the API's description; the policy itself reads them.
 _BEARER = HTTPBearer(bearerFormat="JWT", auto_error=False, description="A token of Pulsar's, where they are required.")
 
 
@@ -38,16 +38,16 @@ class PolicyError(DelayLakeError):
 
 @dataclass(frozen=True)
 class Reader:
-    """The caller of a route that is not for a single topic, and the topics' routes for which it has the operation."""
+    """The caller of a route that is not for a single topic."""
 
     role: str
-    routes: Sequence[Route]
-    sees_all: bool
-    is_admin: bool  # of one of the topics at least, or of all
+    routes: Sequence[Route]  # the routes of topics on which the caller may do the operation
+    sees_all: bool  # whether the caller may do it on all topics
+    is_admin: bool  # whether the caller may do ADMIN on a topic
 
 
 class Policy:
-    """Lets calls pass, or refuses them: 401 without a valid token, 403 for what the role may not do, 429 too often.
+    """Lets calls pass, or refuses them: 401 without a valid token, 403 if the role may not do it, 429 if too many.
 
     Raises:
         TokenKeyError: the key in the settings can't be used.
@@ -80,7 +80,7 @@ class Policy:
             if self._authenticator and not self._roles.allow(role, operation, topic):
                 raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
         except HTTPException as refusal:
-            # Reads change nothing, and a rate limit is there to keep work low.
+            # Refused reads are not recorded as they change nothing, and not calls beyond the rate limit, to save work.
             if operation is not Operation.READ and refusal.status_code != 429:
                 call = (role, address, request.method, request.url.path, topic, operation)
                 self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
@@ -104,10 +104,10 @@ class Policy:
         return Reader(role, routes, sees_all, any(self._roles.allow(role, Operation.ADMIN, topic) for topic in topics))
 
     def login(self, request: Request, token: str) -> str:
-        """Returns the role of a token that somebody logs in with.
+        """Returns the role of a token that a user logs in with.
 
         Raises:
-            AdminError: it is not accepted, or authentication is off.
+            AdminError: the token is not accepted, or authentication is off.
             HTTPException: there were too many calls.
         """
         try:
@@ -141,7 +141,7 @@ class Policy:
 
 
 class requires:
-    """A dependency: the caller's role, which may do the operation on the topic that the path names.
+    """A dependency that returns the caller's role, if it may do the operation on the topic that the path names.
 
     `role: Annotated[str, Depends(requires(Operation.SKIP))]`
     """
@@ -155,7 +155,7 @@ class requires:
 
 
 class requires_some:
-    """A dependency: the caller, which may do the operation on some topic, and the routes on which it may.
+    """A dependency that returns the caller, if it may do the operation on some topic.
 
     `caller: Annotated[Reader, Depends(requires_some(Operation.READ))]`
     """
@@ -173,12 +173,12 @@ async def open_to_all() -> None:
 
 
 def topic_name(tenant: str, namespace: str, topic: str) -> str:
-    """Returns the full name of the topic that a path names: the check of what is allowed and the operation use this."""
+    """Returns the full name of the topic that a path names, for the policy and for the operation."""
     return f"persistent://{tenant}/{namespace}/{topic}"
 
 
 def is_from_another_site(request: Request) -> bool:
-    """Whether a page of another origin makes the call, as the browser says: any page can reach 127.0.0.1."""
+    """Whether a page of another origin makes the call, by the browser's header: any page can reach 127.0.0.1."""
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
@@ -187,7 +187,7 @@ def policy_of(route: RouteContext) -> Operation | None:
     """Returns the operation that a route requires; None: it is open to all.
 
     Raises:
-        PolicyError: it declares no policy.
+        PolicyError: the route declares no policy.
     """
     if isinstance(route.original_route, APIRoute):
         calls = _calls(route.dependant)
@@ -205,7 +205,7 @@ def check_policies(app: FastAPI) -> None:
     """Checks that each route of an app declares its policy.
 
     Raises:
-        PolicyError: one does not.
+        PolicyError: a route declares no policy.
     """
     for route in iter_route_contexts(app.routes):
         policy_of(route)

@@ -1,4 +1,4 @@
-"""The caller behind a proxy: its address and scheme, as a trusted proxy tells them."""
+"""Finds the address and scheme of a caller behind a trusted proxy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TrustedProxies:
-    """Middleware: takes the client of a call from a trusted proxy to be the last hop that is no trusted proxy.
+    """Middleware: sets the client of a call from a trusted proxy to the last hop that is not a trusted proxy.
 
     Only the part of `X-Forwarded-For` that trusted proxies have added counts: callers can write anything before it.
     """
@@ -33,7 +33,7 @@ class TrustedProxies:
         await self._app(scope, receive, send)
 
     def _client(self, proxy: str, hops: list[str]) -> str:
-        """Returns the last hop that is no trusted proxy; the farthest trusted one where no other can be read."""
+        """Returns the last hop that is not a trusted proxy, or else the farthest trusted proxy."""
         client = proxy
         for hop in reversed(hops):
             address = _address(hop.strip())
@@ -50,7 +50,7 @@ class TrustedProxies:
 
 
 def _address(text: str) -> str | None:
-    """Reads an IP address, which may have a port, and returns it in its canonical spelling; None: it is none."""
+    """Returns an IP address, which may have a port, in canonical spelling; None: the text is not an address."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -19,10 +19,10 @@ TABLE = "refusals"
 
 FLUSH_INTERVAL_SECONDS = 2.0
 
-# How many rows may wait to be written; further ones are dropped, so that a flood of calls can't fill the memory.
+# The maximum number of rows that wait to be written; more are dropped, so that a flood of calls can't fill the memory.
 MAX_WAITING = 10_000
 
-# The longest text in a row, in characters: the callers choose how long their paths are.
+# The maximum length of texts in a row, in characters: callers may send paths of any length.
 MAX_TEXT = 1_000
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Refusal:
-    """A refused call. The path is without its query, which may have a token in it."""
+    """A refused call. The path is without the query, which may have a token."""
 
     role: str | None
     address: str | None
     method: str
     path: str
     topic: str | None
-    operation: str | None  # None: refused before it was known
+    operation: str | None  # None: the call was refused before this was known
     code: int
     reason: str
 
@@ -45,7 +45,7 @@ class Refusal:
 class Refusals:
     """Writes refusals in batches, in the background. An async context manager: the last ones are written at its end.
 
-    A refused caller never waits for that, nor is told that the table can't be written: rows are tried again.
+    Callers never wait for that, and get no error if the table can't be written: then rows are written later.
     """
 
     def __init__(self, tables: Tables, flush_interval_seconds: float = FLUSH_INTERVAL_SECONDS) -> None:
@@ -65,7 +65,7 @@ class Refusals:
         await self._task
 
     def add(self, refusal: Refusal) -> None:
-        """Takes a refusal to be written; drops it where MAX_WAITING wait already."""
+        """Takes a refusal to be written; drops it if MAX_WAITING wait already."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             return
@@ -88,7 +88,7 @@ class Refusals:
             return
         try:
             await asyncio.to_thread(self._append, pa.Table.from_pylist(rows, schema=REFUSALS))
-        except Exception as error:  # whatever it is, the next ones are to be written
+        except Exception as error:  # any error: the task has to go on with the next rows
             log.warning("%d refused calls wait for the table %s: %s", len(rows), TABLE, one_line(error))
             self._waiting[:0] = rows
 

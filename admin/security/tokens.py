@@ -26,7 +26,7 @@ MAX_TOKEN_BYTES = 16_384  # a longer token is refused without being decoded
 
 _DATA_URL = re.compile(r"data:[^,]*?(?P<base64>;base64)?,(?P<data>.*)", re.DOTALL)
 
-# A secret's least length in bytes, by algorithm (RFC 7518, 3.2): a shorter one is easier to guess than it promises.
+# The minimum length of a secret in bytes, by algorithm (RFC 7518, 3.2).
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _RSA_BITS = 2048
@@ -34,26 +34,26 @@ _CURVES = {SECP256R1.name: "ES256", SECP384R1.name: "ES384", SECP521R1.name: "ES
 
 
 class TokenKeyError(DelayLakeError):
-    """The key to check tokens with can't be read, or fits no algorithm. The message is one line without the key."""
+    """The key for tokens can't be read, or fits no algorithm. The message is one line, without the key."""
 
 
 class TokenError(DelayLakeError):
-    """A token is not accepted. The message is one line, and may be told to whoever sent it."""
+    """A token is not accepted. The message is one line, and safe to show to the caller."""
 
 
 @dataclass(frozen=True)
 class TokenVerifier:
     """Checks tokens with one key.
 
-    The algorithms are those of the key's kind, whatever a token says of itself: so no unsigned token is accepted, and
-    none that is signed with the public key as if that were a secret.
+    The algorithms are those of the key's kind, whatever a token's header names: no unsigned token is accepted, and none
+    that is signed with the public key as if that were a secret.
 
     Attributes:
         key: a secret (bytes) or a public key.
-        algorithms: those of JWT that are accepted.
+        algorithms: the accepted algorithms of JWT.
         auth_claim: the claim with the role.
         audience_claim: the claim with the audience; None: it is not checked.
-        audience: the one that a token must be for.
+        audience: the audience that a token must have.
     """
 
     key: Any
@@ -67,7 +67,7 @@ class TokenVerifier:
         """Reads the key that the settings name.
 
         Raises:
-            TokenKeyError: it can't be read, is too weak, or is not of the kind of `token_public_alg`.
+            TokenKeyError: the key can't be read, is too weak, or is not of the kind of `token_public_alg`.
         """
         key: Any
         if settings.token_secret_key is not None:
@@ -86,10 +86,11 @@ class TokenVerifier:
         return cls(key, algorithms, settings.token_auth_claim, settings.token_audience_claim, settings.token_audience)
 
     def role(self, token: str) -> str:
-        """Returns the role that a token is for; the first one where it has a list.
+        """Returns the role in a token; the first one if it has a list.
 
         Raises:
-            TokenError: it is no token, not signed with the key, not valid now, for another audience, or has no role.
+            TokenError: the text is not a token, or the token is not signed with the key, not valid now, for another
+                audience, or without a role.
         """
         claims = self._claims(token)
         if self.audience_claim is not None:
@@ -121,7 +122,7 @@ class TokenVerifier:
         except jwt.ImmatureSignatureError:
             raise TokenError("the token is not valid yet") from None
         except jwt.PyJWTError:
-            # A caller that made the token up is not told what is wrong with it.
+            # The text does not say what is wrong, so as not to help forgers.
             raise TokenError("the token is not accepted") from None
 
 
@@ -139,7 +140,7 @@ def _public_key(value: str) -> tuple[Any, Sequence[str]]:
 
 
 def _load(data: bytes) -> object | None:
-    """Reads a public key in DER, as Pulsar's tools write it, or in PEM; None: the bytes are none."""
+    """Reads a public key in DER, as Pulsar's tools write it, or in PEM; None: the bytes are not a public key."""
     try:
         return load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
@@ -147,10 +148,11 @@ def _load(data: bytes) -> object | None:
 
 
 def _read(name: str, value: str) -> bytes:
-    """Returns a key's bytes, from a file, a data URL, base64 or PEM, as Pulsar's settings give them.
+    """Returns a key's bytes from a file, a data URL, base64 or PEM, as in Pulsar's settings.
 
     Args:
-        name: of the setting, for the error.
+        name: name of the setting, for the error.
+        value: its value.
 
     Raises:
         TokenKeyError: the file can't be read, or the value is none of these.

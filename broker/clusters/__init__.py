@@ -1,1 +1,1 @@
-"""Which cluster's entries a topic has: this one's, another's that Pulsar replicates, or one's that was made anew."""
+"""The cluster of a topic's entries: this one, another that replicates to it, or a new one with the same topics."""

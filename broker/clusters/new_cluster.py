@@ -1,6 +1,7 @@
-"""Checks that source topics still are those that were read: in a cluster that was made anew ledger ids begin again.
+"""Checks that source topics are still those that were read, and not those of a new cluster.
 
-The messages of such a topic have positions that were read long ago, and would be taken for repeated.
+Ledger ids of a new cluster begin anew, so that its messages have positions that were read long ago, and would be taken
+for repeated.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from conf.errors import DelayLakeError
 
 
 class NewClusterError(DelayLakeError):
-    """A topic is not the one that the checkpoint has read. The message is one line, and names where to read on."""
+    """A topic is not the one that the checkpoint has read. The message is one line, and names the docs."""
 
 
 def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
     """Checks that topic partitions have, or once had, the entries that were read from them.
 
     Args:
-        positions: by topic partition the last entry that was read, as `ledger:entry`.
+        admin: a client for the broker.
+        positions: the last entry that was read, as `ledger:entry`, by topic partition.
 
     Raises:
-        NewClusterError: a topic partition never had them.
+        NewClusterError: a topic partition never had its entry.
         PulsarError: the broker does not answer.
     """
     for name, position in positions.items():
@@ -43,14 +45,15 @@ def check_topics(admin: AdminClient, positions: Mapping[str, str]) -> None:
 def never_had(topic: TopicLedgers, last: Position) -> bool:
     """Whether a topic partition certainly never had an entry.
 
-    The broker trims a topic's ledgers in their order: while it has an older ledger, it has that of the entry.
+    The broker trims ledgers in their order: if it has an older ledger than the entry's, it must have that, too.
 
     Args:
+        topic: the topic partition's ledgers.
         last: the entry; with entry_id -1 the beginning of a ledger.
     """
     if not topic.ledgers:
         return False
     if last.ledger_id in topic.ledgers:
         return last.entry_id >= topic.ledgers[last.ledger_id]
-    # A ledger without entries goes at once.
+    # The broker deletes a closed ledger without entries at once.
     return (min(topic.ledgers) if last.entry_id >= 0 else max(topic.ledgers)) < last.ledger_id

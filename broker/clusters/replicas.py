@@ -1,4 +1,4 @@
-"""Reads what a topic partition has, and where the cluster that it was replicated from has the same."""
+"""Reads the entries of a topic partition, with their positions in the cluster that they were replicated from."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tracker.wire.message_id_pb2 import MessageIdData
 if TYPE_CHECKING:
     import pulsar
 
-# An entry each, in the topic's order. That of a chunked message is its last one.
+# A row for each entry, in the topic's order; for a chunked message one, that of its last entry.
 REPLICAS = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
-        ("first_ledger", pa.int64()),  # where the message begins: of a chunked one its first entry
+        ("first_ledger", pa.int64()),  # with first_entry the message's first entry, another one if it is chunked
         ("first_entry", pa.int64()),
         ("publish_time", pa.int64()),
         ("producer_name", pa.string()),
         ("batch_size", pa.int32()),
-        ("old_ledger", pa.int64()),  # in the cluster that it was replicated from; null: the broker does not tell
+        ("old_ledger", pa.int64()),  # in the cluster that it was replicated from; null: unknown
         ("old_entry", pa.int64()),
     ]
 )
@@ -41,15 +41,18 @@ def read_replicas(
 ) -> pa.Table:
     """Reads the entries of a topic partition.
 
-    A client sees where a message was replicated from, unless it is in a batch: then the admin API is asked, an entry a
-    call.
+    A consumer sees the position that a message was replicated from, unless it is in a batch: then the admin API is
+    asked, an entry in each call.
 
     Args:
-        name: the topic partition, which has to be there.
-        since: entries before the first one that was published then or later are left out; ms since the epoch.
+        client: a client of Pulsar.
+        settings: the `pulsar` section.
+        admin: a client for the admin API.
+        name: the topic partition, which has to exist.
+        since: entries before the first one published at this time or later are left out; ms since the epoch.
 
     Returns:
-        REPLICAS.
+        the entries, as REPLICAS.
 
     Raises:
         pulsar.PulsarException, PulsarError: the broker does not answer.
@@ -57,7 +60,7 @@ def read_replicas(
     import pulsar
 
     rows: list[list[int | str | None]] = []
-    batches: dict[int, Position] = {}  # by the number of its row
+    batches: dict[int, Position] = {}  # by number of the row
     reader = client.create_reader(
         name,
         pulsar.MessageId.earliest,
@@ -83,10 +86,10 @@ def read_replicas(
 
     def ask(position: Position) -> str | None:
         try:
-            told = admin.entry_metadata(name, *position)
+            entry = admin.entry_metadata(name, *position)
         except NoAnswerError:
             return None
-        return None if told is None else told.properties.get(SOURCE_POSITION)
+        return None if entry is None else entry.properties.get(SOURCE_POSITION)
 
     with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
         for row, text in zip(batches, pool.map(ask, batches.values()), strict=True):
@@ -96,7 +99,7 @@ def read_replicas(
 
 
 def _data_of(at: pulsar.MessageId) -> tuple[Position, int]:
-    """Returns where a message begins, and how many messages its entry has."""
+    """Returns the position of a message's first entry, and the number of messages in its entry."""
     data = MessageIdData.FromString(at.serialize())
     first = data.first_chunk_message_id if data.HasField("first_chunk_message_id") else data
     return Position(first.ledgerId, first.entryId), data.batch_size or 1

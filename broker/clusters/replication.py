@@ -1,4 +1,4 @@
-"""The cluster in which messages were published: this one, or another from which Pulsar replicated them."""
+"""Finds the cluster in which messages were published: this one, or another from which Pulsar replicated them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable
 
 from broker.client import PulsarError
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.silent_producers import SilentProducers
 from conf.errors import DelayLakeError
 
 _log = logging.getLogger(__name__)
 
-# The property by which a broker tells another where an entry is that it replicates: `ledger:entry`. A consumer sees it,
-# but for a batch, which has it as a whole.
+# The property with which a replicating broker sends an entry's position, `ledger:entry`. A consumer sees it, except for
+# messages of a batch: the batch as a whole has it.
 SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
 
 _REPLICATED_FROM = "X-Pulsar-replicated-from"
 
-# A broker gives a producer without a name one like `cluster-n-n`, which no other cluster gives.
+# The name that a broker gives to a producer without one: `cluster-n-n`.
 _GIVEN_NAME = re.compile(r"(.+)-\d+-\d+")
 
 _POLICY_SECONDS = 60.0
@@ -28,27 +28,28 @@ _RETRY_SECONDS = 1.0
 
 
 class NotWantedError(DelayLakeError):
-    """A question was given up, since nobody wants the answer any more."""
+    """A request was given up, because nobody wants the answer any more."""
 
 
 class Origins:
-    """Tells which entries of one topic partition came from another cluster. Not safe in several threads.
+    """Finds the entries of one topic partition that came from another cluster. Not safe in several threads.
 
-    The client does not tell it. The broker's admin API does, one entry a call of 1 to 2 ms. So it is asked only where
+    Pulsar's client does not show it; the broker's admin API does, with 1 to 2 ms for each entry. So it is asked only if
     the topic is replicated, which is looked up once a minute, and only about entries of producers that no broker named.
 
     Args:
+        admin: a client for the admin API.
         topic: the topic partition.
         route_topic: the topic as a route names it.
-        wait: waits as many seconds as it is given, and returns whether nobody wants the answer any more.
+        wait: waits for a number of seconds, and returns whether nobody wants the answer any more.
     """
 
     def __init__(self, admin: AdminClient, topic: str, route_topic: str, wait: Callable[[float], bool]) -> None:
         self._admin = admin
         self._topic, self._route_topic = topic, route_topic
         self._wait = wait
-        self._clusters: frozenset[str] = frozenset()  # that the topic is replicated to, if there are several
-        self._own: str | None = None  # None: not known
+        self._clusters: frozenset[str] = frozenset()  # between which the topic is replicated; empty: it is not
+        self._own: str | None = None  # this cluster; None: unknown
         self._looked_at = -float("inf")
         self._last: tuple[tuple[int, int], str | None] = ((-1, -1), None)
         self._silent_producers = SilentProducers()
@@ -56,11 +57,13 @@ class Origins:
     def replicated_from(self, producer: str, ledger_id: int, entry_id: int) -> str | None:
         """Returns the cluster in which an entry was published; None: this one.
 
-        Waits until the broker answers. An entry that the broker no longer has, or tells nothing of, counts as this
+        It waits until the broker answers. An entry that the broker no longer has, or can't describe, counts as this
         cluster's: its messages may be delivered in both clusters, but not in none.
 
         Args:
             producer: the name of the entry's producer.
+            ledger_id: the entry's ledger.
+            entry_id: the entry.
 
         Raises:
             NotWantedError: nobody wants the answer any more.
@@ -91,7 +94,7 @@ class Origins:
             return None
         try:
             answer = self._admin.entry(self._topic, ledger_id, entry_id)
-        except NotToldError as error:
+        except UnreadableEntryError as error:
             _log.warning("%s: taken as its own, of producer %s", error, producer)
             self._silent_producers.add(producer)
             return None
@@ -111,7 +114,7 @@ class Origins:
                 self._own = self._admin.broker_configuration().get("clusterName")
             except PulsarError as error:
                 _log.warning(
-                    "every entry of %s is asked for: which cluster this is is not told: %s", self._topic, error
+                    "every entry of %s is asked for, as the name of this cluster is unknown: %s", self._topic, error
                 )
         if found != self._clusters:
             _log.info("%s is replicated between %s: only what was published here is taken", self._topic, sorted(found))

@@ -1,4 +1,4 @@
-"""Finds the gaps in a topic partition's entries: whether they came one after another, or some are missing."""
+"""Finds the gaps in a topic partition's entries: places where entries are missing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Gap:
     """A gap between two entries that came one after the other: others are, or may be, between them.
 
     Attributes:
-        after: the last entry that came before the gap.
-        before: the first one that came after it.
-        after_index: the broker entry index of the last message of `after`; None: not known.
-        before_index: that of the first message of `before`; None: not known.
+        after: the last entry before the gap.
+        before: the first entry after the gap.
+        after_index: broker entry index of the last message of `after`; None: unknown.
+        before_index: broker entry index of the first message of `before`; None: unknown.
     """
 
     after: Position
@@ -33,14 +33,14 @@ class Gap:
 
 
 class Continuity:
-    """Follows the entries of a topic partition, and names the gaps between them.
+    """Follows the entries of a topic partition, and finds the gaps between them.
 
-    Within a ledger entries follow each other by their ids: there indexes may hide a gap, since the broker counts a
-    batch of a transaction as one message. From one ledger to the next only indexes tell. Where the broker keeps none,
-    the change of ledgers counts as a gap, and the broker can be asked how the first one ended.
+    Within a ledger, gaps are found by entry ids; indexes could hide one there, since the broker counts a batch of a
+    transaction as one message. From one ledger to the next, gaps are found by indexes. If the broker keeps none, every
+    change of ledgers counts as a gap, and the broker can be asked how the first ledger ended.
 
     Args:
-        after: the entry before the first that comes; START: not known.
+        after: the entry before the first one that comes; START: unknown.
     """
 
     def __init__(self, after: Position) -> None:
@@ -49,19 +49,19 @@ class Continuity:
 
     @property
     def last(self) -> Position:
-        """The last entry that came; START: none has, and which one is before the first is not known."""
+        """The last entry that came, or the one before the first; START: unknown."""
         return self._last
 
     def begin_after(self, position: Position) -> None:
-        """Sets the entry before the next one that is to come."""
+        """Sets the entry before the next one."""
         self._last = position
 
     def gaps(self, rows: pa.Table) -> list[Gap]:
         """Returns the gaps before and between the entries of the next messages.
 
         Args:
-            rows: `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; rows of entries that
-                are not after the last one so far are passed over.
+            rows: columns `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; rows of entries
+                that are not after the last one so far are ignored.
         """
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         is_new = (ledgers > self._last.ledger_id) | (
@@ -98,10 +98,11 @@ class Continuity:
 
 
 def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Returns the ranges of entries that are missing in a gap, as far as they can be named.
+    """Returns the ranges of entries that are missing in a gap, as far as the broker still has their ledgers.
 
     Args:
-        ledgers: how many entries each ledger of the topic partition has that the broker still has.
+        gap: the gap.
+        ledgers: the number of entries in each ledger that the broker still has.
 
     Returns:
         (ledger, first entry, last entry), both inclusive, ascending.

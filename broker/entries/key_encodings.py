@@ -1,4 +1,4 @@
-"""Tells which messages' keys are bytes: the client does not say it, the broker's admin API does."""
+"""Finds whether messages' keys are bytes: Pulsar's client does not show it, the broker's admin API does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 import logging
 from collections.abc import Iterator
 
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.silent_producers import SilentProducers
 from tracker.wire.entry_pb2 import SingleMessageMetadata
 
@@ -23,24 +23,26 @@ _IS_ENCRYPTED = "X-Pulsar-Is-Encrypted"
 class KeyEncodings:
     """The encodings of the keys of one topic partition's messages. Not safe in several threads.
 
-    A call takes the broker some milliseconds. So it is asked once for each of the topic's producers, about the first
-    message whose key could be bytes. A producer that sends keys of both kinds may have some taken for the wrong kind.
-    Where the broker tells nothing of an entry, the key is taken for text.
+    A call takes the broker some milliseconds. So it is asked once for each producer, about the first message whose key
+    could be bytes. If a producer sends keys of both kinds, some are taken for the wrong kind. If the broker can't
+    describe an entry, its key is taken for text.
     """
 
     def __init__(self, admin: AdminClient, topic: str) -> None:
         self._admin = admin
         self._topic = topic
-        self._sends_bytes: dict[str, bool] = {}  # by producer's name
+        self._sends_bytes: dict[str, bool] = {}  # by name of the producer
         self._silent_producers = SilentProducers()
 
     def of(self, key: str, producer: str, ledger_id: int, entry_id: int, batch_index: int) -> str | None:
-        """Returns BASE64 where a message's key is bytes; None: it is text, or that is not known.
+        """Returns BASE64 if a message's key is bytes; None: it is text, or unknown.
 
         Args:
-            key: as the client gives it: bytes as base64.
+            key: the key as Pulsar's client shows it: bytes as base64.
             producer: the name of the message's producer.
-            batch_index: in the entry; -1: the entry is one message.
+            ledger_id: the message's ledger.
+            entry_id: its entry.
+            batch_index: its index in the entry; -1: the entry is one message.
 
         Raises:
             PulsarError: the broker does not answer.
@@ -52,7 +54,7 @@ class KeyEncodings:
                 return None
             try:
                 answers = self._ask(ledger_id, entry_id)
-            except NotToldError as error:
+            except UnreadableEntryError as error:
                 _log.warning("the key %s of producer %s is taken for text: %s", key, producer, error)
                 self._silent_producers.add(producer)
                 return None
@@ -63,7 +65,7 @@ class KeyEncodings:
         return BASE64 if self._sends_bytes[producer] else None
 
     def _ask(self, ledger_id: int, entry_id: int) -> list[bool]:
-        """Returns for each message of an entry whether its key is bytes; empty where that can't be told."""
+        """Returns for each message of an entry whether its key is bytes; empty: unknown."""
         answer = self._admin.entry(self._topic, ledger_id, entry_id)
         if answer is None:
             return []
@@ -77,8 +79,8 @@ def _of_batch(body: bytes, n: int) -> Iterator[bool]:
     """Yields for each message of a batch whether its key is bytes.
 
     Args:
-        body: for each message the length of its metadata (4 bytes, big-endian), the metadata, and its payload.
-        n: how many messages.
+        body: for each message the length of its metadata (4 bytes, big-endian), the metadata, and the payload.
+        n: the number of messages.
     """
     at = 0
     for _ in range(n):
@@ -90,7 +92,7 @@ def _of_batch(body: bytes, n: int) -> Iterator[bool]:
 
 
 def _is_base64(key: str) -> bool:
-    """Whether a key is base64, in the one form in which its bytes are encoded."""
+    """Whether a key is canonical base64."""
     try:
         return base64.b64encode(base64.b64decode(key, validate=True)).decode() == key
     except (binascii.Error, ValueError):

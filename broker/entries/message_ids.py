@@ -1,4 +1,4 @@
-"""Message ids as people give them: `ledger:entry[:batchIndex]`, `ledger:entry:partition:batchIndex`, or base64."""
+"""Reads message ids: `ledger:entry[:batchIndex]`, `ledger:entry:partition:batchIndex`, or base64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracker.properties.message_position import MessagePosition
 if TYPE_CHECKING:
     import pulsar
 
-MAX_ID_BYTES = 128  # Pulsar's longest, with an ack set, is well below
+MAX_ID_BYTES = 128  # Pulsar's longest id, with an ack set, is well below
 
 MAX_INT64 = 2**63 - 1
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -36,12 +36,12 @@ class MessageIdError(DelayLakeError):
 
 
 class NumberError(MessageIdError):
-    """A number of a message id is no whole number, or too long."""
+    """A part of a message id is not a whole number, or too long."""
 
 
 @dataclass(frozen=True)
 class MessageRef:
-    """Names a message, or with batch_index -1 a whole entry. Partition -1: none, or not known."""
+    """The id of a message, or with batch_index -1 of a whole entry. Partition -1: none, or unknown."""
 
     ledger_id: int
     entry_id: int
@@ -53,7 +53,7 @@ class MessageRef:
 
     @classmethod
     def of(cls, message_id: pulsar.MessageId) -> MessageRef:
-        """Names the message to which the client has given an id."""
+        """Makes a MessageRef of an id of Pulsar's client."""
         return cls(message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
 
 
@@ -61,7 +61,7 @@ def parse(text: str) -> MessageRef:
     """Reads a message id in any of the forms.
 
     Raises:
-        MessageIdError: it is none of them, or has a number out of range.
+        MessageIdError: the text is none of them, or has a number out of range.
     """
     return parse_triplet(text) if ":" in text else parse_base64(text)
 
@@ -72,7 +72,7 @@ def parse_triplet(text: str) -> MessageRef:
     A negative batch index or partition means none.
 
     Raises:
-        MessageIdError: it is none of these, or has a number out of range.
+        MessageIdError: the text is none of these, or has a number out of range.
     """
     parts = text.strip().split(":")
     try:
@@ -92,7 +92,7 @@ def parse_base64(text: str) -> MessageRef:
     """Reads the base64 of Pulsar's MessageIdData, as `MessageId.toByteArray()` gives it.
 
     Raises:
-        MessageIdError: it is no base64, or not exactly one message id.
+        MessageIdError: the text is not base64, or not exactly one message id.
     """
     text = text.strip()
     try:
@@ -113,7 +113,7 @@ def decode(data: bytes) -> MessageRef:
     found: dict[int, int] = {}
     for field, value in _fields(data):
         if field == _ACK_SET:
-            continue  # it says what is left of a batch, not which message is meant
+            continue  # an ack set says which messages of a batch are left, not which one the id names
         if field in found:
             raise MessageIdError(f"a message id has its field {_FIELDS[field]} once")
         if field in _INT32 and not -(2**31) <= value < 2**31:
@@ -130,7 +130,7 @@ def decode(data: bytes) -> MessageRef:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields each field's number and value; for a field of bytes, their number.
+    """Yields the number and value of each field; the value of a field of bytes is their number.
 
     Raises:
         MessageIdError: the bytes end too early, or have another field.
@@ -177,7 +177,7 @@ def parse_number(part: str) -> int:
     """Reads a whole number of at most 19 digits.
 
     Raises:
-        NumberError: it is none.
+        NumberError: the text is not such a number.
     """
     digits = part[1:] if part[:1] == "-" else part
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
@@ -186,7 +186,7 @@ def parse_number(part: str) -> int:
 
 
 def message_ref(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> MessageRef:
-    """Makes a MessageRef of its numbers; a negative partition or batch index means none.
+    """Makes a MessageRef of numbers; a negative partition or batch index means none.
 
     Raises:
         MessageIdError: a number is out of range.

@@ -1,1 +1,1 @@
-"""The files with which a JVM is started: JARs, and an archive of its classes."""
+"""The files that a JVM starts with: JARs, and an archive of its classes."""

@@ -1,8 +1,8 @@
-"""Archives of a JVM's classes (class-data sharing), so that its later starts need not read and verify them anew.
+"""Archives of a JVM's classes (class-data sharing), with which later starts are quicker.
 
-A start without an archive notes which classes it loads; when it is up, a process of its own with low priority makes the
-archive of them, in the cache folder. The JVM itself makes sure that an archive is of its version, class path and
-options, and goes on without where it is not: so nothing depends on one.
+A JVM that starts without an archive notes the classes that it loads. When it is up, a separate process with low
+priority makes an archive of them in the cache folder. The JVM checks that an archive fits its version, class path and
+options, and starts without it otherwise: nothing depends on an archive.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from broker.jvm.jars import cache_folder
 _CLASSES = "-XX:DumpLoadedClassList="
 _ARCHIVE = "-XX:SharedArchiveFile="
 
-# How long a JVM that is up still loads classes for its first work, in seconds.
+# How long a JVM that is up still loads classes, in seconds.
 _SETTLING_SECONDS = 15.0
 
-# An archive that no start has used for this long is removed, in seconds: its version is gone, and it has some 150 MB.
+# An archive that no start has used for this long, in seconds, is removed: it is obsolete, and has some 150 MB.
 _UNUSED_SECONDS = 30 * 86_400
 
 _NICE = 15
@@ -39,20 +39,20 @@ def archive_options(name: str, java: Path, class_path: Iterable[Path], options: 
     """Returns the options with which a JVM uses its archive, or notes its classes for one.
 
     Args:
-        name: of the program that the JVM runs, the first part of the archive's file name.
-        java: the program `java` that starts the JVM.
-        class_path: its JARs.
+        name: the name of the program that the JVM runs; the archive's file name begins with it.
+        java: path of the program `java`.
+        class_path: the JVM's JARs.
         options: the other options of the JVM on which an archive depends.
 
     Returns:
-        options for the JVM; none where it can't have an archive.
+        options for the JVM; empty if it can't have an archive.
     """
     try:
         base = cache_folder() / f"{name}-{_key(java, class_path, options)}"
         if (archive := _whole(base)) is not None:
             os.utime(archive)
-            return [f"{_ARCHIVE}{archive}", "-XX:+VerifySharedSpaces"]  # its checksum: 60 ms
-        if _log_of(base).exists() or " " in str(base):  # it could not be made; Spark cuts options at spaces
+            return [f"{_ARCHIVE}{archive}", "-XX:+VerifySharedSpaces"]  # verifies the checksum, in 60 ms
+        if _log_of(base).exists() or " " in str(base):  # making it failed; or Spark would cut the option at a space
             return []
         base.parent.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(base.parent, os.W_OK)
@@ -62,10 +62,10 @@ def archive_options(name: str, java: Path, class_path: Iterable[Path], options: 
 
 
 def discard_archive(options: Iterable[str]) -> bool:
-    """Removes the archive that a JVM's options name, with which it did not start; no other is made in its place.
+    """Removes the archive that a JVM's options name, because the JVM did not start with it; it is not made again.
 
     Returns:
-        whether the options name one.
+        whether the options name an archive.
     """
     used = [Path(option.removeprefix(_ARCHIVE)) for option in options if option.startswith(_ARCHIVE)]
     for archive in used:
@@ -76,11 +76,11 @@ def discard_archive(options: Iterable[str]) -> bool:
 
 
 def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
-    """Starts a process that makes an archive of the classes that a JVM notes, if it does; returns at once.
+    """Starts a process that makes an archive of the classes that a JVM notes, if it notes any; returns at once.
 
     Args:
         pid: the process id of the JVM, which is up.
-        settling_seconds: classes that are loaded within this time from now are in the archive, too.
+        settling_seconds: classes that the JVM loads within this time are in the archive, too.
     """
     with contextlib.suppress(OSError, psutil.Error):
         jvm = _up_to_main_class(psutil.Process(pid).cmdline())
@@ -89,7 +89,7 @@ def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
             return
         jvm = [option for option in jvm if not option.startswith(_CLASSES)]
         arguments = [sys.executable, "-m", "broker.jvm.class_archive", str(settling_seconds), classes[0], *jvm]
-        # The shell ends at once: what it has started is nobody's child, and nobody has to wait for it.
+        # The shell ends at once, so that nobody has to wait for the process that it has started.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", *arguments],
             stdin=subprocess.DEVNULL,
@@ -101,10 +101,10 @@ def make_archive(pid: int, settling_seconds: float = _SETTLING_SECONDS) -> None:
 
 
 def _key(java: Path, class_path: Iterable[Path], options: Sequence[str]) -> str:
-    """Returns a hash of the JVM, the class path and the options, each of which an archive depends on.
+    """Returns a hash of everything that an archive depends on: the JVM, the class path and the options.
 
     Raises:
-        FileNotFoundError: the JVM is none that can have an archive, or a JAR is missing.
+        FileNotFoundError: the JVM can't have an archive, or a JAR is missing.
     """
     libraries = sorted((java.resolve().parent.parent / "lib" / "server").glob("libjvm.*"))
     if not libraries:
@@ -117,7 +117,7 @@ def _key(java: Path, class_path: Iterable[Path], options: Sequence[str]) -> str:
 
 
 def _whole(base: Path) -> Path | None:
-    """Returns the archive, if there is one, and removes partial ones: a JVM that reads beyond a file's end crashes."""
+    """Returns the complete archive, if there is one, and removes incomplete ones, with which a JVM would crash."""
     for archive in base.parent.glob(f"{base.name}-*.jsa"):
         if archive.name == f"{base.name}-{archive.stat().st_size}.jsa":
             return archive
@@ -126,14 +126,14 @@ def _whole(base: Path) -> Path | None:
 
 
 def _log_of(base: Path) -> Path:
-    """Returns the file that says why an archive could not be made, or used; while it is there none is made."""
+    """Returns the file that says why an archive could not be made or used; none is made while it exists."""
     return base.with_suffix(".log")
 
 
 def _up_to_main_class(command: Sequence[str]) -> list[str]:
     """Returns a JVM's program and options from its command line, without the main class and its arguments.
 
-    A process that has just ended has an empty command line: then nothing is returned.
+    The command line of a process that has just ended is empty, and so is the result.
     """
     words = iter(command)
     jvm = list(islice(words, 1))
@@ -161,7 +161,7 @@ def _make(classes: Path, jvm: Sequence[str]) -> None:
         partial = classes.with_suffix(".partial")
         try:
             noted = classes.read_text(errors="replace")
-            classes.write_text(noted[: noted.rfind("\n") + 1])  # the JVM may be amid a line
+            classes.write_text(noted[: noted.rfind("\n") + 1])  # the JVM may be writing the last line
             _dump([*jvm, "-Xshare:dump", f"-XX:SharedClassListFile={classes}", f"{_ARCHIVE}{partial}"])
             with open(partial, "rb") as written:
                 os.fsync(written.fileno())
@@ -176,7 +176,7 @@ def _dump(command: Sequence[str]) -> None:
     """Runs a JVM that writes an archive.
 
     Raises:
-        CalledProcessError: it failed; with what it printed.
+        CalledProcessError: it failed; the error has its output.
     """
     subprocess.run(
         command,
@@ -190,7 +190,7 @@ def _dump(command: Sequence[str]) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes archives that no start uses any more, and the files that killed processes have left."""
+    """Removes archives that no start uses any more, and files that killed processes have left."""
     for pattern, seconds in (("*-*-*.jsa", _UNUSED_SECONDS), ("*-*.classes", 86_400), ("*-*.partial", 86_400)):
         for file in folder.glob(pattern):
             if time.time() - file.stat().st_mtime > seconds:
@@ -202,7 +202,7 @@ def _main() -> None:
     seconds, classes, *jvm = sys.argv[1:]
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-        # Where sessions share the processors (autogroup), the number above counts within this session alone.
+        # With autogroup the niceness counts only within this session; this file sets that of the whole session.
         Path("/proc/self/autogroup").write_text(str(_NICE))
     time.sleep(float(seconds))
     _remove_unused(cache_folder())

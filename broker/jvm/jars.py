@@ -1,4 +1,4 @@
-"""The JARs of the embedded broker and of Delta for Spark, fetched once with Maven and kept in a cache folder."""
+"""Fetches the JARs of the embedded broker and of Delta for Spark with Maven, once, into a cache folder."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def cache_folder() -> Path:
 
 
 def jars(name: JarSet) -> Path:
-    """Returns the folder that holds the JARs of `conf/<name>/pom.xml`, and nothing else; fetches them if needed.
+    """Returns the folder with the JARs of `conf/<name>/pom.xml`, and nothing else; fetches them if needed.
 
-    The folder's name holds the POM's hash: a changed POM is fetched anew, an interrupted fetch leaves no such folder.
+    The folder's name has the POM's hash, so the JARs of a changed POM are fetched anew. An interrupted fetch leaves no
+    such folder.
 
     Raises:
         JarsError: Maven is missing or failed, or the cache folder can't be written.
@@ -104,7 +105,7 @@ def _reason(output: list[str]) -> str:
 
 
 def main() -> int:
-    """Fetches the JARs that are missing: `python -m broker.jvm.jars`; returns the exit status."""
+    """Fetches missing JARs (`python -m broker.jvm.jars`); returns the exit status."""
     try:
         jars("broker")
         jars("spark")

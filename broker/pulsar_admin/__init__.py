@@ -1,1 +1,1 @@
-"""Pulsar's admin REST API, and what is asked of it."""
+"""Clients for Pulsar's admin REST API."""

@@ -1,4 +1,4 @@
-"""Requests to Pulsar's admin REST API, with the token, to the broker that owns the topic."""
+"""Sends requests with the token to Pulsar's admin REST API, at the broker that owns the topic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _MOST_REDIRECTS = 5
 
 
 def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
-    """Makes a client for HTTP that sends the token and trusts the certificates of the `pulsar` section.
+    """Makes an HTTP client that sends the token and trusts the certificates of the `pulsar` section.
 
     Args:
-        options: further ones of `httpx.Client`.
+        settings: the `pulsar` section.
+        options: further options of `httpx.Client`.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
@@ -42,7 +43,7 @@ def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
 
 
 class AdminConnection:
-    """Asks the admin REST API. One connection pool; safe in several threads."""
+    """A connection to the admin REST API. One connection pool; safe in several threads."""
 
     def __init__(self, settings: PulsarSettings, timeout_seconds: float) -> None:
         self.url = settings.admin_url.rstrip("/")
@@ -54,21 +55,21 @@ class AdminConnection:
         self._http.close()
 
     def json(self, method: str, path: str) -> Any:
-        """Asks, and returns what is answered with 200, as `body`."""
+        """Sends a request, and returns the JSON of its answer. Raises as `request` and `body`."""
         return self.body(self.request(method, path))
 
     def body(self, response: httpx.Response) -> Any:
-        """Returns the content of an answer with 200, read as JSON.
+        """Returns the JSON of an answer.
 
         Raises:
-            PulsarError: it is another answer.
+            PulsarError: the answer's status is not 200.
         """
         if response.status_code != 200:
             raise self.refused(response)
         return response.json()
 
     def change(self, method: str, path: str, body: Any = None) -> None:
-        """Asks for a change.
+        """Sends a request that changes something.
 
         Raises:
             PulsarError: it is refused, or as `request`.
@@ -78,16 +79,17 @@ class AdminConnection:
             raise self.refused(response)
 
     def request(self, method: str, path: str, json: Any = None, timeout: float | None = None) -> httpx.Response:
-        """Asks, and where the broker names another one, that one, with the token.
+        """Sends a request, and follows redirects to other brokers, with the token.
 
         Args:
-            path: below `admin/v2`.
+            method: the HTTP method.
+            path: the path below `admin/v2`.
             json: the body.
-            timeout: seconds; None: as usual.
+            timeout: time-out, seconds; None: the connection's.
 
         Raises:
             NoAnswerError: no answer came in time.
-            PulsarError: the broker can't be reached, or redirects to where the token is not sent.
+            PulsarError: the broker can't be reached, or redirects to a URL to which the token must not be sent.
         """
         import httpx
 
@@ -111,7 +113,7 @@ class AdminConnection:
         return response
 
     def refused(self, response: httpx.Response) -> PulsarError:
-        """Returns the error of an answer that is a refusal."""
+        """Returns the error for an answer that is a refusal."""
         try:
             reason = response.json()["reason"]
         except (ValueError, KeyError, TypeError):

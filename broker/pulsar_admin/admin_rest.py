@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 _INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 
 _TIMEOUT_SECONDS = 10.0
-_ENTRY_SECONDS = 2.0  # the same for a question about an entry; milliseconds are usual
-_CONTENT_SECONDS = 5.0  # the same for an entry with its content
-_AGAIN_SECONDS = 1.0  # before a question about an entry is asked again
+_ENTRY_SECONDS = 2.0  # time-out of a request about an entry; milliseconds are usual
+_CONTENT_SECONDS = 5.0  # time-out of a request for an entry with its content
+_AGAIN_SECONDS = 1.0  # before a request about an entry is repeated
 
 
-class NotToldError(NoAnswerError):
-    """The broker has an entry, and returns neither its metadata nor its content.
+class UnreadableEntryError(NoAnswerError):
+    """The broker has an entry, but returns neither its metadata nor its content.
 
-    That happens with properties beyond the 16 KiB that its HTTP headers may have (it answers 500), and with some
-    brokers where the entry is encrypted and compressed (they decompress the encrypted bytes, and never answer).
+    That happens if its properties exceed the 16 KiB that HTTP headers may have (the broker answers 500), and with some
+    brokers if it is encrypted and compressed (they decompress the encrypted bytes, and never answer).
     """
 
 
 class AdminClient:
-    """The few calls to Pulsar's admin REST API that are needed here. One connection pool; safe in several threads.
+    """A client for Pulsar's admin REST API. One connection pool; safe in several threads.
 
-    Topics are full names (`persistent://tenant/namespace/topic`). Every method raises PulsarError when the broker can't
-    be reached or refuses, unless it says otherwise.
+    Topics are full names (`persistent://tenant/namespace/topic`). Every method raises PulsarError if the broker can't
+    be reached or refuses the request, unless it says otherwise.
     """
 
     def __init__(self, settings: PulsarSettings, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
@@ -56,7 +56,7 @@ class AdminClient:
         self._admin.close()
 
     def health(self) -> bool:
-        """Whether the broker answers, and can produce and read a message; False where it does not answer."""
+        """Whether the broker can produce and read a message; False also if it does not answer."""
         try:
             return self._admin.request("GET", "brokers/health").status_code == 200
         except PulsarError:
@@ -81,8 +81,8 @@ class AdminClient:
             raise self._admin.refused(policy)
         return self.broker_configuration().get("brokerDeduplicationEnabled") == "true"
 
-    def keeps_what_is_consumed(self, namespace: str) -> bool:
-        """Whether a namespace has a retention: by its policy, else by the broker's default."""
+    def has_retention(self, namespace: str) -> bool:
+        """Whether a namespace retains acknowledged messages: by its policy, else by the broker's default."""
         policy = self._admin.request("GET", f"namespaces/{namespace}/retention")
         if policy.status_code not in (200, 204, 404):
             raise self._admin.refused(policy)
@@ -100,18 +100,18 @@ class AdminClient:
         return int(self._admin.body(response)["partitions"])
 
     def create_partitioned_topic(self, topic: str, partitions: int) -> None:
-        """Creates a partitioned topic with a number of partitions.
+        """Creates a partitioned topic.
 
         Raises:
-            PulsarError: also where the topic exists.
+            PulsarError: also if the topic exists.
         """
         self._admin.change("PUT", f"{_path(topic)}/partitions", partitions)
 
     def backlog(self, topic: str, subscription: str) -> int | None:
-        """Counts the messages of a topic, all its partitions together, that a subscription has not acknowledged.
+        """Returns the number of messages that a subscription has not acknowledged, in all partitions of a topic.
 
         Returns:
-            the number; None: there is no such topic or subscription.
+            None: there is no such topic or subscription.
         """
         kind = "partitioned-stats?perPartition=false" if self.partitions(topic) else "stats"
         response = self._admin.request("GET", f"{_path(topic)}/{kind}")
@@ -123,9 +123,9 @@ class AdminClient:
     def message_index(self, topic: str, ledger_id: int, entry_id: int) -> int | None:
         """Returns an entry's index; None: the broker keeps no indexes (it has no AppendIndexMetadataInterceptor).
 
-        A topic's first message has index 0. An entry that is a batch carries the index of its **last** message: a batch
-        of n messages has the indexes `message_index - n + 1` to `message_index`. A partitioned topic has indexes by
-        partition: name the partition (`...-partition-0`).
+        A topic's first message has index 0. The index of a batch is that of its **last** message: a batch of n messages
+        has the indexes `message_index - n + 1` to `message_index`. Each partition of a topic has indexes of its own:
+        name the partition (`...-partition-0`).
         """
         response = self._admin.request("GET", _entry_path(topic, ledger_id, entry_id), timeout=_ENTRY_SECONDS)
         if response.status_code != 200:
@@ -134,21 +134,21 @@ class AdminClient:
         return None if index is None else int(index)
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
-        """Returns the headers that describe an entry of a topic or partition, and its content, decompressed.
+        """Returns the HTTP headers that describe an entry of a topic or partition, and its content, decompressed.
 
-        The content of a batch is its messages, each with its metadata, one after another.
+        The content of a batch is the sequence of its messages, each with its metadata.
 
         Returns:
             (headers, content); None: the broker does not have the entry.
 
         Raises:
-            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            UnreadableEntryError: the broker has the entry, but does not return it, after two requests.
         """
         response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
         return None if response is None else (response.headers, response.content)
 
     def replication_clusters(self, topic: str) -> list[str]:
-        """Returns the clusters that a topic is replicated between: by its own policy, else by its namespace's."""
+        """Returns the clusters between which a topic is replicated: by its own policy, else by its namespace's."""
         own = self._admin.request("GET", f"{_path(topic)}/replication")
         # A broker without policies of topics answers 405.
         if own.status_code == 200 and own.content and (clusters := own.json()):
@@ -157,7 +157,7 @@ class AdminClient:
         return list(self._admin.json("GET", f"namespaces/{namespace}/replication"))
 
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
-        """Returns the type, definition and properties of a version of a topic's schema; None: there is no such one."""
+        """Returns the type, definition and properties of a version of a topic's schema; None: there is none."""
         response = self._admin.request("GET", f"{_schemas_path(topic)}/schema/{version}")
         if response.status_code == 404:
             return None
@@ -165,7 +165,7 @@ class AdminClient:
         return found["type"], found["data"], found.get("properties") or {}
 
     def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
-        """Registers a schema with a topic; returns its version, which is an old one where the topic has the schema."""
+        """Registers a schema with a topic; returns its version, an existing one if the topic has the schema already."""
         content = {"type": kind, "schema": definition, "properties": properties}
         found = self._admin.body(self._admin.request("POST", f"{_schemas_path(topic)}/schema", json=content))
         return int(found["version"]["version"])
@@ -178,50 +178,51 @@ class AdminClient:
         return topic_ledgers(self._admin.body(response))
 
     def made_at(self, topic: str) -> int | None:
-        """Returns when a topic partition was made, ms since the epoch; None: the broker does not say."""
+        """Returns when a topic partition was created, ms since the epoch; None: unknown."""
         response = self._admin.request("GET", f"{_path(topic)}/internal-info")
         return millis(response.json().get("creationDate") or "") if response.status_code == 200 else None
 
     def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
-        """Has a subscription of a topic partition go on with the entry after this one, as far as it is still there.
+        """Sets a subscription of a topic partition to go on after an entry.
 
         Raises:
-            PulsarError: also where there is no such subscription.
+            PulsarError: also if there is no such subscription.
         """
         body = {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1, "batchIndex": -1, "isExcluded": True}
         self._reset(topic, subscription, "resetcursor", body)
 
     def reset_to_time(self, topic: str, subscription: str, published_at: int) -> None:
-        """Has a subscription of a topic partition go on with what was published at a time or later.
+        """Sets a subscription of a topic partition to go on with messages published at a time or later.
 
         Args:
-            published_at: ms since the epoch; 0: with all that is there.
+            published_at: the time, ms since the epoch; 0: all messages.
 
         Raises:
-            PulsarError: also where there is no such subscription.
+            PulsarError: also if there is no such subscription.
         """
         self._reset(topic, subscription, f"resetcursor/{published_at}")
 
     def skip_all(self, topic: str, subscription: str) -> None:
-        """Has a subscription of a topic partition go on with what is published from now on.
+        """Sets a subscription of a topic partition to go on with messages published from now on.
 
         Raises:
-            PulsarError: also where there is no such subscription.
+            PulsarError: also if there is no such subscription.
         """
         self._reset(topic, subscription, "skip_all")
 
     def _reset(self, topic: str, subscription: str, how: str, body: Any = None) -> None:
         self._admin.change("POST", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/{how}", body)
 
-    def acknowledged_alone(self, topic: str, subscription: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Returns the entries beyond its mark-delete position that a subscription has acknowledged, as ranges.
+    def individually_acknowledged(self, topic: str, subscription: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Returns the ranges of entries beyond its mark-delete position that a subscription has acknowledged.
 
         Args:
             topic: a topic partition.
+            subscription: its subscription.
 
         Returns:
-            of each the position before the first entry, and that of the last, (ledger, entry); ascending. Empty where
-            there is no such topic or subscription, too.
+            for each range the positions before its first entry and of its last one, (ledger, entry), ascending; empty
+            also if there is no such topic or subscription.
         """
         response = self._admin.request("GET", f"{_path(topic)}/internalStats")
         if response.status_code == 404:
@@ -230,12 +231,12 @@ class AdminClient:
         return entry_ranges(cursor.get("individuallyDeletedMessages", ""))
 
     def has_room(self, topic: str, subscription: str) -> bool:
-        """Whether every consumer of a topic partition's subscription has permits left, so that it can be sent more."""
+        """Whether every consumer of a topic partition's subscription has permits left for further messages."""
         found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return all(c["availablePermits"] > 0 for c in found.get("consumers", []))
 
     def connections(self, topic: str, subscription: str) -> list[str]:
-        """Returns a text for each consumer of a topic partition's subscription: another one after a reconnection."""
+        """Returns a text for each consumer of a topic partition's subscription, which changes at a reconnection."""
         found = self._admin.json("GET", f"{_path(topic)}/stats")["subscriptions"].get(subscription, {})
         return [f"{c['address']} {c['connectedSince']}" for c in found.get("consumers", [])]
 
@@ -243,7 +244,8 @@ class AdminClient:
         """Returns the metadata of an entry of a topic or partition; None: the broker does not have the entry.
 
         Raises:
-            NoAnswerError: the broker does not answer for this entry; a NotToldError where it certainly has the entry.
+            NoAnswerError: the broker does not answer for this entry.
+            UnreadableEntryError: the broker certainly has the entry, and does not describe it.
         """
         response = self._of_entry("HEAD", topic, ledger_id, entry_id, _ENTRY_SECONDS)
         return None if response is None else broker_entry(response.headers)
@@ -253,11 +255,11 @@ class AdminClient:
     ) -> httpx.Response | None:
         """Asks the broker for an entry; None: the broker does not have the entry.
 
-        Asks once more where the broker answers 500, as it does for an entry that the ledger does not have, and while
-        the topic moves to another broker; a GET also where no answer comes in time.
+        It asks twice if the broker answers 500, as it does for an entry that the ledger does not have, and while the
+        topic moves to another broker; and if a GET gets no answer in time.
 
         Raises:
-            NotToldError: the broker has the entry, was asked twice, and does not tell.
+            UnreadableEntryError: the broker has the entry, but does not return it, after two requests.
             NoAnswerError: no answer to a HEAD came in time.
         """
         for attempt in range(2):
@@ -279,14 +281,16 @@ class AdminClient:
         return None
 
     def _check_gone(self, topic: str, ledger_id: int, entry_id: int) -> None:
-        """Makes sure that the broker does not have an entry of which it tells nothing.
+        """Checks that the broker does not have an entry that it did not return.
 
         Raises:
-            NotToldError: it has the entry.
+            UnreadableEntryError: it has the entry.
         """
         stats = self.internal_stats(topic)
         if stats is not None and entry_id < stats.ledgers.get(ledger_id, 0):
-            raise NotToldError(f"{topic}: the broker tells nothing of the entry {ledger_id}:{entry_id}, which it has")
+            raise UnreadableEntryError(
+                f"{topic}: the broker does not describe the entry {ledger_id}:{entry_id}, which it has"
+            )
 
 
 def _entry_path(topic: str, ledger_id: int, entry_id: int) -> str:

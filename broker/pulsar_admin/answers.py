@@ -1,4 +1,4 @@
-"""Topics and their entries, as Pulsar's admin REST API tells of them, in Python."""
+"""Reads the answers of Pulsar's admin REST API about topics and their entries."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class BrokerEntry:
     """The metadata of an entry of a topic, as the admin API returns it: without the payload."""
 
     batch_size: int
-    publish_time: int | None  # ms since the epoch; None: not told, before the epoch, or beyond the year 9999
+    publish_time: int | None  # ms since the epoch; None: unknown, before the epoch, or beyond the year 9999
     producer_name: str | None
     key: str | None
     properties: dict[str, str]
     is_encrypted: bool
     is_first_chunk: bool  # the first chunk of a chunked message
-    is_no_message: bool  # a marker, of a transaction that was aborted, or not the last chunk of a chunked message
-    sequence_id: int | None = None  # of a batch, that of its first message; None: not told
-    deliver_at: int | None = None  # until when Pulsar itself delays it, ms since the epoch; None: it does not
+    is_no_message: bool  # a marker, of an aborted transaction, or not the last chunk of a chunked message
+    sequence_id: int | None = None  # for a batch that of its first message; None: unknown
+    deliver_at: int | None = None  # Pulsar's own delivery time, ms since the epoch; None: Pulsar does not delay it
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class TopicLedgers:
     """A topic partition as the broker has stored it.
 
     Attributes:
-        ledgers: how many entries each ledger has that is not trimmed.
-        acknowledged: for each subscription its mark-delete position, (ledger, entry).
-        next_read: for each subscription the position of the entry that its consumers are sent next.
+        ledgers: the number of entries of each ledger that is not trimmed.
+        acknowledged: the mark-delete position of each subscription, (ledger, entry).
+        next_read: the position of the entry that the broker sends next to each subscription's consumers.
         end: the position of the last entry.
-        last_made_at: when the last ledger was made, ms since the epoch; None: not told.
-        added: how many entries the broker has added since it opened the topic.
+        last_made_at: when the last ledger was created, ms since the epoch; None: unknown.
+        added: the number of entries that the broker has added since it opened the topic.
     """
 
     ledgers: dict[int, int]
@@ -79,7 +79,7 @@ def topic_ledgers(stats: dict[str, Any]) -> TopicLedgers:
     """Reads the internal stats of a topic partition."""
     ledgers = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in stats["ledgers"]}
     if ledgers:
-        ledgers[max(ledgers)] = int(stats["currentLedgerEntries"])  # of an open ledger the list says 0
+        ledgers[max(ledgers)] = int(stats["currentLedgerEntries"])  # the list says 0 for an open ledger
     cursors = stats["cursors"].items()
     return TopicLedgers(
         ledgers=ledgers,
@@ -95,17 +95,17 @@ def entry_ranges(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Reads ranges of entries, as `[(7:1..7:4]]`.
 
     Returns:
-        of each the position before the first entry, and that of the last, (ledger, entry); ascending.
+        for each range the positions before its first entry and of its last one, (ledger, entry), ascending.
     """
     return sorted(
-        # Of a range that begins with a bracket, not a parenthesis, the first entry is one of it.
+        # A bracket instead of a parenthesis: the entry belongs to the range.
         ((int(first), int(entry) - (bracket == "[")), (int(last), int(end) - (close == ")")))
         for bracket, first, entry, last, end, close in _RANGE.findall(text)
     )
 
 
 def millis(text: str) -> int | None:
-    """Reads a time as the broker writes it, in ms since the epoch; None: it can't be read, or is before the epoch."""
+    """Returns a time of the broker's in ms since the epoch; None: it can't be read, or is before the epoch."""
     try:
         millis = round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):

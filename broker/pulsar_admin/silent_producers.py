@@ -1,4 +1,4 @@
-"""Producers of whose entries the broker tells nothing: as each question takes seconds, it is not asked for a while."""
+"""Remembers producers whose entries the broker can't describe, so that it is not asked about them for a while."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SILENT_SECONDS = 600.0
 class SilentProducers:
     """Producers of one topic partition that the broker is not asked about for a while. Not safe in several threads.
 
-    The broker mostly tells nothing of an entry because of how its producer publishes: encrypted and compressed. After
-    three entries in a row of which it told nothing, it is not asked about the producer's next ones for ten minutes;
-    then it is asked about one of them.
+    The broker can't describe entries of producers that publish encrypted and compressed, and each request takes
+    seconds. After three such entries in a row, it is not asked about the producer's entries for ten minutes; then about
+    one of them.
 
     Args:
         clock: returns seconds.
@@ -26,15 +26,15 @@ class SilentProducers:
         self._silent_until: dict[str, float] = {}
 
     def is_silent(self, producer: str) -> bool:
-        """Whether the broker need not be asked about a producer's entries now."""
+        """Whether the broker should not be asked about a producer's entries now."""
         return self._silent_until.get(producer, -float("inf")) > self._clock()
 
     def add(self, producer: str) -> None:
-        """Notes that the broker told nothing of an entry of a producer."""
+        """Notes that the broker could not describe an entry of a producer."""
         self._in_a_row[producer] = self._in_a_row.get(producer, 0) + 1
         if self._in_a_row[producer] >= _MOST_IN_A_ROW:
             self._silent_until[producer] = self._clock() + _SILENT_SECONDS
 
     def remove(self, producer: str) -> None:
-        """Notes that the broker told something of an entry of a producer."""
+        """Notes that the broker has described an entry of a producer."""
         self._in_a_row.pop(producer, None)

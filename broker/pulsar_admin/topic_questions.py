@@ -1,4 +1,4 @@
-"""A source topic as the broker has it: facts that a consumer is not told, from the admin API."""
+"""Asks the admin API for facts about a source topic that a consumer does not get."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Cursor:
 
 
 class TopicQuestions:
-    """Questions to the broker's admin API about the topic partitions that one subscription reads.
+    """Requests to the broker's admin API about the topic partitions that one subscription reads.
 
-    Each method raises PulsarError where the broker does not answer, or refuses.
+    Each method raises PulsarError if the broker does not answer, or refuses.
     """
 
     def __init__(self, admin: AdminClient, subscription: str) -> None:
@@ -38,7 +38,7 @@ class TopicQuestions:
         return self._admin.message_index(topic, position.ledger_id, position.entry_id)
 
     def is_first_chunk(self, topic: str, position: Position) -> bool:
-        """Whether an entry is the first chunk of a chunked message, or may be; False where it is gone."""
+        """Whether an entry is, or may be, the first chunk of a chunked message; False if the entry is gone."""
         try:
             entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
         except NoAnswerError:
@@ -62,9 +62,9 @@ class TopicQuestions:
         )
 
     def begin(self, topic: str) -> Position:
-        """Returns the position before the first entry that the consumer will get; START: not known.
+        """Returns the position before the first entry that the consumer will get; START: unknown.
 
-        That is its acknowledged position; without a subscription the beginning of the topic's first ledger.
+        That is the acknowledged position; without a subscription the beginning of the topic's first ledger.
         """
         found = self._admin.internal_stats(topic)
         if found is None:
@@ -74,9 +74,10 @@ class TopicQuestions:
         return Position(min(found.ledgers), -1) if found.ledgers else START
 
     def connection(self, topic: str) -> str | None:
-        """Returns a text for the connection of the subscription's only consumer: another one after a reconnection.
+        """Returns a text for the connection of the subscription's only consumer, which changes at a reconnection.
 
-        None: it has no consumer, or several.
+        Returns:
+            None: the subscription has no consumer, or several.
         """
         connections = self._admin.connections(topic, self._subscription)
         return connections[0] if len(connections) == 1 else None

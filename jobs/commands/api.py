@@ -56,14 +56,14 @@ def api(
         log_config=None,
         access_log=options.verbose,
         server_header=False,
-        proxy_headers=False,  # the app itself believes them, of api.trusted_proxies alone
+        proxy_headers=False,  # the app reads them itself, from api.trusted_proxies only
         ws="none",
         timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
         ssl_certfile=settings.api.tls_certificate_file,
         ssl_keyfile=settings.api.tls_key_file,
     )
     server = uvicorn.Server(config)
-    # For a signal before the server has installed its own handlers, and for the one that it raises again at its end.
+    # Handles signals before the server has installed its own handlers, and the one that it raises again at its end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     address, bound_port = listener.getsockname()[:2]
@@ -75,11 +75,11 @@ def api(
 
 
 def _listen(host: str, port: int, auth: AuthSettings) -> socket.socket:
-    """Opens a socket on which connections wait, from now on, until the server accepts them.
+    """Opens a socket, on which connections wait until the server accepts them.
 
     Raises:
         ApiError: the address can't be used.
-        SecurityError: other machines can reach it, and there is no authentication.
+        SecurityError: other machines can reach the address, and there is no authentication.
     """
     from admin.security.authentication import check_address
 

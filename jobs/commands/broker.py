@@ -18,7 +18,7 @@ app = typer.Typer(help="The embedded Pulsar standalone, for development and demo
 
 DEFAULT_DATA_DIR = Path(".delaylake/broker")
 
-DataDir = Annotated[Path, typer.Option(help="Where its data, log and state file lie.", file_okay=False)]
+DataDir = Annotated[Path, typer.Option(help="The folder of its data, log and state file.", file_okay=False)]
 
 
 def _port(name: str, what: str) -> Any:

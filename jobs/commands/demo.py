@@ -18,12 +18,12 @@ _SHOWN_PROBLEMS = 20
 
 
 class DemoError(DelayLakeError):
-    """The demo did not come to its end."""
+    """The demo ended early."""
 
 
 def demo(
     messages: Annotated[int, typer.Option(min=100, help="How many messages to schedule.")] = 20_000,
-    seconds: Annotated[int, typer.Option(min=10, help="How long the longest delay is that is waited for.")] = 40,
+    seconds: Annotated[int, typer.Option(min=10, help="The longest delay of messages that the demo waits for.")] = 40,
     keep: Annotated[
         Path | None, typer.Option(help="Run in this new folder and keep it: logs, settings, tables.", file_okay=False)
     ] = None,
@@ -35,7 +35,7 @@ def demo(
     """
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise typer.BadParameter(f"--keep {keep}: the folder is not empty, and what is left in it would be counted too")
-    # They end the demo as Ctrl-C does, so that nothing is left running.
+    # These signals end the demo as Ctrl-C does, so that nothing is left running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     folder = (keep or Path(tempfile.mkdtemp(prefix="delaylake-demo-"))).absolute()
@@ -61,9 +61,9 @@ def demo(
 
 def _run(folder: Path, messages: int, seconds: int, output: Output) -> dict[str, Any]:
     from jobs.demo.progress import Progress
-    from jobs.demo.run import DemoRun, use_own_settings_only
+    from jobs.demo.run import DemoRun, ignore_user_settings
 
-    use_own_settings_only()
+    ignore_user_settings()
     started = time.monotonic()
     with DemoRun(folder, messages, seconds, Progress(is_shown=output is Output.TEXT)) as run:
         summary = run.run()

@@ -17,7 +17,7 @@ import typer
 from jobs.logs import LogFormat, configure, name_settings
 from jobs.options import Output, OutputOption, global_options
 from jobs.reporter import Reporter
-from jobs.spark_log import bound, output_of_children, spark_log_of
+from jobs.spark_log import output_of_children, rotate, spark_log_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from conf.settings import Settings
     from status.batch_status import BatchStatus
-    from status.job_status import StatusWriter
+    from status.status_writer import StatusWriter
     from status.troubles import Troubles
     from streaming.session import SparkSession
     from warehouse.routes.known_routes import KnownRoute
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 10.0
-_LOCK_SECONDS = 15  # a job that is told to end has the checkpoint for as long, at most
-_STANDBY_SECONDS = 0.5  # a standby looks this often whether it is told to stop; for the lock, ten times as often
+_LOCK_SECONDS = 15  # the longest time for which a job that ends keeps the checkpoint
+_STANDBY_SECONDS = 0.5  # how often a standby checks whether it has to stop; it tries the lock ten times as often
 
 
 def run(
     context: typer.Context,
-    report_every: Annotated[float, typer.Option(help="Seconds between two lines of progress; 0 for none.")] = (
+    report_every: Annotated[float, typer.Option(min=0, help="Seconds between two lines of progress; 0 for none.")] = (
         _REPORT_SECONDS
     ),
     standby: Annotated[
@@ -55,8 +55,8 @@ def run(
 
     With --standby it prints `standby` when it could take over.
 
-    What has changed in the settings' routes since the last run is a line each before that. With --output json stdout
-    has one object a line: {"event": "standby"}, {"event": "changed", "text": ...}, {"event": "ready"}, then
+    Before `ready` it prints a line for each change of the settings' routes since the last run. With --output json each
+    line of stdout is an object: {"event": "standby"}, {"event": "changed", "text": ...}, {"event": "ready"}, then
     {"event": "progress", ...}.
     """
     options = global_options(context)
@@ -70,32 +70,36 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     """Runs the job in this process until SIGTERM or SIGINT.
 
     Args:
-        settings: the job's.
-        reporter: prints its progress.
-        keeps_spark_log: Spark's output goes to `spark.log` in the checkpoint's folder; else to that of this process.
-        is_standby: starts Spark, then waits until no other job has the checkpoint.
+        settings: the settings.
+        reporter: prints the job's progress.
+        keeps_spark_log: whether Spark's output goes to `spark.log` in the checkpoint's folder, and not to this
+            process's output.
+        is_standby: whether to start Spark and then wait until no other job has the checkpoint.
 
     Raises:
-        StartError, CheckpointError: the job can't start.
+        StartError, CheckpointError, FolderError: the job can't start.
         JobError: it can't go on.
         RoutesError: the settings' routes don't fit the checkpoint.
     """
     from filelock import Timeout
 
-    from broker.client import listens
-    from conf.settings import local_path
+    from broker.client import is_listening
+    from conf.files import make_folder
+    from conf.settings import is_object_storage, local_path
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
         from streaming.start import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
-    if has_broker := listens(settings.pulsar):
+    folder = Path(local_path(settings.checkpoint))
+    lock, stopping = checkpoint_lock(folder), threading.Event()
+    if not is_object_storage(settings.warehouse):
+        make_folder(Path(local_path(settings.warehouse)), "warehouse")
+    if has_broker := is_listening(settings.pulsar):
         warn_of_namespaces(settings)
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
-    folder = Path(local_path(settings.checkpoint))
-    lock, stopping = checkpoint_lock(folder), threading.Event()
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
         spark = None
         if is_standby:
@@ -119,14 +123,14 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
 
 @contextmanager
 def _spark(settings: Settings, keeps_log: bool, stopping: threading.Event) -> Iterator[SparkSession]:
-    """Runs Spark while the block runs; SIGTERM and SIGINT set an event from then on."""
+    """Runs Spark while the block runs; from then on SIGTERM and SIGINT set `stopping`."""
     from py4j.protocol import Py4JError
 
     from streaming.session import create_session
 
     log = spark_log_of(settings) if keeps_log else None
     with output_of_children(log), ThreadPoolExecutor(1) as thread:
-        thread.submit(importlib.import_module, "streaming.query")  # takes a second, in which Spark's JVM starts
+        thread.submit(importlib.import_module, "streaming.query")  # takes a second, while Spark's JVM starts
         spark = create_session(settings, "delaylake")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -140,7 +144,7 @@ def _spark(settings: Settings, keeps_log: bool, stopping: threading.Event) -> It
 def _stand_by(
     spark: SparkSession, settings: Settings, reporter: Reporter, lock: FileLock, stopping: threading.Event
 ) -> bool:
-    """Waits until no other job has the checkpoint; returns whether it has its lock now, else it was told to stop."""
+    """Waits until no other job has the checkpoint; returns whether it has the lock now, and was not stopped."""
     from filelock import Timeout
 
     from conf.settings import local_path
@@ -152,7 +156,7 @@ def _stand_by(
     warm_up(spark, settings)
     reporter.standby()
     while not stopping.is_set():
-        spark.sparkContext.defaultParallelism  # noqa: B018  asks the JVM: a standby without one is none
+        spark.sparkContext.defaultParallelism  # noqa: B018  raises if the JVM is gone
         with suppress(Timeout):
             lock.acquire(timeout=_STANDBY_SECONDS)
             return True
@@ -163,8 +167,8 @@ def _stand_by(
 def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Troubles]]:
     """Writes the job's status, and serves its metrics, while the block runs."""
     from status import otlp
-    from status.job_status import StatusWriter
     from status.metrics import JobCollector
+    from status.status_writer import StatusWriter
     from status.troubles import Troubles
 
     troubles = Troubles()
@@ -183,10 +187,16 @@ def _deliver(
     stopping: threading.Event,
     warns_when_ready: bool,
 ) -> None:
-    """Runs the job until an event is set.
+    """Runs the job until `stopping` is set.
 
     Args:
-        warns_when_ready: of namespaces: before there was no broker to ask.
+        spark: the Spark session.
+        settings: the settings.
+        reporter: prints the job's progress.
+        status: writes the job's status.
+        troubles: the job's troubles.
+        stopping: set when the job has to end.
+        warns_when_ready: whether to call `warn_of_namespaces` when the job is ready, since there was no broker before.
     """
     from jobs.background_maintenance import BackgroundMaintenance
     from streaming.query import DelayedDelivery
@@ -201,7 +211,7 @@ def _deliver(
         status.deliveries(rows)
         reporter.deliveries(rows)
 
-    missing = _take_on_routes(settings, reporter, status)
+    missing = _update_routes(settings, reporter, status)
     job = DelayedDelivery(spark, settings, stopping, on_batch, on_deliveries, troubles)
     failure: list[BaseException] = []
 
@@ -212,7 +222,7 @@ def _deliver(
             failure.append(error)
 
     log = spark_log_of(settings)
-    # Signals are handled between bytecodes of the main thread, which must therefore not be inside a call to Spark.
+    # Signals are handled between bytecodes of the main thread, so that must not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
     watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
@@ -222,16 +232,16 @@ def _deliver(
         if warns_when_ready and job.is_ready:
             warn_of_namespaces(settings)
         archive_classes(spark)
-        # Not before the job has taken the warehouse over: maintenance in the epoch before would be refused.
+        # Maintenance begins only after the job has taken the warehouse over: an earlier epoch may not commit.
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
             while worker.is_alive():
                 worker.join(0.2)
-                bound(log)
+                rotate(log)
     if failure:
         raise failure[0]
 
 
-def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter) -> Mapping[str, KnownRoute]:
+def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter) -> Mapping[str, KnownRoute]:
     """Prints the changes of the routes since the last run; returns the missing routes, by topic.
 
     Raises:
@@ -243,7 +253,7 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
     from warehouse.schedules.schedules_left_out import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
-    now = (before or KnownRoutes.from_json(status.status().routes)).taken_on(settings)
+    now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)
     if before is not None:
         reporter.changed(changes(before, now) + schedules_left_out(settings, before, now))
     status.routes(now.to_json())
@@ -251,7 +261,7 @@ def _take_on_routes(settings: Settings, reporter: Reporter, status: StatusWriter
 
 
 def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
-    """Counts the messages of a topic without a route that wait."""
+    """Returns the number of pending messages of a topic without a route."""
     from warehouse.queries.waiting import Pending
     from warehouse.routes.known_routes import as_routes
 
@@ -260,7 +270,7 @@ def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) 
 
 @contextmanager
 def _metrics_server(settings: Settings, collector: Collector) -> Iterator[None]:
-    """Serves the job's metrics while the block runs, if `metrics.port` is set; if it can't, logs a warning."""
+    """Serves the job's metrics while the block runs, if `metrics.port` is set; logs a warning if it can't."""
     if not settings.metrics.port:
         yield
         return
@@ -283,7 +293,7 @@ def _metrics_server(settings: Settings, collector: Collector) -> Iterator[None]:
 def warn_of_namespaces(settings: Settings) -> None:
     """Logs a warning for each namespace of destinations that may get a message twice after a crash.
 
-    Its broker has no deduplication, by which it would drop the second one; or no retention, by which a rebuild finds
+    That is possible without deduplication, which drops the second one, or without retention, with which a rebuild finds
     the first one.
     """
     from broker.client import PulsarError
@@ -298,7 +308,7 @@ def warn_of_namespaces(settings: Settings) -> None:
                     _log.warning(
                         "delivery to %s is at least once, not exactly once: its broker has no deduplication", namespace
                     )
-                elif not admin.keeps_what_is_consumed(namespace):
+                elif not admin.has_retention(namespace):
                     _log.warning(
                         "%s has no retention: if the checkpoint is lost soon after a restart of its broker, what was "
                         "sent just before comes twice; some minutes of retention are enough",

@@ -25,16 +25,16 @@ class StatusError(DelayLakeError):
 def status(
     context: typer.Context,
     liveness: Annotated[
-        bool, typer.Option("--liveness", help="Exit with 1 only for what starting the job again may mend.")
+        bool, typer.Option("--liveness", help="Exit with 1 only for troubles that a restart of the job may mend.")
     ] = False,
     every: WatchOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what the job on these settings does. Exit status 1 where it does not do its work, or not all of it.
+    """Show the status of the job on these settings. Exit status 1 if it does not do its work, or not all of it.
 
-    Reads what the job writes to the warehouse each second. A source topic that stands still, a destination that can't
-    be written, messages that were not seen or a missing route is a trouble: it is named, and the exit status is 1.
-    With --watch the exit status says nothing of the job.
+    Reads the status that the job writes to the warehouse each second. A source topic that stands still, a destination
+    that can't be written, messages that were not seen, or a missing route is a trouble: it is named, and the exit
+    status is 1. With --watch the exit status says nothing of the job.
     """
     from status.job_status import read_status
 

@@ -1,1 +1,1 @@
-"""The demo: a plan of messages, the job that delivers them, and what checks each of them."""
+"""The demo: plans messages, runs the job that delivers them, and checks each of them."""

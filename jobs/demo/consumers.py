@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from conf.settings import Settings
 
 _RECEIVE_MILLIS = 300
-_RECENT = 3_000  # deliveries, the last ones, whose lateness the progress shows
+_RECENT = 3_000  # the number of last deliveries whose lateness the progress shows
 
 
 class SteadyClock:
-    """The machine's clock, without being set back.
+    """The machine's clock, but one that never goes back.
 
-    Virtual machines set theirs back by some milliseconds. A message sent before that, and received after, would seem to
-    have come early.
+    Virtual machines set their clock back by some milliseconds. A message sent before that, and received after, would
+    seem early.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class SteadyClock:
 
 
 class Consumers:
-    """A context manager that receives all messages delivered or rejected, from the topics' beginning on.
+    """Receives all messages that are delivered or rejected, from the beginning of their topics. A context manager.
 
     Attributes:
-        received: all messages that came, in no order.
-        recent: the last messages that came to destinations.
+        received: all received messages, in no order.
+        recent: the last messages received at destinations.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -74,12 +74,12 @@ class Consumers:
 
     @property
     def rejected(self) -> int:
-        """The number of messages that came to rejects topics."""
+        """The number of messages received at rejects topics."""
         return sum(self._rejected.values())
 
     @property
     def delivered(self) -> int:
-        """The number of messages that came to destinations."""
+        """The number of messages received at destinations."""
         return len(self.received) - self.rejected
 
     def _run(self, consumer: Any, source: str, subscription: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The delivery job as the demo runs it: `delaylake run` in a process of its own, the way a user starts it."""
+"""The delivery job of the demo: `delaylake run` in a separate process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DemoJob:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts the job, and returns when it is ready: it reads the source topics.
+        """Starts the job, and returns when it is ready, that is reads the source topics.
 
         Raises:
             DemoJobError: the job ended, or was not ready in five minutes.
@@ -59,9 +59,10 @@ class DemoJob:
             raise DemoJobError(f"the job did not get ready: {self._last_words()}")
 
     def stop(self) -> int:
-        """Stops the job by SIGTERM, as a user does, or SIGKILL where that takes too long; returns its exit status.
+        """Stops the job by SIGTERM, as a user does, or by SIGKILL if that takes too long.
 
-        It is 0 where the job was never started.
+        Returns:
+            its exit status; 0 if the job was never started.
         """
         if self._process is None:
             return 0
@@ -85,7 +86,7 @@ class DemoJob:
 
 
 def _session(leader: int) -> list[int]:
-    """Returns the ids of a session's processes: the leader, Spark's JVM, and its workers in groups of their own."""
+    """Returns the ids of a session's processes: the leader, Spark's JVM, and its workers, which have other groups."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):

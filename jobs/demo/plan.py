@@ -1,4 +1,4 @@
-"""The demo's messages, the fate that each is to have, and the check that it had it."""
+"""Plans the demo's messages with the fate of each, and checks that each has had it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 NAMESPACE = "persistent://public/default"
 
-# By source topic its subscriptions, (name, type).
+# The subscriptions, (name, type), of each source topic.
 TOPICS: dict[str, tuple[tuple[str, str], ...]] = {
     f"{NAMESPACE}/orders": (("billing", "Shared"), ("audit", "Exclusive")),
     f"{NAMESPACE}/reminders": (("app", "Key_Shared"),),
@@ -21,8 +21,8 @@ PARTITIONS = 3
 BATCHED = f"{NAMESPACE}/alerts"
 
 _OWN_PROPERTIES = "delaylake."
-_PUBLISH_MILLIS = 2_000  # at most, from handing a message to its producer to its publish time
-_BATCH_MILLIS = 1_000  # at most, from a batch's publish time, which is its first message's, to its last message's
+_PUBLISH_MILLIS = 2_000  # the longest time from handing a message to its producer to its publish time
+_BATCH_MILLIS = 1_000  # the longest time from a batch's publish time, its first message's, to that of its last message
 _REJECTED, _PENDING, _AT_ONCE, _DELIVER_AFTER = 0.01, 0.02, 0.1, 0.1  # shares of all messages
 
 _BAD_TIMES = ["tomorrow", "-5", "1.5e12", "", "99999999999999999999"]
@@ -39,8 +39,8 @@ class Fate(StrEnum):
 class Message:
     """A message to be produced.
 
-    `deliver_at` (ms since the epoch), `sent_properties` and `position` are known when it has been produced. `cancelled`
-    are the subscriptions for which it was cancelled or skipped.
+    `deliver_at` (ms since the epoch), `sent_properties` and `position` are set when it is produced. `cancelled` has the
+    subscriptions for which it was cancelled or skipped.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Message:
 
     @property
     def wanted(self) -> set[str]:
-        """The subscriptions that are to get the message during the demo."""
+        """The subscriptions that should get the message during the demo."""
         return set(self.subscriptions) - self.cancelled if self.fate is Fate.DELIVERED else set()
 
     @property
@@ -68,7 +68,7 @@ class Message:
         return int(self.delay * 1000)
 
     def schedule(self, now: int) -> None:
-        """Sets when the message is due, from `now`, ms since the epoch, and the properties that say so."""
+        """Sets the time at which the message is due, from `now`, ms since the epoch, and its properties."""
         self.sent_properties = dict(self.properties)
         if self.bad_time is not None:
             self.sent_properties["deliverAt"] = self.bad_time
@@ -82,9 +82,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Received:
-    """A message that came to the destination of a subscription; None: to the rejects topic.
+    """A message received at the destination of a subscription (None: at the rejects topic).
 
-    `number` is that of the `Message`, -1 where there is none. Times are ms since the epoch.
+    `number` is that of the `Message`; -1: the message has none. Times are ms since the epoch.
     """
 
     number: int
@@ -104,8 +104,8 @@ class Stored:
     indexed: set[str]  # DELAY rows of delayed_index
     delivered: Counter[tuple[str, str]]  # rows of deliveries by position and subscription
     rejected: set[str]
-    due: Mapping[str, int]  # when a message was due that was delivered or is in delayed_index
-    published: Mapping[str, int]  # by entry, ledger:entry:partition, its publish time
+    due: Mapping[str, int]  # the due time of each message in deliveries or delayed_index, by position
+    published: Mapping[str, int]  # the publish time of each entry, by ledger:entry:partition
 
 
 def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
@@ -143,7 +143,7 @@ def plan(n: int, seconds: int, seed: int = 1) -> list[Message]:
 
 
 def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[str]:
-    """Returns the differences between the plan and the messages that came, a line each."""
+    """Returns a line for each difference between the plan and the received messages."""
     problems = []
     got: dict[tuple[int, str | None], list[Received]] = {}
     for r in received:
@@ -167,7 +167,7 @@ def verify(messages: Sequence[Message], received: Iterable[Received]) -> list[st
 
 
 def verify_stored(messages: Sequence[Message], stored: Stored) -> list[str]:
-    """Returns the differences between the plan and the Delta tables, a line each."""
+    """Returns a line for each difference between the plan and the Delta tables."""
     problems = []
     delivered = Counter(stored.delivered)
     for message in messages:
@@ -193,7 +193,7 @@ def verify_stored(messages: Sequence[Message], stored: Stored) -> list[str]:
 
 
 def _wrong(message: Message, copy: Received) -> Iterator[str]:
-    """Yields the differences between a message that was to come and its copy that came."""
+    """Yields the differences between an expected message and a received copy of it."""
     if copy.topic != message.topic or copy.properties.get(f"{_OWN_PROPERTIES}source") != message.topic:
         yield "another source topic"
     if copy.properties.get(f"{_OWN_PROPERTIES}messageId") != message.position:

@@ -1,4 +1,4 @@
-"""The demo's progress on stderr: in place on a terminal, else plain lines."""
+"""Shows the demo's progress on stderr: in place on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Progress:
     """Shows steps and numbers.
 
     Args:
-        is_shown: False: nothing is shown.
+        is_shown: whether anything is shown.
     """
 
     def __init__(self, is_shown: bool) -> None:

@@ -43,23 +43,23 @@ from tracker.properties.message_position import POSITION_SQL
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
 
-_BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second: to be watched
-_TAKEN_BACK_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
+_BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second, slow enough to watch
+_CANCELLED_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
 _CANCEL_AHEAD_SECONDS = 6
 _PATIENCE_SECONDS = 120
 
-# A message with a shorter delay may be released when it comes in: its lateness is how long a batch takes.
+# A message with a shorter delay may be released when it comes in, so that its lateness is the time of a batch.
 _PLANNED_SECONDS = 5
 
 
 class DemoRun:
-    """A run of the demo in a folder. A context manager, which ends all processes when it is left.
+    """A run of the demo in a folder. A context manager that ends all processes at its end.
 
     Args:
-        folder: for the broker's data, the tables, the checkpoint and logs.
-        n: number of messages.
-        seconds: the longest delay that is waited for.
-        progress: shows how far the run is.
+        folder: folder for the broker's data, the tables, the checkpoint and logs.
+        n: the number of messages.
+        seconds: the longest delay of messages that the run waits for.
+        progress: shows the run's progress.
     """
 
     def __init__(self, folder: Path, n: int, seconds: int, progress: Progress) -> None:
@@ -101,7 +101,7 @@ class DemoRun:
             with self._progress.step("waiting until all is written down, and checking"):
                 self._wait_until_durable(settings)
                 status = self._job.stop()
-                # Messages that are delivered twice would come last.
+                # Messages that are delivered twice would come now.
                 time.sleep(1)
         return self._summary(settings, consumers.received, status)
 
@@ -146,11 +146,11 @@ class DemoRun:
     def _cancel(self, settings: Settings) -> None:
         """Cancels and skips some of the messages that wait, each in a way that fits it."""
         chosen: dict[tuple[str, str | None], list[Message]] = {}
-        for message in _waiting(self._messages)[::_TAKEN_BACK_EACH]:
+        for message in _waiting(self._messages)[::_CANCELLED_EACH]:
             chosen.setdefault((message.topic, _skipped_from(message)), []).append(message)
         with ControlClient(settings, "demo") as control:
             for (topic, subscription), messages in chosen.items():
-                # The answers to those before have taken their time.
+                # The earlier commands took some time, so that some messages may not wait any more.
                 by_entry = {_entry(parse(m.position)): m for m in _waiting(messages)}
                 outcomes: Iterator[Outcome]
                 if subscription is None:
@@ -172,7 +172,7 @@ class DemoRun:
             time.sleep(0.2)
 
     def _wait_until_durable(self, settings: Settings) -> None:
-        """Waits until the tables have all entries, which is some seconds after the last delivery."""
+        """Waits until the tables have all entries: some seconds after the last delivery."""
         tables = Tables(settings.warehouse)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._job.is_running and time.monotonic() < deadline:
@@ -218,7 +218,7 @@ class DemoRun:
             yield f"cancels and skips were answered {dict(self._outcomes)}"
 
     def _lateness(self, received: Sequence[Received], due_from: int) -> dict[str, float | None]:
-        """Returns the lateness of messages due at `due_from`, ms since the epoch, or later: p50, p99 and max, in ms.
+        """Returns the lateness, in ms, of messages due at `due_from` (ms since the epoch) or later: p50, p99 and max.
 
         Only messages with a delay above _PLANNED_SECONDS count; None: there are none.
         """
@@ -249,8 +249,8 @@ class DemoRun:
         }
 
 
-def use_own_settings_only() -> None:
-    """Takes the settings of this program out of the environment: the demo must not touch the user's own tables."""
+def ignore_user_settings() -> None:
+    """Removes settings from this process's environment: the demo must not touch the user's own tables."""
     for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
         del os.environ[name]
 
@@ -292,9 +292,9 @@ def _waiting(messages: Sequence[Message]) -> list[Message]:
 
 
 def _skipped_from(message: Message) -> str | None:
-    """Returns the subscription for which a message is to be skipped; None: it is to be cancelled, for all of them.
+    """Returns the subscription for which to skip a message; None: cancel it for all.
 
-    A cancel is for a whole entry; and no message can be skipped where the subscription acknowledges cumulatively.
+    A cancel is for a whole entry; messages of subscriptions that acknowledge cumulatively can't be skipped.
     """
     skippable = [name for name, kind in TOPICS[message.topic] if kind not in ("Exclusive", "Failover")]
     if message.topic == BATCHED or message.number % 2:

@@ -1,4 +1,4 @@
-"""Brings many messages in at once, from Parquet files or another Pulsar topic: straight into the Delta tables.
+"""Imports many messages at once from Parquet files or another Pulsar topic, straight into the Delta tables.
 
-The state learns of them by a rebuild. An imported message has a position that Pulsar gives to none.
+A rebuild then puts them into the state. Imported messages have positions that no Pulsar cluster gives.
 """

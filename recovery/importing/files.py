@@ -1,4 +1,4 @@
-"""Imports messages from Parquet files, or rows like theirs."""
+"""Imports messages from Parquet files, or from tables with the same columns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
 _ROWS_AT_ONCE = 1_000_000
 _FILE_BYTES_AT_ONCE = 256 << 20
 
-# The first ledger id of files. Those from FIRST_IMPORTED_LEDGER up to here are of messages from other topics.
+# The first ledger id for files. Ledger ids from FIRST_IMPORTED_LEDGER up to here are for messages of other topics.
 FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
 
-# A file's columns. `deliver_at` must be there, and a message with null there is due at once. Any other may be missing
-# or null: the message does not have it.
+# The columns of a file. `deliver_at` must exist; a message without a value there is due at once. Other columns may be
+# missing or null.
 COLUMNS = {
     "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
     "payload": pa.binary(),  # or text
@@ -40,7 +40,7 @@ COLUMNS = {
 
 
 def check_files(files: Iterable[Path]) -> None:
-    """Checks that files can be imported, so that nothing is written unless all of it can be.
+    """Checks that files can be imported, before any of them is.
 
     Raises:
         ImportFailedError: a file can't be read, or has other columns.
@@ -59,19 +59,20 @@ def check_files(files: Iterable[Path]) -> None:
 
 
 def import_file(importer: Importer, path: Path) -> None:
-    """Imports a Parquet file with the columns of COLUMNS. Importing it again does nothing.
+    """Imports a Parquet file with the columns of COLUMNS. To import it again does nothing.
 
-    A file is known by its name, size and footer, of which its ledger id is made; a row's number is the entry id.
+    The ledger id is a hash of the source topic and the file's name, size and footer; the entry id is the number of the
+    row.
 
     Raises:
         ImportFailedError: the file can't be read.
-        FencedError: somebody else has taken the warehouse over.
+        FencedError: another job has taken the warehouse over.
     """
     with _errors_of(path):
         ledger = FIRST_LEDGER_OF_FILES + _digest(importer.source_topic, path)
         metadata = pq.read_metadata(path)
     size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    # The same for a file each time, for the writes of a file are known by the numbers of its parts.
+    # The same each time, because writes are recognized by the numbers of the file's parts.
     rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
     first = 0
     for number, rows in enumerate(_batches(path, rows_at_once), 1):
@@ -80,20 +81,22 @@ def import_file(importer: Importer, path: Path) -> None:
 
 
 def import_rows(importer: Importer, rows: pa.Table, ledger: int) -> None:
-    """Imports rows as all messages of a ledger, unless an earlier import did.
+    """Imports rows as the messages of a ledger, unless an earlier import has.
 
     Args:
-        rows: with columns of COLUMNS, and `reason`, string: why a row is rejected; null: nothing is known yet.
-        ledger: from FIRST_LEDGER_OF_FILES on.
+        importer: appends the messages.
+        rows: all messages of the ledger, with columns of COLUMNS, and `reason`, string: why a row is rejected; null:
+            no reason is known yet.
+        ledger: the ledger id, from FIRST_LEDGER_OF_FILES on.
 
     Raises:
-        FencedError: somebody else has taken the warehouse over.
+        FencedError: another job has taken the warehouse over.
     """
     importer.append(messages_of(importer, rows, ledger), f"import-{ledger}", 1)
 
 
 def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0) -> pa.Table:
-    """Returns rows as MESSAGES of a ledger, with entry ids from `first` on, and `reason` of those that are rejected."""
+    """Returns rows as MESSAGES of a ledger, with entry ids from `first` on; rejected ones have a `reason`."""
     n, now = rows.num_rows, time.time_ns() // 1_000_000
     own = _own_columns(rows)
     due = pc.fill_null(own["deliver_at"], now)
@@ -115,7 +118,7 @@ def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0)
 
 
 def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
-    """Returns why each row is rejected: string, (rows,); null: it is not."""
+    """Returns why each row is rejected, string, shape (rows,); null: it is not."""
     times = due.to_numpy()
     delay = importer.settings.tracker.max_delay_millis
     cases: list[tuple[BoolArray, str]] = [
@@ -136,7 +139,7 @@ def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.Chunked
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turns the errors of reading a file into an ImportFailedError with one line."""
+    """Turns errors of reading a file into an ImportFailedError of one line."""
     try:
         yield
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -144,10 +147,10 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yields a file's rows in parts; `columns`: these alone.
+    """Yields a file's rows in parts; only some columns if `columns` names them.
 
     Raises:
-        ImportFailedError: it can't be read.
+        ImportFailedError: the file can't be read.
     """
     with _errors_of(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(rows_at_once, columns=columns):
@@ -155,7 +158,7 @@ def _batches(path: Path, rows_at_once: int, columns: Sequence[str] | None = None
 
 
 def _digest(topic: str, path: Path) -> int:
-    """Returns a hash of 48 bits of a topic and a file: of its name, its size and its footer."""
+    """Returns a hash of 48 bits of a topic and of a file's name, size and footer."""
     with path.open("rb") as file:
         end = file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
@@ -165,12 +168,12 @@ def _digest(topic: str, path: Path) -> int:
 
 
 def hash48(content: bytes) -> int:
-    """Returns a hash of 48 bits, of which the ledger ids of what is imported are made."""
+    """Returns a hash of 48 bits, for the ledger id of imported messages."""
     return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
 
 
 def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Returns a file's columns in the types of COLUMNS, those that it has."""
+    """Returns those columns of COLUMNS that a file has, cast to their types."""
     return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
 
 
@@ -181,7 +184,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
-    """Returns the bytes of each row's payload, keys and properties: int64, (n,)."""
+    """Returns the number of bytes of each row's payload, keys and properties, int64, shape (n,)."""
     sizes = np.zeros(n, np.int64)
     for name in ("payload", "key", "ordering_key"):
         if name in own:

@@ -1,4 +1,4 @@
-"""Appends many messages at once to the Delta tables, unless an earlier import did."""
+"""Appends many messages at once to the Delta tables, each only once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ImportFailedError(DelayLakeError):
 
 @dataclass
 class Imported:
-    """Counts of messages.
+    """Counts of imported messages.
 
     Attributes:
-        messages: written to the tables now.
+        messages: the messages that were written to the tables now.
         rejected: those of them that went to `rejects`.
-        already_there: passed over, because an earlier import has written them.
+        already_there: the messages that an earlier import has written.
     """
 
     messages: int = 0
@@ -39,17 +39,19 @@ class Imported:
 
 
 class Importer:
-    """Appends messages to the tables, which must exist, as if they were of a source topic. A rebuild has to follow.
+    """Appends messages to the tables, which must exist, as messages of a source topic. A rebuild has to follow.
 
     Attributes:
-        settings: as given.
-        source_topic: the route's, as it names it.
-        tables: to which messages are appended; set to those that took the warehouse over before messages are imported.
-        max_size: the most bytes of payload, keys and properties that a message of it may have to be sent on.
-        done: counts of what was imported so far.
+        settings: of the job.
+        source_topic: the full name of the source topic.
+        tables: of the warehouse. Before the import the caller sets it to tables that have taken the warehouse over.
+        max_size: the most bytes of payload, keys and properties of a message that can be delivered.
+        done: the counts so far.
 
     Args:
-        topic: a source topic or a partition of it, complete or not.
+        settings: of the job.
+        topic: a source topic or a partition of it; its name may be short.
+        on_progress: called with (table, step, number of messages).
 
     Raises:
         ImportFailedError: there is no such route.
@@ -69,17 +71,17 @@ class Importer:
         self.done = Imported()
 
     def append(self, messages: pa.Table, app_id: str, number: int, is_by_position: bool = False) -> None:
-        """Appends messages to the tables, unless an earlier import did; to `entries` last, when the others have them.
+        """Appends messages to the tables, unless an earlier import has; `entries` is the last table to get them.
 
         Args:
-            messages: MESSAGES.
+            messages: as MESSAGES.
             app_id: of the transactions.
             number: of the write; rises from write to write.
-            is_by_position: the number is that of the last message's position, so that an interrupted import may have
-                written some of the messages to some of the tables: those are left out.
+            is_by_position: whether `number` is `number_of` the last message's position. Then messages are left out
+                that an interrupted import has written to a table.
 
         Raises:
-            FencedError: somebody else has taken the warehouse over.
+            FencedError: another job has taken the warehouse over.
         """
         rejected = is_rejected(messages)
         was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
@@ -109,15 +111,15 @@ def source_of(settings: Settings, topic: str) -> str | None:
 
 
 def number_of(position: Position) -> int:
-    """Returns the number of a position: it rises with the position."""
+    """Returns a number for a position, which rises with the position."""
     return (position.ledger_id << ENTRY_BITS) + position.entry_id
 
 
 def position_of(number: int) -> Position:
-    """Returns the position whose `number_of` it is; START for -1."""
+    """Returns the position of a number from `number_of`; START for -1."""
     return START if number < 0 else Position(number >> ENTRY_BITS, number & ((1 << ENTRY_BITS) - 1))
 
 
 def _numbers(imported: pa.Table) -> Int64Array:
-    """Returns the `number_of` of each imported message's original position: int64, (messages,)."""
+    """Returns `number_of` each imported message's original position, int64, shape (messages,)."""
     return ((int64(imported, "ledger_id") - FIRST_IMPORTED_LEDGER) << ENTRY_BITS) + int64(imported, "entry_id")

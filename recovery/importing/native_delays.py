@@ -1,6 +1,6 @@
-"""Messages that Pulsar itself delays: their times, and what a subscription has acknowledged before those are due.
+"""Handles messages that Pulsar itself delays: their times, and early acknowledgements.
 
-Both are told by the broker's admin API alone: a client is not.
+Only the broker's admin API shows these times, and which entries a subscription has acknowledged one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from broker.entries.continuity import Gap
 from broker.position import Position
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from tracker.messages import int64, with_columns
 from tracker.properties.retry_of import RETRY_OF
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, TOO_FAR
@@ -22,20 +22,23 @@ from tracker.recurrence.recurrence import REPEAT
 
 _ASKED_AT_ONCE = 8
 
-_OWN_TIME = {DELIVER_AT, DELIVER_AFTER, REPEAT, RETRY_OF}  # properties that say when a message is due
+_OWN_TIME = {DELIVER_AT, DELIVER_AFTER, REPEAT, RETRY_OF}  # properties that give a message a time
 
 
 def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, max_delay_millis: int) -> pa.Table:
-    """Gives messages without a time of their own the one that Pulsar has for them; asks for each, a millisecond or so.
+    """Gives messages without a time in their properties the time at which Pulsar would deliver them.
 
-    Messages of batches have none: clients send what is delayed by itself.
+    It asks the broker for each such entry, which takes a millisecond or so. Messages of producer batches have no such
+    time, because clients do not batch delayed messages.
 
     Args:
-        messages: MESSAGES of a topic partition, with the positions that they have there.
-        max_delay_millis: the longest delay that is taken; 0: any.
+        messages: of a topic partition, with their positions there, as MESSAGES.
+        admin: asks the broker.
+        partition: the name of the topic partition.
+        max_delay_millis: the longest delay of a message, ms; 0: any.
 
     Returns:
-        the same rows in the same order, some with another `deliver_at`, or a `reason`.
+        the same rows in the same order, some with another `deliver_at`, or with a `reason`.
 
     Raises:
         PulsarError: the broker does not answer.
@@ -50,7 +53,7 @@ def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, ma
     def ask(row: int) -> int | str | None:
         try:
             entry = admin.entry_metadata(partition, ledgers[row], entries[row])
-        except NotToldError:
+        except UnreadableEntryError:
             return "the broker does not tell when it is due, as of a message with many properties"
         return None if entry is None else entry.deliver_at
 
@@ -70,10 +73,11 @@ def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, ma
 
 
 def not_acknowledged(gaps: Iterable[Gap], acknowledged: list[tuple[Position, Position]]) -> Iterator[Gap]:
-    """Leaves out of gaps the entries that the subscription had acknowledged one by one.
+    """Yields gaps without the entries that the subscription has acknowledged one by one.
 
     Args:
-        acknowledged: ranges of these, ascending: the position before the first entry, and that of the last.
+        gaps: of a topic partition.
+        acknowledged: ranges of these entries, ascending: (position before the first entry, position of the last).
     """
     for gap in gaps:
         after = gap.after

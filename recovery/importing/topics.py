@@ -1,4 +1,4 @@
-"""Imports what waits in another Pulsar topic, and acknowledges it there."""
+"""Imports the messages of another Pulsar topic, and acknowledges them there."""
 
 from __future__ import annotations
 
@@ -27,36 +27,38 @@ from warehouse.unseen_entries import find_not_seen
 _MESSAGES_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
 _IDLE_MILLIS = 10_000
-_MOST_IDLE = 6  # how often in a row it waits in the middle of an entry
-_MAX_PARTS = 1_000  # entries at the end of a topic that the broker is asked about, one by one
+_MOST_IDLE = 6  # how often in a row the import waits for the rest of an entry
+_MAX_PARTS = 1_000  # the most entries at the end of a topic that the broker is asked about, one by one
 
-SUBSCRIPTION = "delaylake-import"  # with which other topics are read
+SUBSCRIPTION = "delaylake-import"  # the import's subscription to other topics
 
 
 def check_topic(settings: Settings, topic: str) -> None:
     """Checks that a topic can be imported.
 
     Raises:
-        ImportFailedError: it is the source of a route, which the job reads by itself.
+        ImportFailedError: the topic is the source of a route, so the job reads it.
     """
     if source_of(settings, topic) is not None:
         raise ImportFailedError(f"{topic} is the source of a route: the job reads it by itself")
 
 
 def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION) -> None:
-    """Imports the messages of another topic that a subscription of it has not acknowledged, and acknowledges them.
+    """Imports the messages that a subscription to another topic has not acknowledged, and acknowledges them.
 
-    Imports the messages that the topic has when this begins. They are due by their properties, as those of a source
-    topic are, or else when Pulsar itself would deliver them.
+    It imports the messages that the topic has when it begins. Their properties say when they are due, as in a source
+    topic; without such properties it is the time at which Pulsar itself would deliver them.
 
     Args:
-        subscription: must be there, and have no consumers, if it is not SUBSCRIPTION.
+        importer: appends the messages.
+        name: of the topic.
+        subscription: if it is not SUBSCRIPTION, it must exist and have no consumers.
 
     Raises:
-        ImportFailedError: there is no such subscription, messages do not come, or the broker does not tell what is
-            needed of them.
+        ImportFailedError: there is no such subscription, messages do not come, or the broker does not tell their
+            details.
         PulsarError, pulsar.PulsarException: the topic can't be read.
-        FencedError: somebody else has taken the warehouse over.
+        FencedError: another job has taken the warehouse over.
     """
     client = connect(importer.settings.pulsar)
     admin = AdminClient(importer.settings.pulsar)
@@ -66,7 +68,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             if subscription != SUBSCRIPTION and admin.backlog(partition, subscription) is None:
                 raise ImportFailedError(f"{partition} has no subscription {subscription}")
             source = SourceTopic(partition, importer.source_topic, -1)
-            alone = [(Position(*a), Position(*b)) for a, b in admin.acknowledged_alone(partition, subscription)]
+            alone = [(Position(*a), Position(*b)) for a, b in admin.individually_acknowledged(partition, subscription)]
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)
@@ -93,13 +95,18 @@ def _chunks(
     written: Position,
     details: MessageDetails,
 ) -> Iterator[tuple[pa.Table, Position]]:
-    """Yields a topic partition's messages up to the last one that it has now, in whole entries.
+    """Yields the messages that a topic partition has now, in whole entries.
 
     Args:
-        written: the last entry that an earlier import has written: messages up to it are left out.
+        importer: counts the messages that are left out.
+        consumer: of the topic partition.
+        partition: its name.
+        subscription: of the consumer.
+        written: the last entry that an earlier import has written; messages up to it are left out.
+        details: looks up schemas and key encodings.
 
     Yields:
-        (messages, position): MESSAGES, of which there may be none, and the entry up to which they are.
+        (messages, position): MESSAGES, perhaps without rows, and the last entry that was read with them.
     """
     newest = consumer.get_last_message_id()
     end = Position(newest.ledger_id(), newest.entry_id())
@@ -118,12 +125,12 @@ def _chunks(
                 yield builder.build(), position
                 builder = _builder(importer, details)
                 continue
-            # The last messages may have been acknowledged before, or the client can't read them.
+            # The last messages may have been acknowledged before, or be unreadable for the client.
             with AdminClient(importer.settings.pulsar) as admin:
                 if not admin.backlog(partition, subscription):
                     yield MESSAGES.empty_table(), end
                     return
-                # Or they are the first chunks of a message whose last one has not come, and may never come.
+                # Or they are chunks of a message whose last chunk has not come, and may never come.
                 last = max(position, written)
                 passed = _before_parts(admin, partition, subscription, last, end)
                 if passed is not None:
@@ -143,9 +150,9 @@ def _chunks(
                 builder.start_entry(position, batch_size, None)
             builder.add(message, batch_index)
         if batch_index + 1 < batch_size and batch_index >= 0:
-            position = Position(position.ledger_id, position.entry_id - 1)  # there is more of the entry
+            position = Position(position.ledger_id, position.entry_id - 1)  # the entry has more messages
         elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
-            # No messages, where all were written already and had not been acknowledged.
+            # There are no messages if all were written before and not acknowledged.
             yield builder.build() if len(builder) else MESSAGES.empty_table(), position
             builder = _builder(importer, details)
 
@@ -158,15 +165,17 @@ def _builder(importer: Importer, details: MessageDetails) -> ChunkBuilder:
 def _before_parts(
     admin: AdminClient, partition: str, subscription: str, last: Position, end: Position
 ) -> Position | None:
-    """Returns up to which entry a topic partition is read where only chunks of unfinished messages, or markers, follow.
+    """Checks whether only chunks of incomplete messages, or markers, are left at the end of a topic partition.
 
     Args:
-        subscription: by which it is read.
-        last: the last entry that was handed over, or that an earlier import has written.
+        admin: asks the broker.
+        partition: the name of the topic partition.
+        subscription: of the import.
+        last: the last entry that the client has handed over, or that an earlier import has written.
         end: the last entry of the topic partition.
 
     Returns:
-        the last entry that is handed over or acknowledged; None: a message follows, or that is not known.
+        the last entry before them; None: a message follows, or may follow.
     """
     stats = admin.internal_stats(partition)
     if stats is None:
@@ -189,12 +198,14 @@ def _with_not_seen(
     begin: Position,
     acknowledged: list[tuple[Position, Position]],
 ) -> Iterator[tuple[pa.Table, Position]]:
-    """Adds to each chunk of a topic partition's messages those that the client did not hand over, to be rejected.
+    """Adds to each chunk of messages the entries that the client has not handed over, as rejected messages.
 
     Args:
-        chunks: (messages, position): MESSAGES, and the entry up to which they are.
+        chunks: (messages, position): MESSAGES of a topic partition, and the last entry that was read with them.
+        admin: asks the broker.
+        source: the topic partition.
         begin: the entry before the first one.
-        acknowledged: ranges of entries that are not missed, as of `not_acknowledged`.
+        acknowledged: ranges of entries that are left out, as of `not_acknowledged`.
     """
     continuity = Continuity(begin)
     for messages, last in chunks:
@@ -216,7 +227,7 @@ def _with_not_seen(
 
 
 def _as_imported(messages: pa.Table) -> pa.Table:
-    """Moves the messages of another topic to ledger ids of imported messages, which no cluster has."""
+    """Gives messages of another topic the ledger ids of imported messages, which no Pulsar cluster gives."""
     i = messages.schema.get_field_index("ledger_id")
     ledgers = pc.add(messages["ledger_id"], FIRST_IMPORTED_LEDGER)
     return messages.set_column(i, messages.schema.field(i), ledgers)

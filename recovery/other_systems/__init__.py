@@ -1,1 +1,1 @@
-"""Reads what waits in other systems, a module each, and imports it."""
+"""Imports the items of other systems; a module for each system reads them."""

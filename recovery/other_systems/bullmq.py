@@ -1,4 +1,4 @@
-"""BullMQ, and Bull: for each queue a sorted set of the ids of delayed jobs, and a hash for each job."""
+"""Reads BullMQ and Bull: a sorted set of the ids of delayed jobs for each queue, and a hash for each job."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from recovery.other_systems.item import Item, bad, item
+from recovery.other_systems.item import Item, item, rejected_item
 from recovery.other_systems.redis_server import hashes, names_of, text
 
 _FIELDS = ("name", "data", "timestamp", "attemptsMade", "atm", "rjk")
 
-# A score is the time in ms times this, and a count that keeps jobs of one ms in order.
+# A score is the time in ms, multiplied by this, plus a count that keeps jobs of one ms in order.
 _PER_MILLI = 0x1000
 
 
@@ -20,8 +20,8 @@ class BullMQ:
 
     Args:
         redis: a client, as of redis-py, whose answers are bytes.
-        queues: empty: all queues.
-        prefix: what comes before the queue in the names of keys, with its colon; empty: BullMQ's default.
+        queues: the queues to read; empty: all.
+        prefix: of the names of keys, before the queue and with its colon; empty: BullMQ's default.
     """
 
     def __init__(self, redis: Any, queues: Collection[str], prefix: str) -> None:
@@ -39,22 +39,23 @@ class BullMQ:
 
 
 def job(begin: str, queue: str, member: bytes, score: float, fields: Mapping[str, bytes]) -> Item:
-    """Returns a job; its payload is its `data`, JSON as a rule.
+    """Returns a job as an item; its payload is the job's `data`, which is usually JSON.
 
     Args:
-        begin: of the names of the queue's keys. Ids are unique among the jobs of a queue that exist; a later one may
-            have the same, but for its time of creation.
-        member: its id.
-        score: the time at which it is due, times 4096.
-        fields: of its hash.
+        begin: the beginning of the names of the queue's keys. Ids are unique among the existing jobs of a queue; a
+            later job may have the same id, and another time of creation.
+        queue: the name of the queue.
+        member: the job's id.
+        score: the time at which the job is due, ms since the epoch, multiplied by 4096.
+        fields: of the job's hash.
     """
     name = text(member)
     id = f"bullmq:{begin}{name}:{text(fields.get('timestamp'))}"
     data = fields.get("data")
     if data is None:
-        return bad(id, "its hash is not there, or has no data", None)
+        return rejected_item(id, "its hash is not there, or has no data", None)
     if "rjk" in fields:
-        return bad(id, "the next run of a job scheduler: make a recurring message of it", data)
+        return rejected_item(id, "the next run of a job scheduler: make a recurring message of it", data)
     properties = {
         "queue": queue,
         "jobId": name,

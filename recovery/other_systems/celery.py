@@ -1,4 +1,4 @@
-"""Celery over Redis: tasks with an ETA, in a queue's list or, taken by a worker and not done, in the hash `unacked`."""
+"""Reads Celery on Redis: tasks with an ETA, in a queue's list, or in the hash `unacked` if a worker has taken them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from recovery.other_systems.item import Item, bad, iso_millis, item, json_object, unreadable
+from recovery.other_systems.item import Item, iso_millis, item, json_object, rejected_item, unreadable
 
 _AT_ONCE = 1_000
 
@@ -18,11 +18,11 @@ _PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 
 
 class Celery:
-    """The tasks with an ETA or a countdown. Workers must stand still: what one holds is in its memory, too.
+    """The tasks with an ETA or a countdown. Workers must be stopped, because they also keep their tasks in memory.
 
     Args:
         redis: a client, as of redis-py, whose answers are bytes.
-        queues: empty: the queue `celery`.
+        queues: the queues to read; empty: the queue `celery`.
         prefix: the `global_keyprefix` of the broker's transport options.
     """
 
@@ -33,7 +33,7 @@ class Celery:
         self.left: Counter[str] = Counter()
 
     def items(self) -> Iterator[Item]:
-        """Yields the tasks of the queues' lists, then those that workers had taken."""
+        """Yields the tasks in the queues' lists, then those that workers have taken."""
         for queue in self._queues:
             for priority in _PRIORITIES:
                 for message in self._list(f"{self._prefix}{queue}{priority}"):
@@ -65,10 +65,11 @@ class Celery:
 
 
 def task(message: bytes, queue: str) -> Item | None:
-    """Returns a task, None where it has no ETA; its payload is the message's body, decoded from base64.
+    """Returns a task as an item; its payload is the message's body, decoded from base64. None: it has no ETA.
 
     Args:
-        message: as kombu keeps it: JSON with body, headers and properties.
+        message: as kombu stores it: JSON with body, headers and properties.
+        queue: the name of the queue.
     """
     content = json_object(message)
     headers = content.get("headers") if content is not None else None
@@ -82,15 +83,15 @@ def task(message: bytes, queue: str) -> Item | None:
     id = f"celery:{name}"
     due = iso_millis(eta) if isinstance(eta, str) else None
     if due is None:
-        return bad(id, f"its eta {eta} is no time", message)
+        return rejected_item(id, f"its eta {eta} is no time", message)
     body, about = content.get("body"), content.get("properties")
     if not isinstance(body, str):
-        return bad(id, "its body is no text", message)
+        return rejected_item(id, "its body is no text", message)
     try:
         is_base64 = isinstance(about, dict) and about.get("body_encoding") == "base64"
         payload = base64.b64decode(body, validate=True) if is_base64 else body.encode()
     except (binascii.Error, ValueError):
-        return bad(id, "its body can't be decoded", message)
+        return rejected_item(id, "its body can't be decoded", message)
     properties = {
         "task": headers.get("task"),
         "taskId": name,

@@ -1,7 +1,7 @@
-"""Imports what waits in other systems: into the table `imported` first, and from there into the job's tables.
+"""Imports items of other systems: into the table `imported` first, and from there into the job's tables.
 
-So each item is imported once, however often an import is repeated, and wherever one was interrupted: what is in
-`imported` alone the next import brings in from there, and an item whose id is there is passed over.
+So each item is imported once, however often an import is repeated or interrupted. The next import moves items that are
+in `imported` alone to the job's tables, and leaves out items whose id is in `imported`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _ITEMS_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
 _MOST_EXAMPLES = 5
 
-# The first ledger id of items, beyond those of files. Each part of an import has a ledger of its own.
+# The first ledger id of items, after those of files. Each part of an import has a ledger of its own.
 _FIRST_LEDGER = FIRST_LEDGER_OF_FILES + (1 << 49)
 
 _IDS = ("topic", "item", "ledger_id", "entry_id")
 
 
 @dataclass
-class Found:
-    """What an import would do.
+class ImportPreview:
+    """The result that an import would have.
 
     Attributes:
-        items: how many it would write to the tables: what `Imported.messages` would be.
-        rejected: how many of them can't be taken, and would be kept aside in `rejects`.
-        reasons: the same, by the reason.
-        examples: ids of some of these, with the reason.
-        already_there: how many an earlier import has brought in.
-        overdue: how many of those that are not rejected would be delivered at once.
-        first_due: when the first of the others is due, ms since the epoch; None: there is none.
-        last_due: when the last of them is due.
-        payload_bytes: of those that are not rejected.
+        items: the number of items that it would write to the tables, as `Imported.messages`.
+        rejected: the number of those that can't be taken and would go to `rejects`.
+        reasons: the number of rejected items, by reason.
+        examples: ids of some rejected items, with the reason.
+        already_there: the number of items that an earlier import has written.
+        overdue: the number of accepted items that would be delivered at once.
+        first_due: when the first accepted item after these is due, ms since the epoch; None: there is none.
+        last_due: when the last accepted item is due, ms since the epoch; None: as `first_due`.
+        payload_bytes: the number of bytes of the accepted items' payloads.
     """
 
     items: int = 0
@@ -59,7 +59,13 @@ class Found:
     payload_bytes: int = 0
 
     def add(self, rows: pa.Table, messages: pa.Table, now: int) -> None:
-        """Adds rows of IMPORTED that would be written, and the messages that they would be."""
+        """Adds rows of IMPORTED that would be written.
+
+        Args:
+            rows: as IMPORTED.
+            messages: the same items as MESSAGES.
+            now: ms since the epoch.
+        """
         rejected = is_rejected(messages)
         self.items += rows.num_rows
         self.rejected += int(rejected.sum())
@@ -78,20 +84,20 @@ class Found:
             self.last_due = last if self.last_due is None else max(self.last_due, last)
 
 
-def look(importer: Importer, source: Source) -> Found:
-    """Says what `import_items` would do, and does nothing. The job may run.
+def preview_import(importer: Importer, source: Source) -> ImportPreview:
+    """Returns the result that `import_items` would have, and changes nothing. The job may run.
 
     Raises:
         SourceError: the other system can't be read.
     """
     tables, topic = importer.tables, importer.source_topic
-    found, passed_over = Found(), Imported()
+    preview, left_out = ImportPreview(), Imported()
     known: set[str] = set()
     read: set[str] = set()
 
     def add(rows: pa.Table) -> None:
         messages = messages_of(importer, rows.drop_columns([*_IDS, "imported_at"]), _FIRST_LEDGER)
-        found.add(rows, messages, time.time_ns() // 1_000_000)
+        preview.add(rows, messages, time.time_ns() // 1_000_000)
 
     if exists(tables.warehouse, TABLE):
         known = _known(tables, topic)
@@ -100,19 +106,19 @@ def look(importer: Importer, source: Source) -> Found:
             if tables.written("entries", f"import-{rows['ledger_id'][0]}") < 0:
                 add(rows)
             else:
-                passed_over.already_there += rows.num_rows
-    for items in _in_parts(source, known, read, passed_over):
+                left_out.already_there += rows.num_rows
+    for items in _in_parts(source, known, read, left_out):
         add(_rows(topic, _FIRST_LEDGER, items))
-    found.already_there = passed_over.already_there
-    return found
+    preview.already_there = left_out.already_there
+    return preview
 
 
 def import_items(importer: Importer, source: Source) -> None:
-    """Imports the items that no earlier import has brought in; counts them in `importer.done`. A rebuild has to follow.
+    """Imports the items that no earlier import has; counts them in `importer.done`. A rebuild has to follow.
 
     Raises:
-        SourceError: the other system can't be read; what was read before is imported.
-        FencedError: somebody else has taken the warehouse over.
+        SourceError: the other system can't be read; the items that were read before are imported.
+        FencedError: another job has taken the warehouse over.
     """
     tables, topic = importer.tables, importer.source_topic
     known = _known(tables, topic)
@@ -131,7 +137,14 @@ def import_items(importer: Importer, source: Source) -> None:
 
 
 def _in_parts(source: Source, known: set[str], read: set[str], done: Imported) -> Iterator[list[Item]]:
-    """Yields the items that are neither known nor read yet; adds the ids of all to `read`, counts the known."""
+    """Yields the items that are neither known nor read yet, in parts of limited size.
+
+    Args:
+        source: has the items.
+        known: ids of the items that earlier imports have written.
+        read: ids of the items that were read before; gets the ids of all items.
+        done: counts the known items.
+    """
     part: list[Item] = []
     n_bytes = 0
     for item in source.items():
@@ -151,7 +164,7 @@ def _in_parts(source: Source, known: set[str], read: set[str], done: Imported) -
 
 
 def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
-    """Returns items as rows of IMPORTED that are not in the other tables yet."""
+    """Returns items as rows of IMPORTED, for items that are not in the job's tables yet."""
     n = len(items)
     columns = {
         "topic": [topic] * n,
@@ -169,7 +182,7 @@ def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
 
 
 def _finish(importer: Importer, rows: pa.Table) -> None:
-    """Moves a part's rows, in the order of their entry ids, to the job's tables; then keeps only their ids."""
+    """Moves the rows of a part, in the order of their entry ids, to the job's tables; then keeps only their ids."""
     ledger = int(int64(rows, "ledger_id")[0])
     import_rows(importer, rows.drop_columns([*_IDS, "imported_at"]), ledger)
     now = pa.repeat(time.time_ns() // 1_000_000, rows.num_rows)

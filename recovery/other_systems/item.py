@@ -1,4 +1,4 @@
-"""What another system keeps for later, as an import reads it."""
+"""Items: jobs, tasks or messages that wait in another system, as an import reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from conf.errors import DelayLakeError
 
-# What is taken for a time, in ms since the epoch; which of these can be delivered is checked with all messages.
+# Numbers below this are taken for a time, ms since the epoch; whether it can be delivered then is checked later.
 _MOST_MILLIS = 1 << 60
 
 
@@ -27,10 +27,12 @@ class Item:
     """A job, task or message that waits in another system.
 
     Attributes:
-        id: names it among all items of all systems, also in a later import.
+        id: unique among the items of all systems, and the same in each import.
         due: ms since the epoch; None: at once.
-        payload: as the consumer is to get it; of what can't be read, all that there is.
-        reason: why it can't be taken; None: it can.
+        payload: as the consumer is to get it; of an unreadable item, its whole content.
+        key: of the message; None: it has none.
+        properties: of the message.
+        reason: why the item can't be taken; None: it can.
     """
 
     id: str
@@ -42,16 +44,16 @@ class Item:
 
 
 class Source(Protocol):
-    """Reads what waits in another system, and changes nothing there.
+    """Reads the items of another system, and changes nothing there.
 
     Attributes:
-        left: how many items are not to be taken, by the reason; complete when all items have been read.
+        left: the number of items that are left out, by reason; complete when all items have been read.
     """
 
     left: Counter[str]
 
     def items(self) -> Iterator[Item]:
-        """Yields the items; the same one twice, perhaps.
+        """Yields the items; it may yield one twice.
 
         Raises:
             SourceError: the system can't be read.
@@ -66,34 +68,37 @@ def item(
     properties: Mapping[str, object] = MappingProxyType({}),
     key: str | None = None,
 ) -> Item:
-    """Makes an item, or, where its values can't be kept, one with the reason.
+    """Makes an item, or a rejected one if its values can't be stored.
 
     Args:
+        id: as of `Item`.
         due: ms since the epoch; None: at once.
-        properties: those that are None or empty are left out; numbers become text.
+        payload: as of `Item`.
+        properties: values that are None or empty are left out; numbers become text.
+        key: as of `Item`.
     """
     texts = {name: str(value) for name, value in properties.items() if value is not None and value != ""}
     if due is not None and not (math.isfinite(due) and abs(due) < _MOST_MILLIS):
-        return bad(id, f"{due} is no time", payload)
+        return rejected_item(id, f"{due} is no time", payload)
     try:
         "".join([id, key or "", *texts.values()]).encode()
     except UnicodeEncodeError:
-        return bad(id, "its id, key or properties are no Unicode text", payload)
+        return rejected_item(id, "its id, key or properties are no Unicode text", payload)
     return Item(id, None if due is None else round(due), payload, key or None, texts)
 
 
-def bad(id: str, reason: str, payload: bytes | None) -> Item:
-    """Makes an item that can't be taken; it is kept aside with the reason."""
+def rejected_item(id: str, reason: str, payload: bytes | None) -> Item:
+    """Makes an item that can't be taken; the import writes it to `rejects`, with the reason."""
     return Item(id.encode(errors="backslashreplace").decode(), None, payload, reason=reason)
 
 
 def unreadable(system: str, content: bytes, reason: str) -> Item:
-    """Makes an item of content that names no id: the content is its id."""
-    return bad(f"{system}:sha256:{hashlib.sha256(content).hexdigest()}", reason, content)
+    """Makes a rejected item of content without an id; a hash of the content is its id."""
+    return rejected_item(f"{system}:sha256:{hashlib.sha256(content).hexdigest()}", reason, content)
 
 
 def json_object(content: bytes | str) -> dict[str, Any] | None:
-    """Reads a JSON object; None: the content is none."""
+    """Reads a JSON object; None: the content is no JSON object."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -102,7 +107,7 @@ def json_object(content: bytes | str) -> dict[str, Any] | None:
 
 
 def iso_millis(text: str) -> float | None:
-    """Reads a time in ISO 8601, in UTC where it names no zone, as ms since the epoch; None: it is no time."""
+    """Reads a time in ISO 8601 as ms since the epoch; without a zone it is UTC. None: the text is no time."""
     try:
         time = datetime.fromisoformat(text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000

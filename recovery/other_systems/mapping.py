@@ -1,4 +1,4 @@
-"""Which columns of a Postgres table are what: a YAML file, or one of those that come along."""
+"""Reads mappings: YAML files that say which columns of a Postgres table make an item. Some ship with the program."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FOLDER = Path(__file__).parent / "mappings"
 
 
 class TableMapping(BaseModel):
-    """A table, and an SQL expression over its columns for each thing that a message has.
+    """A table, and SQL expressions over its columns for the parts of a message.
 
     Attributes:
         table: the table or view, with its schema where that is not in the search path.
-        where: which rows wait for their time.
-        id: names a row among all of the table, for good.
-        deliver_at: a timestamp, in UTC where it names no zone, or ms since the epoch; null: at once.
+        where: a condition for the rows that wait for their time.
+        id: unique in the table, and the same for good.
+        deliver_at: a timestamp, which is UTC without a zone, or ms since the epoch; null: at once.
         payload: bytes, text or JSON; null: none.
         key: None: messages have none.
-        queue: what `--queue` names; None: there are none.
-        properties: by name; one that is null is left out.
+        queue: the name to which `--queue` refers; None: there are no queues.
+        properties: by name; null values are left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,7 +41,7 @@ class TableMapping(BaseModel):
 
 
 def shipped() -> tuple[str, ...]:
-    """Returns the names of the mappings that come along, in order."""
+    """Returns the names of the mappings that ship with the program, in order."""
     return tuple(sorted(file.stem for file in _FOLDER.glob("*.yaml")))
 
 
@@ -52,7 +52,7 @@ def read_mapping(name: str) -> TableMapping:
         name: one of `shipped`, or a YAML file.
 
     Raises:
-        SourceError: there is no such file, or it is no mapping.
+        SourceError: there is no such file, or the file is no mapping.
     """
     file = _FOLDER / f"{name}.yaml" if name in shipped() else Path(name)
     try:

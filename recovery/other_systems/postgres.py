@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
-from recovery.other_systems.item import Item, SourceError, bad, iso_millis, item
+from recovery.other_systems.item import Item, SourceError, iso_millis, item, rejected_item
 from recovery.other_systems.mapping import TableMapping
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ class PostgresTable:
     """The rows of a table.
 
     Args:
-        url: as libpq takes it: postgresql://user:password@host/database, say.
-        queues: only rows of these; empty: of all.
+        url: as libpq takes it, such as postgresql://user:password@host/database.
+        mapping: of the table.
+        queues: only rows of these queues; empty: of all.
 
     Raises:
         SourceError: psycopg is not installed, or the mapping has no queues.
@@ -47,10 +48,10 @@ class PostgresTable:
         self.left: Counter[str] = Counter()
 
     def items(self) -> Iterator[Item]:
-        """Yields the rows as they are when this begins.
+        """Yields the rows of one snapshot of the table.
 
         Raises:
-            SourceError: the table can't be read, an expression of the mapping fails, or rows have no id of their own.
+            SourceError: the table can't be read, an expression of the mapping fails, or ids are not unique.
         """
         import psycopg
         from psycopg.types.json import set_json_loads
@@ -69,18 +70,18 @@ class PostgresTable:
                     for row in cursor:
                         yield from self._item(table, row)
         except (psycopg.Error, UnicodeError) as error:
-            reason = one_line(error).replace(self._url, "the URL")  # which may have a password
+            reason = one_line(error).replace(self._url, "the URL")  # the URL may contain a password
             raise SourceError(f"Postgres can't be read: {reason}") from None
 
     def _name(self, connection: psycopg.Connection) -> str:
-        """Returns the table's name, as no other database has it, nor a copy that was restored from a dump."""
+        """Returns a name of the table that no other database has, and no copy that was restored from a dump."""
         found = connection.execute(_DATABASE, [self._mapping.table]).fetchone()
         if found is None:
             raise SourceError(f"there is no table {self._mapping.table} in the database's search path")
         return ":".join(found)
 
     def _check_ids(self, connection: psycopg.Connection) -> None:
-        """Checks that each row has an id of its own: of those with the same one only the first would be imported."""
+        """Checks that ids are unique: of rows with the same id only the first would be imported."""
         mapping = self._mapping
         sql = (
             f"SELECT ({mapping.id})::text, count(*) FROM {mapping.table} WHERE {mapping.where} "  # noqa: S608
@@ -113,13 +114,21 @@ def message(id: str, due: str | None, payload: object, key: str | None, properti
     """Returns a row as an item.
 
     Args:
-        due: as Postgres writes a timestamp, or a number of ms since the epoch; None: at once.
+        id: as of `Item`.
+        due: a timestamp as Postgres writes it, or a number of ms since the epoch; None: at once.
+        payload: the value of the column.
+        key: as of `Item`.
+        properties: as of `Item`.
     """
     content = payload if isinstance(payload, bytes | None) else str(payload).encode()
     if due is None:
         return item(id, None, content, properties, key)
     millis = _millis(due)
-    return bad(id, f"{due} is no time", content) if millis is None else item(id, millis, content, properties, key)
+    return (
+        rejected_item(id, f"{due} is no time", content)
+        if millis is None
+        else item(id, millis, content, properties, key)
+    )
 
 
 def _millis(text: str) -> float | None:
@@ -130,5 +139,5 @@ def _millis(text: str) -> float | None:
 
 
 def _as_it_is(data: str | bytes) -> bytes:
-    """Reads JSON as the text that Postgres writes."""
+    """Keeps JSON as the text that Postgres writes."""
     return data.encode() if isinstance(data, str) else bytes(data)

@@ -1,4 +1,4 @@
-"""RabbitMQ: messages that wait in a queue, by the header `x-delay` or a TTL of their own."""
+"""Reads RabbitMQ: messages that wait in a queue, with the header `x-delay` or a TTL of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
-from recovery.other_systems.item import Item, SourceError, bad, item
+from recovery.other_systems.item import Item, SourceError, item, rejected_item
 from tracker.properties.delivered import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _DELAY = "x-delay"
 
-# Headers that a quorum queue adds to what it gives out: they count how often that was.
+# Headers with which a quorum queue counts how often it has given out a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
 
 
 class RabbitMQ:
-    """The messages of queues, which are put back at the end: nothing is acknowledged.
+    """The messages of queues. None is acknowledged, so RabbitMQ puts all of them back at the end.
 
     Args:
-        url: as amqp://user:password@host:5672/vhost.
-        queues: one at least.
+        url: such as amqp://user:password@host:5672/vhost.
+        queues: at least one.
 
     Raises:
-        SourceError: pika is not installed, there is no queue, or the URL is none.
+        SourceError: pika is not installed, there is no queue, or the URL is wrong.
     """
 
     def __init__(self, url: str, queues: Collection[str]) -> None:
@@ -47,7 +47,7 @@ class RabbitMQ:
             self._parameters = None
         if self._parameters is None or not url.startswith(("amqp://", "amqps://")):
             raise SourceError("--url: it is none of RabbitMQ's, as amqp://user:password@host:5672/vhost") from None
-        self._parameters.heartbeat = 0  # between two reads an import may take its time
+        self._parameters.heartbeat = 0  # an import may take long between two reads
         self._queues = queues
         self.left: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ class RabbitMQ:
                     yield from self._of(connection.channel(), queue)
             finally:
                 if connection.is_open:
-                    connection.close()  # so RabbitMQ puts back what was not acknowledged
+                    connection.close()  # now RabbitMQ puts back the messages
         except (pika.exceptions.AMQPError, OSError) as error:
             reason = one_line(error) or type(error).__name__
             raise SourceError(f"RabbitMQ can't be read: {reason}") from None
@@ -80,7 +80,7 @@ class RabbitMQ:
                 return
             digest = _digest(method, properties, body)
             seen[digest] += 1
-            # Messages may be the same in all that they have: they are known by how many of them there are.
+            # Several messages may be equal, so the id has a count, too.
             found = message(f"rabbitmq:{queue}:{digest}:{seen[digest]}", method, properties, body, now)
             if found is None:
                 self.left["without x-delay and expiration"] += 1
@@ -89,11 +89,15 @@ class RabbitMQ:
 
 
 def message(id: str, method: Basic.GetOk, about: BasicProperties, body: bytes, now: int) -> Item | None:
-    """Returns a message; None: it has no delay.
+    """Returns a message as an item; None: it has no delay.
 
-    It is due that long after it was published, where its publisher, or RabbitMQ, wrote the time down, else after now.
+    The delay counts from the publication, if publisher or RabbitMQ have noted its time, else from now.
 
     Args:
+        id: as of `Item`.
+        method: has exchange and routing key.
+        about: headers and properties.
+        body: the payload.
         now: ms since the epoch.
     """
     headers = about.headers or {}
@@ -103,14 +107,14 @@ def message(id: str, method: Basic.GetOk, about: BasicProperties, body: bytes, n
     try:
         millis = int(str(delay))
     except ValueError:
-        return bad(id, f"its delay {delay!s:.40} is no number of milliseconds", body)
-    if millis < 0:  # so the plugin marks what it has delayed
+        return rejected_item(id, f"its delay {delay!s:.40} is no number of milliseconds", body)
+    if millis < 0:  # with that the plugin marks a message that it has delayed
         return item(id, None, body, _properties(method, about))
     return item(id, _published(about, now) + millis, body, _properties(method, about))
 
 
 def _published(about: BasicProperties, now: int) -> int:
-    """Returns when a message was published, ms since the epoch; now, where nobody wrote it down."""
+    """Returns when a message was published, ms since the epoch; `now` if nobody has noted it."""
     at = (about.headers or {}).get("timestamp_in_ms")
     if isinstance(at, int) and not isinstance(at, bool):
         return at
@@ -121,7 +125,7 @@ def _published(about: BasicProperties, now: int) -> int:
 
 
 def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object]:
-    """Returns a message's properties: its headers with plain values, and what RabbitMQ has of it beside."""
+    """Returns the properties of a message: its headers with plain values, and RabbitMQ's own fields."""
     headers = {
         name: str(value)
         for name, value in (about.headers or {}).items()
@@ -141,8 +145,8 @@ def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object
 
 
 def _digest(method: Basic.GetOk, about: BasicProperties, body: bytes) -> str:
-    """Returns a hash of all that a message has, however often it was read."""
+    """Returns a hash of the whole message, which is the same each time that it is read."""
     headers = {name: value for name, value in (about.headers or {}).items() if name not in _COUNTS}
-    told = {name: value for name, value in (vars(about) | {"headers": headers or None}).items() if value is not None}
-    text = json.dumps([method.exchange, method.routing_key, told], sort_keys=True, default=str)
+    fields = {name: value for name, value in (vars(about) | {"headers": headers or None}).items() if value is not None}
+    text = json.dumps([method.exchange, method.routing_key, fields], sort_keys=True, default=str)
     return hashlib.sha256(text.encode(errors="backslashreplace") + b"\0" + body).hexdigest()

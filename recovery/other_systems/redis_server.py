@@ -1,4 +1,4 @@
-"""Reads Redis, or what speaks its protocol, as the sources of jobs need it."""
+"""Reads Redis, or a server with the same protocol, for the sources of jobs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def connect(url: str) -> Any:
-    """Returns a client for a URL, as redis://:password@host:6379/0, rediss:// or unix://; it connects at its first use.
+    """Returns a client, which connects at its first use.
+
+    Args:
+        url: such as redis://:password@host:6379/0, rediss://... or unix://...
 
     Raises:
-        SourceError: redis-py is not installed, or the URL is none.
+        SourceError: redis-py is not installed, or the URL is wrong.
     """
     try:
         import redis
@@ -44,7 +47,7 @@ def items_of(source: Source) -> Iterator[Item]:
 
 
 def names_of(redis: Any, prefix: str, suffix: str) -> list[str]:
-    """Returns what stands between a prefix and a suffix in the names of sorted sets, in order."""
+    """Returns the parts between a prefix and a suffix of the names of sorted sets, in order."""
     escaped = "".join(f"\\{c}" if c in "*?[]\\^" else c for c in prefix)
     found = redis.scan_iter(match=f"{escaped}*{suffix}", count=_AT_ONCE, _type="zset")
     return sorted({key.decode()[len(prefix) : len(key.decode()) - len(suffix)] for key in found if _is_text(key)})
@@ -53,13 +56,16 @@ def names_of(redis: Any, prefix: str, suffix: str) -> list[str]:
 def hashes(
     redis: Any, sorted_set: str, prefix: str, fields: Sequence[str]
 ) -> Iterator[tuple[bytes, float, dict[str, bytes]]]:
-    """Yields for each member of a sorted set its score and fields of the hash that it names.
+    """Yields the members of a sorted set, each with fields of the hash that it names.
 
     Args:
-        prefix: what comes before the member in the name of its hash.
+        redis: the client.
+        sorted_set: its name.
+        prefix: of the hash's name, before the member.
+        fields: the names of the fields to read.
 
     Yields:
-        (member, score, fields): only those fields that the hash has; none: there is no such hash.
+        (member, score, fields): those fields that the hash has; empty: there is no such hash.
     """
     members = redis.zscan_iter(sorted_set, count=_AT_ONCE)
     while some := list(islice(members, _AT_ONCE)):
@@ -71,7 +77,7 @@ def hashes(
 
 
 def text(value: bytes | None) -> str | None:
-    """Returns bytes as text, with escapes for what is no UTF-8; None for None."""
+    """Returns bytes as text, with escapes for bytes that are no UTF-8; None for None."""
     return None if value is None else value.decode(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""RQ: for each queue a sorted set of the ids of scheduled jobs, by their time in seconds, and a hash for each job.
+"""Reads RQ: for each queue a sorted set of the ids of scheduled jobs, by their time in seconds; a hash for each job.
 
 rq-scheduler has one such set for all queues.
 """
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from recovery.other_systems.item import Item, bad, item
+from recovery.other_systems.item import Item, item, rejected_item
 from recovery.other_systems.redis_server import hashes, names_of, text
 
 _FIELDS = ("data", "origin", "description", "timeout")
@@ -22,8 +22,8 @@ class RQ:
 
     Args:
         redis: a client, as of redis-py, whose answers are bytes.
-        queues: empty: all queues.
-        prefix: with which the names of keys begin, with its colon; empty: RQ's default.
+        queues: the queues to read; empty: all.
+        prefix: of the names of keys, with its colon; empty: RQ's default.
     """
 
     def __init__(self, redis: Any, queues: Collection[str], prefix: str) -> None:
@@ -40,7 +40,7 @@ class RQ:
         for key, queue in sets:
             for member, seconds, fields in hashes(self._redis, key, f"{self._prefix}job:", _FIELDS):
                 origin = text(fields.get("origin")) or queue
-                # Of a job that is gone nobody knows the queue: it is told, whichever are asked for.
+                # The queue of a job without a hash is not known, so the job is reported, whichever queues are read.
                 if self._queues and "data" in fields and origin not in self._queues:
                     self.left["of other queues"] += 1
                 else:
@@ -48,16 +48,16 @@ class RQ:
 
 
 def job(member: bytes, seconds: float, fields: Mapping[str, bytes]) -> Item:
-    """Returns a job; its payload is what RQ's serializer made of function and arguments, which is not looked into."""
+    """Returns a job as an item; its payload is the function and its arguments, as RQ's serializer has packed them."""
     id = f"rq:{text(member)}"
     data = fields.get("data")
     if data is None:
-        return bad(id, "its hash is not there, or has no data", None)
+        return rejected_item(id, "its hash is not there, or has no data", None)
     try:
         unpacking = zlib.decompressobj()
         payload = unpacking.decompress(data, _MOST_BYTES)
         if unpacking.unconsumed_tail:
-            return bad(id, f"it has more than {_MOST_BYTES} bytes", data)
+            return rejected_item(id, f"it has more than {_MOST_BYTES} bytes", data)
     except zlib.error:
         payload = data  # as RQ reads it, too
     properties = {

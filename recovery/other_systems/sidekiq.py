@@ -1,4 +1,4 @@
-"""Sidekiq: the sorted sets `schedule` and `retry`, whose members are jobs as JSON, by their time in seconds."""
+"""Reads Sidekiq: the sorted sets `schedule` and `retry`, whose members are jobs as JSON, by their time in seconds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from recovery.other_systems.item import Item, bad, item, json_object, unreadable
+from recovery.other_systems.item import Item, item, json_object, rejected_item, unreadable
 
 _SETS = ("schedule", "retry")
 _AT_ONCE = 1_000
 
 
 class Sidekiq:
-    """The jobs that wait for their time, or for another try.
+    """The jobs that wait for their time, or for another attempt.
 
     Args:
         redis: a client, as of redis-py, whose answers are bytes.
-        queues: only jobs of these; empty: of all.
-        prefix: the namespace that comes before the names of keys, with its colon.
+        queues: only jobs of these queues; empty: of all.
+        prefix: the namespace before the names of keys, with its colon.
     """
 
     def __init__(self, redis: Any, queues: Collection[str], prefix: str) -> None:
@@ -39,14 +39,14 @@ class Sidekiq:
 
 
 def job(member: bytes, seconds: float) -> tuple[str | None, Item]:
-    """Returns a job's queue, None where it can't be read, and the job, whose payload is its JSON as it is."""
+    """Returns (queue, job as an item); the queue is None if it can't be read, the payload is the job's JSON."""
     content = json_object(member)
     jid = content.get("jid") if content is not None else None
     if content is None or not isinstance(jid, str) or not jid:
         return None, unreadable("sidekiq", member, "no JSON object with a jid")
     queue = content.get("queue", "default")
     if not isinstance(queue, str):
-        return None, bad(f"sidekiq:{jid}", "its queue is no text", member)
+        return None, rejected_item(f"sidekiq:{jid}", "its queue is no text", member)
     properties = {
         "class": content.get("wrapped") or content.get("class"),
         "jid": jid,

@@ -1,4 +1,4 @@
-"""The systems that an import can read, by name."""
+"""Opens the systems that an import can read, by name."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _MAPPING_FILES = (".yaml", ".yml")
 
 
 class OpenSource:
-    """A source whose errors are one line.
+    """A source of any supported system, whose errors are one line.
 
     Args:
         system: one of SYSTEMS, or a file with the mapping of a Postgres table.
-        url: where it is.
-        queues: only what is of these; empty: all, or the system's own default.
-        prefix: what comes before the names of keys, where it is not the system's own default.
-        due_after: what is due then or before is left, ms since the epoch, and what is due at once; None: nothing is.
+        url: of the system.
+        queues: only items of these queues; empty: of all, or of the system's default queue.
+        prefix: of the names of keys in Redis; empty: the system's default.
+        due_after: items that are due by this time, ms since the epoch, or at once, are left out; None: none is.
 
     Raises:
-        SourceError: there is no such system or file, its client is not installed, or the URL is none.
+        SourceError: there is no such system or file, its client is not installed, or the URL is wrong.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The state of a job, rebuilt from the Delta tables."""
+"""Rebuilds the state of a job from the Delta tables."""

@@ -1,4 +1,4 @@
-"""The changes that commands have made to messages, read from `delayed_index` and `outcomes` as the tracker's rows."""
+"""Reads the changes that commands have made to messages from `delayed_index` and `outcomes`, as rows of the tracker."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from warehouse.schemas import DELAYED_INDEX
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
 
-# The cancelled messages by `delayed_index`; a command that goes on waiting has not cancelled any.
+# The cancelled messages in `delayed_index`; a command that still waits has cancelled none.
 _CANCELLED = f"""
 {_CHANGED}, deliver_at FROM (SELECT * FROM delayed_index WHERE operation = 'CANCEL') AS c
 LEFT ANTI JOIN ({WAITING}) AS w ON w.topic = c.topic AND w.subscription = c.subscription
     AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
 """  # noqa: S608
 
-# The cancelled messages by `outcomes`; not ALREADY_APPLIED, for ALREADY_APPLIED says that another row does.
+# The cancelled messages in `outcomes`. ALREADY_APPLIED does not count: it means that another row has the cancel.
 _ANSWERED = f"""
 {_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
 WHERE {IS_CANCEL} AND ledger_id >= 0
@@ -55,7 +55,7 @@ _RESTORED = f"""
 UNION ALL {_CHANGED} FROM outcomes WHERE {IS_RESTORE}
 """
 
-# A MOVE row has no time to which the message was moved; the other rows have one. Recurring messages are not here.
+# A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out.
 _MOVES = f"""
 {_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
        {attempt_sql()} AS attempt, CAST(NULL AS VARCHAR) AS reason
@@ -75,23 +75,31 @@ _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "message"]
 _KEY = ["subscription", *_MESSAGE]
 
-_WRITTEN_ROWS = 50_000  # at once
+_WRITTEN_ROWS = 50_000  # rows that are written at once
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The rows of commands that shards keep in state."""
+    """The effects of commands, as rows for the state of shards.
 
-    cancelled: pa.Table  # NOT_TO_DELIVER
-    moved: pa.Table  # MOVED
-    waiting: pa.Table  # COMMAND_ROWS for messages that come in again
-    unsealed: pa.Table  # moves of messages in the delayed index that have no DELAY row there yet
-    retried: pa.Table  # moves to retries that are to be delivered: the messages have been, before
+    Attributes:
+        cancelled: cancelled messages, as NOT_TO_DELIVER.
+        moved: moved messages, as MOVED.
+        waiting: commands for messages that come in again, as COMMAND_ROWS.
+        unsealed: moves of messages in the delayed index that lack a DELAY row for the move.
+        retried: moves to retries that are to be delivered, of messages that have been delivered before.
+    """
+
+    cancelled: pa.Table
+    moved: pa.Table
+    waiting: pa.Table
+    unsealed: pa.Table
+    retried: pa.Table
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The changes by commands that the tables have; subscriptions are numbers.
+    """The changes by commands in the tables. Subscriptions are numbers.
 
     Attributes:
         moves: the last move of each message and subscription.
@@ -106,21 +114,21 @@ class Commands:
     now: int
 
     def changes(self, delivered: Delivered) -> Changes:
-        """Returns the rows that shards keep of these commands, given the messages that have been delivered."""
+        """Returns the rows of these commands for the state of shards, given the delivered messages."""
         moves, done, delays = self.moves, self.done, self.delays
-        # A rebuild removes the rows of messages that come again, but for moved ones.
-        kept = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
-        is_sealed = is_among(moves, kept, [*_KEY, "sequence"])
+        # A rebuild removes the rows of messages that come again, but not their moved rows.
+        remaining = where(delays, (int64(delays, "is_not_durable") == 0) | (int64(delays, "sequence") > 0))
+        is_sealed = is_among(moves, remaining, [*_KEY, "sequence"])
         is_done = _are_done(moves, delivered)
         is_open = ~is_sealed & ~is_done & (int64(moves, "is_time_known") > 0)
-        is_there = is_among(moves, kept, _MESSAGE)
+        is_there = is_among(moves, remaining, _MESSAGE)
         unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
         stays = ~is_open | is_there
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)
 
-        # A cancel has to be remembered until its message's last row is loaded; a row that was held back never is. What
-        # is paused could be resumed, so its cancel stays.
+        # The state has to remember a cancel until the message's last row is loaded. A row that was held back is never
+        # loaded. A paused schedule may be resumed, so its cancel stays.
         due = int64(delays, "deliver_at")
         loaded, resumable = where(delays, due < HELD_DELIVER_AT), where(delays, due == PAUSED_DELIVER_AT)
         last = np.maximum(_last_times(done, loaded), _last_times(done, moves))
@@ -141,9 +149,11 @@ def find_commands(
     """Finds the messages that commands have moved, cancelled or skipped, for the subscriptions of the routes.
 
     Args:
-        names: for each source topic the names of its subscriptions, by number.
-        durable: by topic partition the last entry that does not come again from the source topics.
+        tables: of the warehouse.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
+        durable: the last entry of each topic partition that does not come again from the source topics.
         now: ms since the epoch.
+        on_progress: called with (table, step, number of rows).
     """
     cancelled, answered, restored, moves = (
         pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
@@ -158,10 +168,10 @@ def find_commands(
 def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
     """Returns messages as NOT_TO_DELIVER, each once.
 
-    They are kept until their last time of delivery in these rows, but at least REBUILT_KEPT_MILLIS from now.
+    Their `until` is the last `deliver_at` of the message in these rows, but at least REBUILT_KEPT_MILLIS from now.
 
     Args:
-        rows: with the columns of NOT_TO_DELIVER, but `deliver_at` for `until`.
+        rows: with the columns of NOT_TO_DELIVER, and `deliver_at` in place of `until`.
         now: ms since the epoch.
     """
     until = np.maximum(int64(rows, "deliver_at"), now + REBUILT_KEPT_MILLIS)
@@ -171,14 +181,14 @@ def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
 
 
 def _read(tables: Tables, sql: str, names: Mapping[str, Sequence[str]]) -> Iterator[pa.Table]:
-    """Yields the rows of a query that are of the routes' subscriptions, with these as numbers."""
+    """Yields the rows of a query for known subscriptions, with the subscriptions as numbers."""
     for rows in tables.stream(sql):
         numbers = subscription_numbers(rows, names)
         yield _in_numbers(rows, numbers).filter(pa.array(numbers >= 0))
 
 
 def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
-    """Returns rows with their subscription as a number, their message's number in its entry, and integers as int64."""
+    """Returns rows with the subscription's number, the message's number in its entry, and all integers as int64."""
     columns = {
         field.name: rows[field.name].cast(pa.int64()) if pa.types.is_integer(field.type) else rows[field.name]
         for field in rows.schema
@@ -189,9 +199,9 @@ def _in_numbers(rows: pa.Table, numbers: Int64Array) -> pa.Table:
 
 
 def _last_moves(moves: pa.Table) -> pa.Table:
-    """Returns the last move of each message and subscription; of several rows of it one with its time, if any.
+    """Returns the last move of each message and subscription; if it has several rows, one with the time of the move.
 
-    Its attempt is the highest of the message's moves: not each row tells it.
+    `attempt` is the highest of all moves of the message, because some rows do not have it.
     """
     keys = [int64(moves, name) for name in (*_KEY, "sequence", "is_time_known")]
     order = np.lexsort(keys[::-1])
@@ -205,10 +215,9 @@ def _last_moves(moves: pa.Table) -> pa.Table:
 
 
 def _resumed(moves: pa.Table, now: int) -> pa.Table:
-    """Gives the moves of messages that were held back, until their subscription was resumed, their new time: now.
+    """Sets the time of moves that a resume has made to now: those of messages that were held back before.
 
-    No command names these messages, and no other row has their time: their MOVE row has that of the row that it
-    supersedes.
+    No command names these messages, and no row has their new time: the MOVE row has the time of the row before it.
     """
     is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_DELIVER_AT)
     due = np.where(is_resumed, now, int64(moves, "deliver_at"))
@@ -223,7 +232,7 @@ def _delays_of(
     changed: Sequence[pa.Table],
     on_progress: OnProgress,
 ) -> pa.Table:
-    """Reads the DELAY rows of entries that commands have changed; the subscription is -1 where a row is for all."""
+    """Reads the DELAY rows of entries that commands have changed. A row for all subscriptions has the number -1."""
     wanted = MessageSet()
     for rows in changed:
         wanted.add(0, *_entries(rows))
@@ -244,16 +253,20 @@ def _entries(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
 
 
 def _pairs(rows: pa.Table, others: pa.Table, columns: Sequence[str]) -> tuple[Int64Array, pa.Table]:
-    """Pairs each row with the others of the same entry: the rows' indexes, and for each pair columns of the other."""
+    """Pairs each row with the rows of `others` that have the same entry.
+
+    Returns:
+        (index of the row, int64, shape (pairs,); `columns` of the other row) of each pair.
+    """
     numbered = rows.select(_ENTRY).append_column("row", _numbers_of(rows))
     pairs = numbered.join(others.select([*_ENTRY, *columns]), _ENTRY, join_type="inner", use_threads=False)
     return int64(pairs, "row"), pairs
 
 
 def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
-    """A mask of the CANCEL rows that have met their message, or still wait for it.
+    """Returns a mask of the CANCEL rows that have met their message, or still wait for it.
 
-    A row cancels a message that is due at the row's time or before. Where the message is due later, it waited in vain.
+    A CANCEL row cancels a message that is due by the row's time, and not one that is due later.
     """
     originals = where(delays, int64(delays, "sequence") == 0)
     row, pairs = _pairs(cancelled, originals, ["batch_index", "deliver_at"])
@@ -265,7 +278,10 @@ def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
 
 
 def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> pa.Table:
-    """Returns `done` without messages that were restored later; the others of a whole entry get rows of their own."""
+    """Returns `done` without messages that were restored later.
+
+    If only some messages of a cancelled entry were restored, each of the others gets a row of its own.
+    """
     entry = ["subscription", *_ENTRY]
     is_concerned = is_among(done, restored, entry)
     concerned = where(done, is_concerned)
@@ -288,7 +304,7 @@ def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> p
 
 
 def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
-    """Returns for each row the last deliver_at that others have of its entry, int64, (rows,); 0: they have none."""
+    """Returns the last `deliver_at` of each row's entry in `others`, int64, shape (rows,); 0: they lack the entry."""
     row, pairs = _pairs(rows, others, ["deliver_at"])
     last = np.zeros(rows.num_rows, np.int64)
     np.maximum.at(last, row, int64(pairs, "deliver_at"))
@@ -296,9 +312,9 @@ def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
 
 
 def _are_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
-    """A mask of the moves whose messages have been delivered, or were handed out while the subscription was absent."""
+    """Returns a mask of the moves whose messages have been delivered, or missed because the subscription was absent."""
     numbers = int64(moves, "subscription")
-    # Rows for one subscription are told by their tick, not by their partition.
+    # The partition does not matter: rows for one subscription are compared by their tick.
     rows = moves.drop_columns("subscription").rename_columns({"source": "topic"})
     rows = rows.append_column("partition", pa.repeat(-1, rows.num_rows))
     are_done = np.zeros(moves.num_rows, np.bool_)
@@ -310,13 +326,14 @@ def _are_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
 def write_moves(
     tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int, of: str = "true"
 ) -> None:
-    """Appends DELAY rows for moves to the delayed index, for messages that have a row there.
+    """Appends DELAY rows for moves to the delayed index: copies of the messages' rows there, with the new time.
 
     Args:
-        moves: as `unsealed` of Changes; those of recurring messages have columns of occurrences, too.
-        names: for each source topic the names of its subscriptions, by number.
+        tables: of the warehouse.
+        moves: as `unsealed` of Changes; moves of recurring messages have columns of occurrences, too.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
         tick: the bucket_id of the new rows.
-        of: SQL condition: a row of the delayed index may be copied.
+        of: SQL condition for the rows of the delayed index that may be copied.
     """
     if not moves.num_rows:
         return
@@ -335,7 +352,7 @@ def write_moves(
 
 
 def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int) -> pa.Table:
-    """Returns for each move of a message that has rows here a copy of one of them, with the time of the move."""
+    """Returns for each move a copy of one of the message's rows, with the time of the move; none without such a row."""
     message = pa.array(np.maximum(int64(rows, "batch_index"), 0))
     numbered = rows.select(_ENTRY).append_column("message", message).append_column("row", _numbers_of(rows))
     first = numbered.group_by(_MESSAGE).aggregate([("row", "min")])
@@ -356,7 +373,7 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
 
 
 def _reschedules(moves: pa.Table) -> pa.Table:
-    """Returns moves as COMMAND_ROWS that reschedule their messages, or retry them as before."""
+    """Returns moves as COMMAND_ROWS: commands that reschedule or retry the messages again."""
     n = moves.num_rows
     is_retry = pc.greater(moves["attempt"], 0)
     values = {

@@ -1,4 +1,4 @@
-"""The messages that have been delivered."""
+"""Reads which messages have been delivered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position
+from broker.position import Position, partition_name
 from recovery.rebuild.done_occurrences import DoneOccurrences
 from recovery.rebuild.message_set import MessageSet
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER
@@ -27,7 +27,7 @@ from warehouse.delivery_key import attempt_ids
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.routes.tenure import Tenures
 
-# The clocks of those who publish, send and rebuild may differ by this.
+# The most by which the clocks of producers, senders and the rebuild differ.
 CLOCKS_MILLIS = 15 * 60 * 1000
 
 # A time, ms since the epoch, by source topic and number of a subscription.
@@ -38,7 +38,7 @@ _DELIVERIES = (
     "occurrence_at, sent_at FROM deliveries"
 )
 
-# Messages that a subscription is not to get (again), and when they were to be delivered.
+# Messages that a subscription must not get (again), and when they were to be delivered.
 DONE = pa.schema([*list(NOT_TO_DELIVER)[:-1], ("deliver_at", pa.int64())])
 
 
@@ -46,13 +46,14 @@ class Delivered:
     """The messages that have been delivered to the subscriptions of the routes.
 
     Args:
-        names: for each source topic the names of its subscriptions, by number.
-        durable: by topic partition the last entry that does not come again from the source topics.
-        tenures: messages handed out while a subscription was not there are `missed` by it; None: there are none.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
+        durable: the last entry of each topic partition that does not come again from the source topics.
+        tenures: since when subscriptions are in the settings: a subscription has `missed` messages that were handed out
+            before; None: none has missed any.
 
     Attributes:
-        occurrences: those of recurring messages that have been delivered. Such a message is delivered only when it has
-            ended.
+        occurrences: the delivered occurrences of recurring messages. The message itself counts as delivered only when
+            its last occurrence has been.
     """
 
     def __init__(
@@ -67,16 +68,16 @@ class Delivered:
 
     @property
     def durable(self) -> Mapping[str, Position]:
-        """By topic partition the last entry that does not come again from the source topics."""
+        """The last entry of each topic partition that does not come again from the source topics."""
         return self._durable
 
     @property
     def not_durable(self) -> pa.Table:
-        """The delivered messages that come again from the source topics, as DONE; also those that were missed."""
+        """The delivered or missed messages that come again from the source topics, as DONE."""
         return concat(self._not_durable, DONE)
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows of `deliveries`; those of subscriptions that no route has are passed over."""
+        """Adds rows of `deliveries`, except those of unknown subscriptions."""
         numbers = subscription_numbers(rows, self._names)
         if has_occurrences(rows):
             recurs = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
@@ -85,31 +86,38 @@ class Delivered:
         for number in np.unique(numbers[numbers >= 0]).tolist():
             self._messages.add(number, *attempt_ids(where(rows, numbers == number)))
         is_again = is_not_durable(rows, self._durable) & (numbers >= 0)
-        again = rows.filter(pa.array(is_again))  # a copy: a slice would keep all rows in memory
+        again = rows.filter(pa.array(is_again))  # a copy, because a slice would keep all rows in memory
         self._not_durable.append(as_done(again, numbers[is_again]))
         of_all = again.drop_columns("subscription")
         for number, is_missed in self.missed(of_all):
             self._not_durable.append(as_done(where(again, is_missed), np.full(int(is_missed.sum()), number)))
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
-        """Returns a mask of the messages that have been delivered to the subscription with a number: bool, (rows,).
+        """Says which messages have been delivered to a subscription.
 
-        A retry counts as delivered only if the row's `attempt` was; an occurrence only if that occurrence was.
+        A retry counts as delivered only if the row's `attempt` was, an occurrence only if that occurrence was.
+
+        Args:
+            number: of the subscription.
+            rows: the messages.
+
+        Returns:
+            a mask, bool, shape (rows,).
         """
         found = self._messages.contains(number, *attempt_ids(rows))
         return found | self.occurrences.contains(number, rows) if has_occurrences(rows) else found
 
     def add_ended(self, number: int, rows: pa.Table) -> None:
-        """Adds recurring messages of which a subscription has had the last occurrence."""
+        """Adds recurring messages whose last occurrence a subscription has got."""
         self._messages.add(number, *attempt_ids(rows))
 
     def find(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """Yields for each number of a subscription a mask of the messages that have been delivered to it."""
+        """Yields (number of a subscription, mask of the messages that have been delivered to it)."""
         for number in self._messages.subscriptions:
             yield number, self.contains(number, rows)
 
     def missed(self, rows: pa.Table) -> Iterator[tuple[int, BoolArray]]:
-        """Yields for each number of a subscription that was absent for some time a mask of the messages that it missed.
+        """Yields (number of a subscription, mask of the messages that it missed) if it was absent for some time.
 
         Args:
             rows: with the columns that `Tenures.were_missed` needs.
@@ -121,19 +129,24 @@ class Delivered:
 
 
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
-    """Returns messages as DONE for the subscriptions with these numbers, one for each row."""
+    """Returns messages as DONE.
+
+    Args:
+        rows: the messages.
+        numbers: of each row's subscription, int64, shape (rows,).
+    """
     return typed({name: rows[name] for name in DONE.names} | {"subscription": pa.array(numbers)}, DONE)
 
 
 def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray:
-    """Tells which rows' entries come again from the source topics; those of imported messages never do.
+    """Says which rows have an entry that comes again from the source topics; those of imported messages never do.
 
     Args:
         rows: with topic, partition, ledger_id and entry_id.
-        durable: by topic partition the last entry that does not come again.
+        durable: the last entry of each topic partition that does not come again.
 
     Returns:
-        a mask, bool, (rows,).
+        a mask, bool, shape (rows,).
     """
     if not rows.num_rows:
         return np.zeros(0, np.bool_)
@@ -152,11 +165,6 @@ def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray
     return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
 
 
-def partition_name(topic: str, partition: int) -> str:
-    """Returns the name of a topic partition, as a client subscribes to it; -1: the topic is not partitioned."""
-    return topic if partition < 0 else f"{topic}-partition-{partition}"
-
-
 def read_delivered(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
@@ -164,7 +172,7 @@ def read_delivered(
     tenures: Tenures,
     on_progress: OnProgress,
 ) -> Delivered:
-    """Reads the messages that the table `deliveries` has; the arguments are those of `Delivered`."""
+    """Reads the table `deliveries`; the arguments are those of `Delivered`."""
     delivered = Delivered(names, durable, tenures)
     n = 0
     for rows in tables.stream(_DELIVERIES):

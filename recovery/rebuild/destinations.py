@@ -1,4 +1,4 @@
-"""The messages that only the destinations have: what a job has sent, and nobody came to write down."""
+"""Finds messages that a job has sent and not written to `deliveries`, by reading the destinations."""
 
 from __future__ import annotations
 
@@ -36,18 +36,17 @@ _MESSAGES_AT_ONCE = 20_000
 
 _MEANS = "what was sent there and not written down may come twice"
 
-# Producers' names begin with the app id of a checkpoint: any one, since the job's may be lost.
+# Names of producers begin with the app id of a checkpoint: with any, because the job's may be lost.
 _APPLICATION = "delaylake-[0-9a-f]{12}"
 
-# What the job writes in `delaylake.deliverAt`, with a number that fits the column.
-_TIME = re.compile(r"[0-9]{1,18}")
-_ATTEMPT = re.compile(r"[0-9]{0,4}")  # the same of `delaylake.attempt`, empty where it is not there
-
-_OCCURRENCE = re.compile(r"([1-9][0-9]{0,17})?")  # of `delaylake.occurrence`
+# Values of the job's properties, as far as they fit the columns; empty: the message lacks the property.
+_TIME = re.compile(r"[0-9]{1,18}")  # delaylake.deliverAt, delaylake.shapedFrom
+_ATTEMPT = re.compile(r"[0-9]{0,4}")  # delaylake.attempt
+_OCCURRENCE = re.compile(r"([1-9][0-9]{0,17})?")  # delaylake.occurrence
 
 
 class UnreadableDestinationError(DelayLakeError):
-    """A destination can't be read. The message is one line, with what can be done."""
+    """A destination can't be read. The message is one line, and says what to do."""
 
 
 def write_missing_deliveries(
@@ -61,20 +60,26 @@ def write_missing_deliveries(
     without: Collection[str] = (),
     renumbering: Renumbering | None = None,
 ) -> int:
-    """Adds the messages that only the destinations have to `deliveries`; returns how many.
+    """Adds messages that only the destinations have to `deliveries`.
 
-    A destination is read from the time on at which such a message can have been sent first: that is when it is due, and
-    after it was published. Where the broker has trimmed the destination since then, that is a warning, also in the log.
+    A destination is read from the earliest time at which such a message can have been sent: no message is sent before
+    it is due, or before it was published. If the broker has trimmed the destination since then, there is a warning.
 
     Args:
-        delivered: the messages that `deliveries` has; those of the destinations are added.
-        durable: by topic partition the last entry that does not come again from the source topics.
-        overdue: for each subscription, by topic and number, that is still to get a durable message that is due the
-            least time of such a one: ms since the epoch.
-        on_warning: called with one line.
-        without: destinations that are not read. That is a warning for each that was to be.
-        renumbering: what the tables' ids have got just now; None: none. What a destination has from before an earlier
-            one is passed over: its ids are of another broker.
+        settings: of the job, with the missing routes.
+        tables: of the warehouse.
+        delivered: the messages in `deliveries`; those of the destinations are added.
+        durable: the last entry of each topic partition that does not come again from the source topics.
+        overdue: the least `deliver_at` of the overdue durable messages that a subscription has not got, ms since the
+            epoch, by source topic and number of the subscription.
+        on_progress: called with (table, step, number of rows).
+        on_warning: called with one line; the log gets it, too.
+        without: destinations that are not to be read; each that would be needed is a warning.
+        renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
+            Messages from before an earlier renumbering are left out, because their ids are of another broker.
+
+    Returns:
+        the number of messages added.
 
     Raises:
         UnreadableDestinationError: a destination can't be read.
@@ -104,7 +109,7 @@ def write_missing_deliveries(
                 try:
                     since = max(moved_at, min(times) - CLOCKS_MILLIS)
                     messages = _messages_since(client, destination, since)
-                    # What is in the tables does not tell: a dead letter is sent before its outcome is written.
+                    # The tables do not say whether there are dead letters: one is sent before its outcome is written.
                     if _may_be_there(admin, subscription.dead_letter_topic):
                         messages = chain(messages, _messages_since(client, subscription.dead_letter_topic, since))
                     while some := list(islice(messages, _MESSAGES_AT_ONCE)):
@@ -136,7 +141,7 @@ def write_missing_deliveries(
 
 
 def _may_be_there(admin: AdminClient, topic: str) -> bool:
-    """Whether there is a topic, as far as the admin API tells; to read one that is not there would create it."""
+    """Whether a topic exists, or may exist if the admin API does not answer: to read a missing one would create it."""
     try:
         return admin.partitions(topic) is not None
     except PulsarError:
@@ -144,7 +149,7 @@ def _may_be_there(admin: AdminClient, topic: str) -> bool:
 
 
 def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, Position]) -> int | None:
-    """Returns when the first message was published that comes again from a source topic, ms; None: there is none."""
+    """Returns the publish time of the first message that comes again from a source topic, ms; None: none comes."""
     times = []
     for name in client.get_topic_partitions(topic):
         last = durable.get(name)
@@ -162,7 +167,7 @@ def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Sent:
-    """What is needed of a message that a destination has, without its payload, which may be large."""
+    """The parts of a destination's message that are needed; not the payload, which may be large."""
 
     properties: dict[str, str]
     published_at: int
@@ -171,10 +176,10 @@ class _Sent:
 
 
 def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
-    """Returns the messages that the job has sent as rows of `deliveries`, one for each key.
+    """Returns the messages that the job has sent as rows of `deliveries`, one for each delivery key.
 
-    Anybody who may write to a destination can send messages with the job's properties, or send on a message that has
-    them. Messages of a producer with another name, or with properties that the job does not write, are passed over.
+    Anybody who may produce to a destination can send messages with the job's properties, or forward such messages. So
+    messages are left out if their producer's name is not the job's, or a property has a value that it never writes.
     """
     # Version 0.1.0 named its producers without a hash of the source topic.
     is_producer = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
@@ -208,7 +213,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
 
 
 def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Position]) -> pa.Table:
-    """Returns the rows, all of one topic, whose entry is in `entries` or comes again from the source topics."""
+    """Returns those rows of one topic whose entry is in `entries`, or comes again from the source topics."""
     if not rows.num_rows:
         return rows
     comes_again = is_not_durable(rows, durable)
@@ -226,7 +231,7 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
 
 
 def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
-    """Yields the messages published to a destination since a time (ms), as far as the broker still has them."""
+    """Yields the messages that the broker still has of a destination, published since a time, ms since the epoch."""
     for partition in client.get_topic_partitions(topic):
         reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
         if since:

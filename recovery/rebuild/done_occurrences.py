@@ -1,4 +1,4 @@
-"""The occurrences of recurring messages that subscriptions have had."""
+"""Keeps the occurrences of recurring messages that are done: delivered, or not to be delivered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tracker.messages import BoolArray, Int64Array
 
-# The number of a subscription, ledger, entry, number in the entry.
+# (number of the subscription, ledger id, entry id, number in the entry).
 Message = tuple[int, int, int, int]
 
 
@@ -18,21 +18,25 @@ class Done(NamedTuple):
     """An occurrence that is done. Times are ms since the epoch."""
 
     at: int  # the next occurrence is later than this
-    sent_at: int
+    sent_at: int  # 0: not known
 
 
 class DoneOccurrences:
-    """The occurrences that have been delivered, or are not to be, by subscription and message."""
+    """The occurrences that have been delivered, or must not be, by subscription and message.
+
+    Attributes:
+        topics: (source topic, partition) of each message.
+    """
 
     def __init__(self) -> None:
         self._done: dict[Message, dict[int, Done]] = {}
-        self.topics: dict[Message, tuple[str, int]] = {}  # topic and partition of each message
+        self.topics: dict[Message, tuple[str, int]] = {}
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._done)
 
     def of(self, message: Message) -> dict[int, Done]:
-        """Returns the occurrences that are done of a message, by their number."""
+        """Returns a message's occurrences that are done, by their number."""
         return self._done.get(message, {})
 
     def add(self, rows: pa.Table, numbers: Int64Array) -> None:
@@ -40,7 +44,7 @@ class DoneOccurrences:
 
         Args:
             rows: with topic, partition, a position, occurrence, occurrence_at, deliver_at and sent_at.
-            numbers: int64, (rows,): of the subscriptions.
+            numbers: of each row's subscription, int64, shape (rows,).
         """
         names = ("topic", "partition", "ledger_id", "entry_id", "batch_index")
         columns = (rows[name].to_pylist() for name in (*names, "occurrence", "occurrence_at", "deliver_at", "sent_at"))
@@ -52,11 +56,14 @@ class DoneOccurrences:
             self.topics[message] = topic, partition
 
     def contains(self, number: int, rows: pa.Table) -> BoolArray:
-        """Returns a mask of the rows whose occurrence a subscription has had: bool, (rows,).
+        """Says which rows have an occurrence that is done for a subscription.
 
         Args:
-            number: the subscription's.
-            rows: with a position and occurrence; null: the message does not recur.
+            number: of the subscription.
+            rows: with a position and `occurrence`; null: the message does not recur.
+
+        Returns:
+            a mask, bool, shape (rows,).
         """
         columns = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "occurrence"))
         return np.array(

@@ -1,4 +1,4 @@
-"""Finds the answers that may have been written down and not published, because the job ended in between."""
+"""Finds outcomes that may have been written and not published, because the job ended in between."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 
-# Those of the newest batch that has any: before a batch writes its answers down, those of the one before are published.
-# A command that this batch has read is not acknowledged yet: it comes again, and is told its answers then.
+# The outcomes of the newest batch with any: a batch writes its outcomes after those of the batch before were published.
+# Commands that this batch has read are not acknowledged: they come again, and are answered then.
 _LAST = """
 SELECT * FROM outcomes AS o LEFT SEMI JOIN (SELECT max(batch_id) AS newest FROM outcomes) ON o.batch_id = newest
 WHERE o.command_hash IS NULL
@@ -21,10 +21,10 @@ ORDER BY sequence, request_id, ledger_id, entry_id, batch_index, subscription
 
 
 def find_last_answers(tables: Tables) -> pa.Table:
-    """Finds what the newest batch answered commands that waited, and told without a command.
+    """Finds the outcomes of the newest batch that no command of this batch has caused.
 
     Returns:
-        OUTCOME_ROWS, to be published as repeats.
+        the outcomes as OUTCOME_ROWS, to be published as repeats.
     """
     rows = tables.sql(_LAST)
     number = pc.index_in(rows["result"], pa.array(Result.keys()))

@@ -1,4 +1,4 @@
-"""A set of many messages in little memory."""
+"""A set of many messages that needs little memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ENTRY_BITS = 32
 
 
 class MessageSet:
-    """A set of messages for each subscription, by number. Arrays are int64, and those of one call have one length.
+    """A set of messages for each subscription, which is given by its number.
 
-    Has a roaring bitmap for each subscription and ledger, of entries and places in their batch. A message alone in its
-    entry (batch index -1) counts as the first of a batch.
+    It has a roaring bitmap for each subscription and ledger, with entry ids and batch indexes. A message that is an
+    entry (batch index -1) counts as the first of a batch. All arrays are int64, shape (messages,).
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class MessageSet:
         return sorted({subscription for subscription, _ in self._bits})
 
     def add(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array) -> None:
-        """Adds messages to a subscription's set, whether or not they are in it."""
+        """Adds messages to a subscription's set."""
         codes = _codes(entry_ids, batch_indexes)
         for ledger, rows in by_ledger(ledger_ids):
             self._bits.setdefault((subscription, ledger), BitMap64()).update(codes[rows])
@@ -35,7 +35,7 @@ class MessageSet:
     def contains(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Returns a mask of the messages that are in a subscription's set: bool, (messages,)."""
+        """Returns a mask of the messages that are in a subscription's set, bool, shape (messages,)."""
         found = np.zeros(len(ledger_ids), np.bool_)
         if not self._bits:
             return found

@@ -1,4 +1,4 @@
-"""Finds since when messages may have been sent and not written down: a lane may have been stuck for hours."""
+"""Finds the time since which messages may have been sent and not written down: a lane may have waited for hours."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ def first_overdue(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Times:
-    """Finds for each subscription the least time of delivery of a durable message that it is still to get and is due.
+    """Finds the least `deliver_at` of the overdue durable messages that each subscription has not got.
 
-    Recurring messages do not count here. No durable message that `deliveries` does not have was sent before that time:
-    nothing is sent early.
+    No durable message that `deliveries` lacks was sent before that time, because no message is sent early. Recurring
+    messages do not count here.
 
     Args:
-        names: for each source topic the names of its subscriptions, by number.
-        control: knows the messages that have been cancelled and moved.
-        unsealed: moves of which the delayed index has no DELAY row yet, as of `recovery.rebuild.changes.Changes`.
-        delivered: the messages that `deliveries` has; they do not count.
-        now: ms since the epoch. Messages due up to CLOCKS_MILLIS later count as due, for clocks differ.
+        tables: of the warehouse.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
+        control: has the cancelled and moved messages.
+        unsealed: as of `recovery.rebuild.changes.Changes`.
+        delivered: the messages in `deliveries`, which do not count.
+        now: ms since the epoch. Messages that are due up to CLOCKS_MILLIS later count as due, because clocks differ.
+        on_progress: called with (table, step, number of rows).
 
     Returns:
-        the times, ms since the epoch; a subscription that is not there has no such message.
+        the times, ms since the epoch; subscriptions without such a message are left out.
     """
     first: Times = {}
 
@@ -73,7 +75,7 @@ def first_overdue(
         for number in np.unique(int64(own, "subscription")).tolist():
             due = int64(own, "deliver_at")[int64(own, "subscription") == number]
             note(topic, number, due[due < now + CLOCKS_MILLIS])
-    # What was held back for a subscription that has gone on: its rows do not say when that was.
+    # Messages that were held back for a subscription until it was resumed: their rows do not have the time of that.
     for row in tables.sql(_RESUMED).to_pylist():
         topic, name = row["topic"], row["subscription"]
         if name in names.get(topic, ()):
@@ -84,21 +86,21 @@ def first_overdue(
 
 
 def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
-    """Returns for each row the subscriptions that still want it, and the rows that are delivered.
+    """Finds for each row the subscriptions for which it is pending.
 
     Args:
         rows: DELAY rows, with the columns of DELAYS.
-        control: knows the messages that have been cancelled and moved.
-        delivered: the messages that have been delivered, or were handed out while a subscription was not there.
+        control: has the cancelled and moved messages.
+        delivered: the messages that have been delivered, or missed.
 
     Returns:
-        masks, int64, (rows,), with a bit for each number of a subscription; and the delivered rows as DONE.
+        (subscription masks, int64, shape (rows,); the delivered rows as DONE, in parts).
     """
     masks = control.subscription_mask(rows)
     found = []
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
         masks[is_delivered] &= ~(1 << number)
-        done = rows.filter(pa.array(is_delivered))  # a copy: a slice would keep all rows in memory
+        done = rows.filter(pa.array(is_delivered))  # a copy, because a slice would keep all rows in memory
         # A row that was held back is never loaded.
         times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
         found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
@@ -106,12 +108,12 @@ def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered)
 
 
 def by_ledger(rows: pa.Table) -> pa.Table:
-    """Sorts rows by ledger, which makes looking them up faster."""
+    """Sorts rows by ledger, which makes look-ups faster."""
     return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
 
 
 def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
-    """Whether a subscription has messages that were held back, and that `delivered` does not have."""
+    """Whether a subscription has messages that were held back and have not been delivered."""
     sql = (
         f"{DELAYS} AND deliver_at >= {HELD_DELIVER_AT} AND topic = {literal(topic)} AND subscription = {literal(name)}"
     )

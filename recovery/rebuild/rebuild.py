@@ -1,4 +1,4 @@
-"""Rebuilds the state from the Delta tables alone, where the checkpoint is lost."""
+"""Rebuilds the state of a lost checkpoint from the Delta tables alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position
+from broker.position import Position, partition_name
 from conf.settings import Settings
 from recovery.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
-from recovery.rebuild.delivered import DONE, Delivered, partition_name, read_delivered
+from recovery.rebuild.delivered import DONE, Delivered, read_delivered
 from recovery.rebuild.destinations import write_missing_deliveries
 from recovery.rebuild.last_answers import find_last_answers
 from recovery.rebuild.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
@@ -65,22 +65,25 @@ def rebuild(
     without: Collection[str] = (),
     renumbering: Renumbering | None = None,
 ) -> dict[str, int]:
-    """Prepares a checkpoint that has no query yet, so that the job goes on from the tables and the source topics.
+    """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
 
-    Entries that are not durable come again from the source topics, where they have not been acknowledged. So their rows
-    in the delayed index are removed, and those of their messages that were delivered are remembered. Of other delivered
-    messages only those are remembered of which a row will be loaded again.
+    Entries that are not durable come again from the source topics, which have not acknowledged them. So the rebuild
+    removes their rows from the delayed index, and the state remembers those of their messages that were delivered. Of
+    durable messages, it remembers those delivered ones whose rows will be loaded again.
 
-    Memory is in proportion to the messages that commands have changed, and to the delivered ones: a bit or so each.
+    The memory needed is proportional to the number of messages that commands have changed, and about a bit for each
+    delivered message.
 
     Args:
+        settings: of the job.
         tables: of the warehouse, taken over.
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
+        on_progress: called with (table, step, number of rows).
         now: ms since the epoch; None: the current time.
-        on_warning: called with one line for each destination of which the broker has trimmed messages that were to be
-            read, or that is not read.
-        without: destinations that are not read.
-        renumbering: what the tables' ids have got just now, so that the destinations have the former ones; None: none.
+        on_warning: called with one line for each destination that is not read, or from which the broker has trimmed
+            messages that the rebuild needs.
+        without: destinations that are not to be read.
+        renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
 
     Returns:
         counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
@@ -88,9 +91,9 @@ def rebuild(
     Raises:
         UnreadableDestinationError: a destination can't be read.
         PulsarError, pulsar.PulsarException: the source topics can't be read.
-        FencedError: somebody else has taken the warehouse over.
+        FencedError: another job has taken the warehouse over.
     """
-    # The messages of a missing route go on waiting.
+    # Messages of a missing route continue to wait.
     known = with_missing_routes(settings)
     names = subscription_names(known)
     durable = last_entries(tables, "entries")
@@ -101,7 +104,7 @@ def rebuild(
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
-    tick = _last_tick(tables) + 1  # that of what is written here
+    tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
     schedules = Schedules(tables, names, durable, tick, now, tenures)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.states(delivered, control).overdue.items():
@@ -109,7 +112,7 @@ def rebuild(
     unwritten = write_missing_deliveries(
         known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
     )
-    if unwritten:  # `delivered` has these, too, now
+    if unwritten:  # `delivered` contains these now
         changes = commands.changes(delivered)
         control = _control(known, changes, now)
     write_moves(tables, changes.unsealed, names, tick)
@@ -137,11 +140,11 @@ def rebuild(
         }
     )
     offset = _first_offset(settings, known, tables, found, durable, changed, tick)
-    facts = _facts(tables, names, found, now)
+    metadata = _metadata(tables, names, found, now)
     own = Checkpoint(checkpoint)
     own.write_version()
     own.epoch = tables.epoch or 0
-    prepared.complete(offset, facts)
+    prepared.complete(offset, metadata)
     return {
         "pending": found.pending,
         "taken_back_or_delivered": changes.cancelled.num_rows + done.num_rows,
@@ -151,9 +154,9 @@ def rebuild(
 
 
 def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: int) -> pa.Table:
-    """Returns the delivered messages that are remembered: those of which a row comes or is loaded again."""
+    """Returns the delivered messages that the state has to remember: a row of them comes or is loaded again."""
     done = concat([delivered.not_durable, found.delivered], DONE)
-    # Of a message that is to be retried a move says which row is delivered.
+    # A message that is to be retried is remembered by its move, which says which row is to be delivered.
     done = where(done, ~is_among(done, changes.retried, _ADDRESSED))
     return not_to_deliver(done, now)
 
@@ -170,29 +173,29 @@ def _first_offset(
     """Makes the offset with which the query begins.
 
     Args:
-        settings: without the missing routes.
-        known: with them.
+        settings: of the job, without the missing routes.
+        known: of the job, with the missing routes.
         tables: of the warehouse.
         found: the rows that are still to be loaded.
-        durable: by topic partition the last durable entry.
-        changed: which subscriptions were added or removed.
-        tick: the last one.
+        durable: the last durable entry, by topic partition.
+        changed: the subscriptions that were added or removed.
+        tick: the last tick.
     """
     return Offset(
         tick=tick,
         load_horizon=found.first,
         positions={name: str(p) for name, p in durable.items()},
-        routes=known_routes(known).taken_on(settings).to_json(),
+        routes=known_routes(known).updated_to(settings).to_json(),
         changed=changed,
-        # Everything that is published by the start comes in before a waiting command is answered NOT_FOUND.
+        # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
         barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
         ingested_through=REBUILT_TICK - 1,
         keyed=keyed_topics(tables),
     )
 
 
-def _facts(tables: Tables, names: dict[str, list[str]], found: Sealed, now: int) -> dict[str, Any]:
-    """Returns what the first batch gets beside rows, as of `PreparedState.complete`."""
+def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: int) -> dict[str, Any]:
+    """Returns the metadata for `PreparedState.complete`."""
     return {
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
@@ -205,7 +208,7 @@ def _facts(tables: Tables, names: dict[str, list[str]], found: Sealed, now: int)
 
 
 def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
-    """Returns by source topic and subscription the last time, ms since the epoch, that shaping has given a message."""
+    """Returns the latest time of a shaped message, ms since the epoch, by source topic and subscription."""
     rows = tables.sql(
         "SELECT topic, subscription, max(deliver_at) AS last FROM delayed_index "  # noqa: S608
         f"WHERE operation = 'DELAY' AND shaped_from IS NOT NULL AND deliver_at >= {now} "
@@ -218,19 +221,20 @@ def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
 
 
 def _control(settings: Settings, changes: Changes, now: int) -> Control:
-    """Makes a Control that knows what all shards together know of commands."""
+    """Makes a Control with the commands' effects in all shards together."""
     control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
     control.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved), now)
     return control
 
 
 def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
-    """Writes down, and returns, which subscriptions were added to or removed from the settings since the last change.
+    """Writes the subscriptions that were added to or removed from the settings to the tables, and returns them.
 
-    Messages that are due by now, and have been taken in, are not for those that were added.
+    Added subscriptions do not get messages that have been taken in and are due by now.
 
     Args:
         settings: with the missing routes.
+        tables: of the warehouse.
         now: ms since the epoch.
     """
     known = {
@@ -248,7 +252,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
 
 def last_entries(tables: Tables, table: str) -> dict[str, Position]:
-    """Returns the last entry that a table has of each topic partition, by its name; imported ones do not count."""
+    """Returns the last entry in a table of each topic partition, by its name; imported entries do not count."""
     last: dict[str, Position] = {}
     for row in tables.sql(_LAST.format(table=table)).to_pylist():
         name = partition_name(row["topic"], row["partition"])
@@ -258,7 +262,7 @@ def last_entries(tables: Tables, table: str) -> dict[str, Position]:
 
 
 def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
-    """Removes the messages that come again from the source topics from the delayed index."""
+    """Removes messages that come again from the source topics from the delayed index."""
     index = tables.sql(
         "SELECT DISTINCT topic, partition, ledger_id FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
         f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
@@ -272,13 +276,13 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
         elif row["ledger_id"] == last.ledger_id:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
-        # A moved row does not come again; its message waits for it. A recurring message makes its rows anew.
+        # Moved rows stay, because they do not come again. A recurring message makes its rows anew.
         is_made = "(sequence IS NULL OR occurrence IS NOT NULL)"
         tables.delete("delayed_index", f"operation = 'DELAY' AND {is_made} AND ({' OR '.join(conditions)})")
 
 
 def _last_tick(tables: Tables) -> int:
-    """Returns the last tick of which any table has rows."""
+    """Returns the last tick with rows in any table."""
     columns = dict.fromkeys(("deliveries", "outcomes", SUBSCRIPTION_CHANGES), "batch_id")
     columns["delayed_index"] = "bucket_id"
     last = (tables.query(n, f"SELECT coalesce(max({c}), 0) AS t FROM {n}") for n, c in columns.items())  # noqa: S608
@@ -286,7 +290,7 @@ def _last_tick(tables: Tables) -> int:
 
 
 def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
-    """Returns for each topic the subscriptions that are paused, as bits; topics without one are left out."""
+    """Returns a mask of the paused subscriptions by source topic; topics without any are left out."""
     paused: dict[str, int] = {}
     for row in pause_changes.to_pylist():
         if row["subscription"] in names.get(row["topic"], ()):
@@ -298,14 +302,23 @@ def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, i
 
 @dataclass(frozen=True)
 class Sealed:
-    """The DELAY rows of the delayed index that are still to be loaded: those due at `first` or later."""
+    """The DELAY rows of the delayed index that are still to be loaded: those due at `first` or later.
 
-    first: int  # the least time of delivery of a row that a subscription wants, or the time now: ms since the epoch
-    pending: int  # how many of the rows a subscription wants
-    sealed: Int64Array  # how many rows each shard has, (shards,)
-    unwanted: Int64Array  # how many of them no subscription wants, (shards,)
-    delivered: pa.Table  # DONE: those of them that have been delivered
-    keyed: pa.Table  # KEYED_ROWS: those with a schedule key that a subscription wants
+    Attributes:
+        first: the least `deliver_at` of a row that is pending for a subscription, at most now; ms since the epoch.
+        pending: the number of rows that are pending for a subscription.
+        sealed: the number of rows of each shard, int64, shape (shards,).
+        unwanted: the number of those that are pending for no subscription, int64, shape (shards,).
+        delivered: the rows that have been delivered, as DONE.
+        keyed: the pending rows with a schedule key, as KEYED_ROWS.
+    """
+
+    first: int
+    pending: int
+    sealed: Int64Array
+    unwanted: Int64Array
+    delivered: pa.Table
+    keyed: pa.Table
 
 
 def count_sealed(
@@ -317,14 +330,16 @@ def count_sealed(
     now: int,
     on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Sealed:
-    """Counts the rows that wait in buckets.
+    """Counts the rows of the delayed index that are still to be loaded.
 
     Args:
-        control: knows the messages that have been cancelled and moved.
-        delivered: the messages that have been delivered.
-        shards: how many there are.
-        since: before this time, ms since the epoch, no pending row is due.
+        tables: of the warehouse.
+        control: has the cancelled and moved messages.
+        delivered: the delivered messages.
+        shards: the number of shards.
+        since: no pending row is due before this time, ms since the epoch.
         now: ms since the epoch.
+        on_progress: called with (table, step, number of rows).
     """
     first = now
     n = 0

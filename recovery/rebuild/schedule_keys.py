@@ -1,4 +1,4 @@
-"""Finds the schedule keys whose message waits, and those whose next message comes in again."""
+"""Finds the live schedule keys: those with a waiting message, and those whose last message comes in again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position
-from recovery.rebuild.delivered import partition_name
+from broker.position import Position, partition_name
 from tracker.commands.message_state.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from tracker.messages import attempts_of, concat, int64, is_among, typed, where, with_columns
 from tracker.properties.message_position import MessagePosition
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELAYED_INDEX
 
-# The columns of rows of `delayed_index` of which keys are made.
+# The columns of `delayed_index` from which live keys are made.
 KEYED_ROWS = pa.schema(
     [
         DELAYED_INDEX.field(name)
@@ -37,13 +36,14 @@ SELECT DISTINCT topic FROM (
 ) AS t ORDER BY topic
 """
 
-# The times with which messages have come: a moved row has another one. A Live has this, for by it the index is read.
+# The original times of messages, which their moved rows do not have. A live key needs the original time, with which the
+# index is read.
 _AS_THEY_CAME = """
 SELECT ledger_id, entry_id, batch_index, deliver_at AS came_with FROM delayed_index
 WHERE operation = 'DELAY' AND sequence IS NULL AND schedule_key IS NOT NULL
 """
 
-# Messages to which another one of their key has yielded, and since when the key went on then.
+# Messages that have superseded another one of their key, and since when the key lived at that time.
 _TAKEN_OVER = """
 SELECT topic, schedule_key, superseded_by, max(deliver_at) AS since FROM outcomes
 WHERE result = 'SUPERSEDED' GROUP BY topic, schedule_key, superseded_by
@@ -64,21 +64,22 @@ def live_keys(
     done: pa.Table,
     names: Mapping[str, Sequence[str]],
 ) -> pa.Table:
-    """Returns the last message of each schedule key that waits, and those that had taken a key over and come in again.
+    """Returns the last message of each live schedule key.
 
-    Such a message does not find waiting any more what yielded to it: for it the key goes on as before.
+    A message that had superseded another one and comes in again no longer finds that message waiting. So its key is
+    live as it was before.
 
     Args:
         tables: of the warehouse.
-        rows: as KEYED_ROWS, those that a subscription waits for; a message may have several.
-        durable: by topic partition the last entry that does not come again from the source topics.
+        rows: the pending rows with a schedule key, as KEYED_ROWS; a message may have several.
+        durable: the last entry of each topic partition that does not come again from the source topics.
         now: ms since the epoch.
-        done: with subscription, ledger_id, entry_id and batch_index: what was delivered or cancelled. Of what was
-            delivered it is enough to have what comes in again.
-        names: for each source topic the names of its subscriptions.
+        done: delivered or cancelled messages, with subscription, ledger_id, entry_id and batch_index; only those
+            delivered ones that come in again are needed.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
 
     Returns:
-        as LIVE_KEYS.
+        the keys' messages, as LIVE_KEYS.
     """
     waiting = typed(_as_they_came(tables, _last_of_keys(rows)), LIVE_KEYS)
     came = [
@@ -104,27 +105,27 @@ def live_keys(
 def _last_of_keys(rows: pa.Table) -> pa.Table:
     """Returns a row of the last message of each key, with the columns `since` and `batch_size`; retries do not count.
 
-    Of several rows of that message it is the one with which it came, where a subscription waits for this one.
+    If the message has several rows, its original row is returned, if that is pending.
     """
     rows = where(rows, attempts_of(rows) == 0)
     is_moved = pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
     rows = rows.take(pa.array(np.lexsort([~is_moved, *(int64(rows, name) for name in reversed(_MESSAGE))])))
     pairs = zip(*(rows[name].to_pylist() for name in ("topic", "schedule_key")), strict=True)
     rows = rows.take(pa.array(list({pair: i for i, pair in enumerate(pairs)}.values()), pa.int64()))
-    # The sizes of batches are not known here: with this one they never become a whole entry.
+    # The number of messages in an entry is not known here. With this one, no set of them counts as the whole entry.
     sizes = np.where(int64(rows, "batch_index") < 0, 1, np.iinfo(np.int32).max)
-    since = pc.coalesce(rows["key_since"], rows["deliver_at"])  # of imported messages it is not known
+    since = pc.coalesce(rows["key_since"], rows["deliver_at"])  # imported messages have no `key_since`
     return rows.append_column("since", since).append_column("batch_size", pa.array(sizes))
 
 
 def _as_they_came(tables: Tables, rows: pa.Table) -> pa.Table:
-    """Gives rows of moved, held and recurring messages the time with which these have come.
+    """Sets `deliver_at` of moved, held and recurring messages to their original time.
 
-    Where the delayed index does not have that any more, it is 0: the key is never looked up there then.
+    Where the delayed index no longer has the original row, the time is 0: then the key is never looked up there.
 
     Args:
         tables: of the warehouse.
-        rows: as KEYED_ROWS, one for each message.
+        rows: one for each message, as KEYED_ROWS.
     """
     is_moved = pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
     moved = where(rows, is_moved)
@@ -143,7 +144,7 @@ def _as_they_came(tables: Tables, rows: pa.Table) -> pa.Table:
 
 
 def _subscriptions_done(positions: Sequence[str], done: pa.Table) -> list[int]:
-    """Returns for how many subscriptions each message was delivered or cancelled."""
+    """Returns for each position the number of subscriptions for which the message was delivered or cancelled."""
     ids = [MessagePosition.parse(position) for position in positions]
     entries = pa.table({name: pa.array([one[i] for one in ids], pa.int64()) for i, name in enumerate(_MESSAGE[:2])})
     of_them = where(done, is_among(done, entries, _MESSAGE[:2]))

@@ -10,7 +10,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
 from warehouse.delta.tables import Tables, literal
 
-# How far a sender's clock and the broker's may differ, with the time from a message's sending to its storing, ms.
+# The most by which a sender's clock and the broker's differ, together with the time from sending to storing, ms.
 _MARGIN_MILLIS = 60_000
 
 # A topic's first ledger is made within this time after the topic, ms.
@@ -22,17 +22,18 @@ _MEANS = "what was sent before then and not written down may come twice; give th
 def warn_of_trimmed(
     admin: AdminClient, tables: Tables, partitions: Iterable[str], since: int, topic: str, subscription: str
 ) -> str | None:
-    """Returns a warning, one line, where the broker no longer has all that was sent to a destination since a time.
+    """Checks whether the broker still has all messages that were sent to a destination since a time.
 
     Args:
-        tables: `deliveries` says whether a destination had messages earlier than those that the broker still has.
+        admin: asks the broker.
+        tables: of the warehouse; `deliveries` says whether the destination had earlier messages than the broker has.
         partitions: the topic partitions of the destination.
-        since: the time at which the first message that is not written down may have been sent, ms since the epoch.
+        since: the earliest time at which a message may have been sent and not written down, ms since the epoch.
         topic: the source topic.
-        subscription: whose destination it is.
+        subscription: the subscription of the destination.
 
     Returns:
-        the warning; None: the broker has the destination from then on, or has trimmed nothing of it.
+        a warning, one line; None: the broker has all messages since then, or has trimmed none.
     """
     latest: tuple[int, str] | None = None
     for partition in partitions:
@@ -53,10 +54,10 @@ def warn_of_trimmed(
 
 
 def _first_time(admin: AdminClient, partition: str, stats: TopicLedgers) -> int | None:
-    """Returns the time from which on the broker still has every entry of a topic partition, ms since the epoch.
+    """Returns the time since which the broker has every entry of a topic partition, ms since the epoch.
 
-    That is when its first entry was published. Ledgers are trimmed as a whole, so where only the open one is left, it
-    is when that was made. None: not known.
+    It is the publish time of the first entry. If only the open ledger is left, it is the time when that was made,
+    because ledgers are trimmed as a whole. None: not known.
     """
     if not (closed := _closed(stats)):
         return stats.last_made_at
@@ -65,15 +66,15 @@ def _first_time(admin: AdminClient, partition: str, stats: TopicLedgers) -> int 
 
 
 def _closed(stats: TopicLedgers) -> list[int]:
-    """Returns the ledgers before the open one that have entries, in order."""
+    """Returns the closed ledgers with entries, in order."""
     return [ledger for ledger, n in sorted(stats.ledgers.items())[:-1] if n]
 
 
 def _is_later_ledger(admin: AdminClient, partition: str, stats: TopicLedgers) -> bool:
-    """Whether only the open ledger is left, and it was not the topic's first.
+    """Whether only the open ledger is left, and it is not the topic's first: then the broker has trimmed some.
 
-    So it is after a restart of the broker where consumers had all that came before, and a new destination has not been
-    written down yet.
+    That happens when the broker restarts after consumers have acknowledged all messages. A new destination may have no
+    rows in `deliveries` yet.
     """
     if _closed(stats) or stats.last_made_at is None:
         return False
@@ -82,7 +83,7 @@ def _is_later_ledger(admin: AdminClient, partition: str, stats: TopicLedgers) ->
 
 
 def _has_had(tables: Tables, partition: str, before: int, topic: str, subscription: str) -> bool:
-    """Whether the job sent messages of a subscription to a destination before a time, ms since the epoch."""
+    """Whether `deliveries` has messages that were sent to a destination before a time, ms since the epoch."""
     rows = tables.query(
         "deliveries",
         f"SELECT 1 AS one FROM deliveries WHERE topic = {literal(topic)} AND subscription = {literal(subscription)} "  # noqa: S608

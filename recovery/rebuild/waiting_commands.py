@@ -1,4 +1,4 @@
-"""Finds the commands that wait for their messages, by the answers that they have had."""
+"""Finds the commands that wait for their messages, by their outcomes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tracker.messages import subscription_numbers, typed, where
 from tracker.subscriptions import ALSO_LATER
 from warehouse.delta.tables import Tables
 
-# The rows of `outcomes` with the result WAITING that no other answer has followed. The last answer to a skip of a whole
-# entry may be one for each of its messages; a message that is an entry is named by the index 0, too. Cancels and
-# reschedules without a time, which earlier versions wrote, are left out: of a cancel `delayed_index` has the time.
+# The rows of `outcomes` with the result WAITING and no later outcome. A skip of a whole entry may have a later outcome
+# for each of its messages; a message that is an entry is named by the batch index 0, too. Cancels and reschedules
+# without a time, which earlier versions of the program wrote, are left out: `delayed_index` has the time of a cancel.
 WAITING = f"""
 SELECT * FROM outcomes AS w LEFT ANTI JOIN (SELECT * FROM outcomes WHERE result <> 'WAITING') AS a
     ON a.request_id = w.request_id AND a.subscription = w.subscription AND a.ledger_id = w.ledger_id
@@ -29,7 +29,7 @@ _COMMAND = [
     *("operation", "deliver_at", "issued_by", "issued_at"),
 ]
 
-# The waiting commands, a row for each subscription, in the order in which they came.
+# The waiting commands, with a row for each subscription, in the order in which they came.
 _COMMANDS = f"""
 SELECT {", ".join(_COMMAND)}, subscription FROM ({WAITING}) AS w GROUP BY {", ".join(_COMMAND)}, subscription
 ORDER BY min(batch_id), min(sequence), request_id, ledger_id, entry_id, batch_index, subscription
@@ -37,14 +37,14 @@ ORDER BY min(batch_id), min(sequence), request_id, ledger_id, entry_id, batch_in
 
 
 def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table:
-    """Finds the commands that were answered WAITING and nothing since, in the order in which they came.
+    """Finds the commands that still wait for their messages, in the order in which they came.
 
     Args:
         tables: of the warehouse.
-        names: for each source topic the names of its subscriptions, by number.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
 
     Returns:
-        COMMAND_ROWS, for the subscriptions in `names`, and for later ones.
+        the commands as COMMAND_ROWS, for the subscriptions in `names`, and for later ones.
     """
     rows = tables.sql(_COMMANDS)
     numbers = subscription_numbers(rows, names)

@@ -1,1 +1,1 @@
-"""A backup becomes a job's warehouse: source topics are read again, from this broker or another."""
+"""Makes a backup a job's warehouse, which reads its source topics again, from the same broker or another."""

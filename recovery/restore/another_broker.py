@@ -1,9 +1,9 @@
-"""A restore where another broker is, to which the source topics were replicated: which of its entries the backup has.
+"""Restores a backup with another broker, to which the source topics were replicated.
 
-A broker that replicates an entry tells where it has it itself, as Pulsar 4.2 does. With the time at which it was
-published, which is replicated, too, that says which entry of the backup it is. Where it does not tell, and for what was
-published there and replicated to the earlier broker, the producer's name and that time do. (The sequence id would, too,
-but a client is not told it.)
+It finds out which entries of the other broker are in the backup. A replicated entry names its position at the broker
+that it came from (Pulsar 4.2 adds that); position and publish time identify it in the backup. Entries without that
+position, and those that were published at the other broker and replicated from there, are identified by producer name
+and publish time. (The sequence id would identify them, too, but the client does not show it.)
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ import pyarrow.compute as pc
 
 from broker.client import close_quietly, connect, crypto_key_reader, subscribe
 from broker.clusters.replicas import read_replicas
-from broker.position import START, Position
+from broker.position import START, Position, partition_name
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
-from recovery.rebuild.delivered import CLOCKS_MILLIS, partition_name
+from recovery.rebuild.delivered import CLOCKS_MILLIS
+from recovery.restore.rewind import CHUNKS_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, Int64Array, int64
 from warehouse.delta.tables import OnProgress, Tables, literal
 from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
 
-# The chunks of a message come within a minute and a half, and with them other entries.
-_CHUNKS_MILLIS = 2 * 60_000
-
-_LAST_ENTRIES = 1_000  # whose least time of publishing counts: clocks differ
+_LAST_ENTRIES = 1_000  # the last entries of which the least publish time counts, because clocks differ
 
 
 @dataclass(frozen=True)
-class Partition:
-    """What a topic partition of the other broker has of a backup.
+class ComparedPartition:
+    """The result of comparing a topic partition of the other broker with a backup.
 
     Attributes:
-        pairs: PAIRS: the entries that come again, by their ids in both places, and before them `read_after`.
+        pairs: the ids at both brokers of the entries that come again, and before them of `read_after`, as PAIRS.
         read_after: the last entry that does not come again; START: there is none.
-        known: how many entries the backup has.
-        new: how many it does not have.
-        unclear: how many of the new ones it may have all the same.
-        missing: how many entries of the backup the topic partition does not have.
+        known: the number of entries that the backup has.
+        new: the number of entries that the backup lacks.
+        unclear: the number of new entries that may be in the backup all the same.
+        missing: the number of entries of the backup that the topic partition lacks.
     """
 
     pairs: pa.Table = field(default_factory=PAIRS.empty_table)
@@ -55,21 +53,21 @@ class Partition:
     missing: int = 0
 
 
-def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> Partition:
-    """Finds out from where a topic partition is to be read, so that no entry is left out that the backup lacks.
+def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> ComparedPartition:
+    """Finds the entry after which a topic partition is to be read, so that no entry is left out that the backup lacks.
 
-    All entries that are read up to there are in the backup; so are some after it, which come again, and are known by
-    their pairs of ids. It is well before the first new one: a chunked message that is not whole may have begun earlier.
+    The backup has all entries up to that one, and perhaps some after it, which come again and are recognized by their
+    pairs of ids. The entry is well before the first new one, because an incomplete chunked message may begin before it.
 
     Args:
-        replicas: REPLICAS, in the topic's order.
+        replicas: the entries of the topic partition, in its order, as REPLICAS.
         known: the durable entries of the backup, in their order: old_ledger, old_entry, publish_time, producer_name and
             batch_size.
         since: `missing` counts entries that were published then or later, ms since the epoch.
     """
     n = replicas.num_rows
     if not n:
-        return Partition(missing=known.num_rows)
+        return ComparedPartition(missing=known.num_rows)
     is_told = pc.is_valid(replicas["old_ledger"]).to_numpy(zero_copy_only=False)
     by_id = _pairs(replicas, known, ["old_ledger", "old_entry", "publish_time"])
     rest = np.setdiff1d(np.flatnonzero(~is_told), by_id[0]), np.setdiff1d(np.arange(known.num_rows), by_id[1])
@@ -85,47 +83,53 @@ def compare(replicas: pa.Table, known: pa.Table, since: int = 0) -> Partition:
     leading = int(new[0]) if len(new) else n
     begin = min((begins[i] for i in new), default=None)
     published = int64(replicas, "publish_time")
-    safe = int(published[:leading].max(initial=0)) - _CHUNKS_MILLIS
+    safe = int(published[:leading].max(initial=0)) - CHUNKS_MILLIS
     last = -1
     for i in range(leading):
         if published[i] >= safe or (begin is not None and at[i] >= begin):
             break
         last = i
-    # Those that are not known are later than what the backup has: others are of a third cluster.
+    # Unknown entries that come again are later than those of the backup; earlier ones are of a third cluster.
     end = Position(*(known[name][-1].as_py() for name in ("old_ledger", "old_entry"))) if known.num_rows else START
     is_later = (old[0] > end.ledger_id) | ((old[0] == end.ledger_id) & (old[1] > end.entry_id))
     comes = (old[0] >= 0) & (is_known | is_later) & (np.arange(n) >= last)
     ids = [*old, int64(replicas, "ledger_id"), int64(replicas, "entry_id")]
     pairs = pa.table([pa.array(column[comes]) for column in ids], schema=PAIRS)
     missing = np.setdiff1d(np.flatnonzero(int64(known, "publish_time") >= since), others)
-    return Partition(pairs, at[last] if last >= 0 else START, len(rows), len(new), unclear, len(missing))
+    return ComparedPartition(pairs, at[last] if last >= 0 else START, len(rows), len(new), unclear, len(missing))
 
 
 def _pairs(rows: pa.Table, others: pa.Table, keys: list[str]) -> tuple[Int64Array, Int64Array]:
-    """Pairs rows with others that have the same keys: the numbers of both, each at most once."""
+    """Pairs rows with those of `others` that have the same keys; each is in one pair at most.
+
+    Returns:
+        (indexes of the rows, indexes of the others), int64, shape (pairs,) each.
+    """
     sides = [
         side.select(keys).append_column(name, pa.array(np.arange(side.num_rows)))
         for side, name in ((rows, "row"), (others, "other"))
     ]
     found = sides[0].join(sides[1], keys, join_type="inner", use_threads=False).sort_by([("row", "ascending")])
     pairs = int64(found, "row"), int64(found, "other")
-    _, first = np.unique(pairs[1], return_index=True)  # what was replicated twice is known once
+    _, first = np.unique(pairs[1], return_index=True)  # an entry that was replicated twice is in one pair
     return pairs[0][first], pairs[1][first]
 
 
 def _pairs_by_name(
     replicas: pa.Table, known: pa.Table, rows: Int64Array, others: Int64Array
 ) -> tuple[tuple[Int64Array, Int64Array], int]:
-    """Pairs entries by their producers' names, times and sizes, in their order, where both places have as many of them.
+    """Pairs entries of the same producer name, publish time and batch size, in their order.
 
-    Where they have not, it is not clear which ones those of the backup are: all count as new.
+    If the two brokers have different numbers of such entries, it is unclear which are the same: all count as new.
 
     Args:
-        rows: the numbers of the replicas that are paired, int64, (n,).
-        others: those of the known entries, int64, (m,).
+        replicas: the entries of the topic partition.
+        known: the entries of the backup.
+        rows: the indexes of the replicas to pair, int64, shape (n,).
+        others: the indexes of the known entries to pair, int64, shape (m,).
 
     Returns:
-        the pairs, and how many replicas are not paired although the backup has such entries.
+        (pairs, as `_pairs` returns them; number of replicas that are unclear).
     """
     sides = []
     for side, numbers in ((replicas, rows), (known, others)):
@@ -153,15 +157,15 @@ def _positions(rows: pa.Table, ledger: str, entry: str) -> list[Position]:
 
 
 @dataclass(frozen=True)
-class Move:
-    """How a warehouse goes on with another broker.
+class BrokerChange:
+    """The result of moving a warehouse to another broker. Counts are of the entries that were compared.
 
     Attributes:
-        renumbering: of its ids, which has been done.
-        known: how many entries the other broker has of those that the backup has, as far as they were compared.
-        new: how many it has that are taken in.
-        unclear: how many of these the backup may have all the same.
-        missing: how many of the backup's, published in the time that was compared, it does not have.
+        renumbering: of the warehouse's ids, which has been done.
+        known: the number of the other broker's entries that are in the backup.
+        new: the number of the other broker's entries that are taken in.
+        unclear: the number of new entries that may be in the backup all the same.
+        missing: the number of the backup's entries that the other broker lacks.
     """
 
     renumbering: Renumbering
@@ -172,7 +176,7 @@ class Move:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts, by names that say what they are of, and what was added to ledger ids."""
+        """The counts, and the number that was added to ledger ids, by name."""
         return {
             "entries_known": self.known,
             "entries_new": self.new,
@@ -182,27 +186,29 @@ class Move:
         }
 
 
-def move(
+def change_broker(
     settings: Settings,
     tables: Tables,
     made_at: int,
     on_progress: OnProgress = lambda table, step, rows: None,
     on_warning: Callable[[str], None] = lambda text: None,
-) -> Move:
-    """Makes a restored warehouse one of the settings' broker, and has the job's subscriptions begin where it ends.
+) -> BrokerChange:
+    """Renumbers a restored warehouse for the settings' broker, and sets the job's subscriptions to the backup's end.
 
-    Commands that were sent after the backup are not read: they name messages by ids of the earlier broker.
+    Commands that were sent after the backup are not read, because they name messages by ids of the earlier broker.
 
     Args:
+        settings: of the job.
         tables: of the warehouse, taken over, at the versions of the backup.
         made_at: when the backup was made, ms since the epoch.
-        on_warning: called with one line for each topic partition that is not there, and where something may come twice.
+        on_progress: called with (table, step, number of rows).
+        on_warning: called with one line for each missing topic partition, and where messages may come twice.
 
     Raises:
         pulsar.PulsarException, PulsarError: the broker does not answer.
         FencedError: somebody else has taken the warehouse over.
     """
-    found: dict[str, Partition] = {}
+    found: dict[str, ComparedPartition] = {}
     client, admin = connect(settings.pulsar), AdminClient(settings.pulsar)
     try:
         for route in settings.routes:
@@ -232,11 +238,11 @@ def move(
     totals = {
         name: sum(getattr(one, name) for one in found.values()) for name in ("known", "new", "unclear", "missing")
     }
-    return Move(renumbering, **totals)
+    return BrokerChange(renumbering, **totals)
 
 
 def _since(tables: Tables, topic: str, partition: int, made_at: int) -> int:
-    """Returns from when on a topic partition may have entries that the backup lacks, ms; 0: all may be such."""
+    """Returns the time since which a topic partition may have entries that the backup lacks, ms; 0: from the start."""
     last = tables.query(
         "entries",
         "SELECT min(publish_time) AS published FROM (SELECT publish_time FROM entries "  # noqa: S608
@@ -246,7 +252,7 @@ def _since(tables: Tables, topic: str, partition: int, made_at: int) -> int:
 
 
 def _known(tables: Tables, topic: str, partition: int, since: int) -> pa.Table:
-    """Returns a topic partition's entries that were published at a time or later, as `compare` wants them."""
+    """Returns the backup's entries of a topic partition published since a time, as `known` of `compare`."""
     return tables.query(
         "entries",
         "SELECT ledger_id AS old_ledger, entry_id AS old_entry, publish_time, producer_name, batch_size FROM entries "  # noqa: S608
@@ -259,7 +265,7 @@ def _of(topic: str, partition: int) -> str:
 
 
 def _subscribe(client: pulsar.Client, settings: Settings, name: str) -> None:
-    """Makes the job's subscription where there is none."""
+    """Creates the job's subscription where it is missing."""
     key_reader = crypto_key_reader(settings.pulsar)
     for partition in client.get_topic_partitions(name):
         close_quietly(subscribe(client, partition, settings.pulsar.subscription, key_reader))

@@ -1,4 +1,4 @@
-"""Has the source topics read again from where a backup ends: the job has acknowledged more than the backup knows."""
+"""Rewinds the job's subscriptions to the end of a backup, because the job has acknowledged more than the backup has."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from broker.client import NoAnswerError
 from broker.clusters.new_cluster import NewClusterError, check_topics
-from broker.position import START, Position
+from broker.position import START, Position, partition_name
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.errors import DelayLakeError
 from conf.settings import Settings
-from recovery.rebuild.delivered import CLOCKS_MILLIS, partition_name
+from recovery.rebuild.delivered import CLOCKS_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.delta.tables import Tables, literal
 
-# The chunks of a message come within a minute and a half, and with them other entries.
-_CHUNKS_MILLIS = 2 * 60_000
+# The chunks of a message come within a minute and a half, with other entries in between.
+CHUNKS_MILLIS = 2 * 60_000
 
 _SEE = "if it was replicated to this broker, see --another-broker"
 
@@ -26,10 +26,10 @@ class ConnectedError(DelayLakeError):
 
 
 def check_alone(settings: Settings) -> None:
-    """Makes sure that no job reads the source topics: one would go on beside the warehouse that is restored.
+    """Checks that no job reads the source topics, because it would go on beside the restored warehouse.
 
     Raises:
-        ConnectedError: one does.
+        ConnectedError: a job reads them.
         PulsarError: the broker does not answer.
     """
     with AdminClient(settings.pulsar) as admin:
@@ -39,17 +39,18 @@ def check_alone(settings: Settings) -> None:
 
 
 def check_broker(settings: Settings, tables: Tables, durable: Mapping[str, Position]) -> bool:
-    """Makes sure that the broker is the one whose messages a backup has.
+    """Checks that the broker is the one whose messages a backup has.
 
     Args:
+        settings: of the job.
         tables: of the backup.
-        durable: by topic partition the last entry that the backup has.
+        durable: the backup's last entry of each topic partition.
 
     Returns:
-        whether that is known: it has a topic partition with entries that are in the backup.
+        whether that is certain: a topic partition with entries in the backup still has entries at the broker.
 
     Raises:
-        NewClusterError: the broker never had these entries, or has others under their ids.
+        NewClusterError: the broker never had the backup's entries, or has others with their ids.
         PulsarError: the broker does not answer.
     """
     with AdminClient(settings.pulsar) as admin:
@@ -64,7 +65,7 @@ def check_broker(settings: Settings, tables: Tables, durable: Mapping[str, Posit
 
 
 def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -> bool:
-    """Whether the broker certainly has another entry under an id than the tables."""
+    """Whether the broker has for certain another entry with an id than the tables."""
     try:
         entry = admin.entry_metadata(name, *last)
     except NoAnswerError:
@@ -73,21 +74,23 @@ def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -
         return False
     at = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id} AND producer_name IS NOT NULL"
     known = tables.query("entries", f"SELECT producer_name, publish_time FROM entries WHERE {at}").to_pylist()  # noqa: S608
-    # Of a chunked message it may be the time of another chunk.
+    # For a chunked message it may be the time of another chunk.
     return any(
-        row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > _CHUNKS_MILLIS
+        row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > CHUNKS_MILLIS
         for row in known
     )
 
 
 def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], made_at: int) -> None:
-    """Takes back what the job acknowledged of the source topics, and of the control topic, after a backup was made.
+    """Rewinds the job's subscriptions to source topics and control topic to the time when a backup was made.
 
-    What comes again and is in the tables is dropped; a repeated command is answered as it was before.
+    Entries that come again and are in the tables are dropped; a repeated command is answered as before.
 
     Args:
-        durable: by topic partition the last entry that the backup has.
-        made_at: when it was made, ms since the epoch.
+        settings: of the job.
+        tables: of the restored warehouse.
+        durable: the backup's last entry of each topic partition.
+        made_at: when the backup was made, ms since the epoch.
 
     Raises:
         PulsarError: the broker does not answer.
@@ -111,10 +114,13 @@ def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], 
 def read_from(tables: Tables, topic: str, partition: int, last: Position) -> Position:
     """Returns the entry after which a topic partition has to be read again; START: from its beginning.
 
-    That is well before the last entry of the backup: a chunked message that was not whole then began before it.
+    The entry is well before the last one of the backup, because an incomplete chunked message may begin before that.
 
     Args:
-        last: the last entry of the partition that the backup has; START: it has none.
+        tables: of the restored warehouse.
+        topic: the source topic.
+        partition: its partition; -1: it is not partitioned.
+        last: the backup's last entry of the partition; START: it has none.
     """
     of_partition = f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
     of_last = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id}"
@@ -122,13 +128,13 @@ def read_from(tables: Tables, topic: str, partition: int, last: Position) -> Pos
     found = tables.query(
         "entries",
         f"SELECT ledger_id, entry_id FROM entries WHERE {of_partition} "  # noqa: S608
-        f"AND publish_time < ({published}) - {_CHUNKS_MILLIS} ORDER BY ledger_id DESC, entry_id DESC LIMIT 1",
+        f"AND publish_time < ({published}) - {CHUNKS_MILLIS} ORDER BY ledger_id DESC, entry_id DESC LIMIT 1",
     ).to_pylist()
     return Position(**found[0]) if found else START
 
 
 def _published_at(admin: AdminClient, name: str, stats: TopicLedgers, last: Position) -> int | None:
-    """Returns when an entry, or the last one in the ledgers before it, was published, ms; None: it is not there."""
+    """Returns the publish time of an entry, or of the last one in the ledgers before it, ms; None: there is none."""
     if last.entry_id < 0:
         earlier = [ledger for ledger, n in stats.ledgers.items() if n and ledger < last.ledger_id]
         if not earlier:
@@ -139,7 +145,10 @@ def _published_at(admin: AdminClient, name: str, stats: TopicLedgers, last: Posi
 
 
 def _subscribed(settings: Settings, admin: AdminClient) -> Iterator[tuple[str, int, str, TopicLedgers]]:
-    """Yields the topic partitions that a job has read: topic, partition (-1: there are none), name and what it has."""
+    """Yields (topic, partition, name, ledgers) of each topic partition that has the job's subscription.
+
+    The partition is -1 where the topic is not partitioned.
+    """
     for topic in (settings.control.topic, *(route.source for route in settings.routes)):
         number = admin.partitions(topic)
         for partition in range(number) if number else [-1]:

@@ -1,4 +1,4 @@
-"""What came in with the batch that runs, kept until it is done: if it is run again it has the same messages."""
+"""Stores the messages of a batch until Spark has committed it, so that a replay has the same messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracker.packing import pack, unpack
 
 _log = logging.getLogger(__name__)
 
-_LENGTH_BYTES = 8  # of the number, before the packed messages, that says how many bytes these have
+_LENGTH_BYTES = 8  # of the number at the start of a file, which is the length of the packed messages after it
 
 
 class Received(NamedTuple):
@@ -27,21 +27,21 @@ class Received(NamedTuple):
 
 
 class BatchInput:
-    """A file for each batch, beside Spark's offsets, with what came in with it.
+    """A file for each batch, beside Spark's offsets, with its messages and commands.
 
-    A release's sequence ids count its rows, so a batch that is run again must have the rows it had: also when the
-    broker no longer has some of them, or a limit in the settings has changed. The file is there before anything of the
-    batch is sent. Where it is not, nothing was, and the broker's messages will do.
+    Sequence ids count the rows of a release. So a replayed batch must have the same rows, also when the broker has
+    trimmed some, or a limit in the settings has changed. The file is written before any message of the batch is sent;
+    without a file none was sent, and the messages can be read from the broker again.
 
     Args:
-        folder: for the files; created at the first one.
+        folder: for the files; created with the first one.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, end: Offset) -> Received | None:
-        """Returns what came in with the batch that ends with an offset; None: it was not kept, or the file is torn."""
+        """Returns the messages of the batch that ends with an offset; None: there is no file, or it is incomplete."""
         try:
             data = self._file(end).read_bytes()
         except FileNotFoundError:
@@ -55,13 +55,13 @@ class BatchInput:
             return None
 
     def write(self, end: Offset, received: Received) -> None:
-        """Keeps the messages and commands of the batch that ends with an offset, in a file that is complete at once."""
+        """Writes the messages and commands of the batch that ends with an offset, as one atomic file."""
         messages, commands = map(pack, received)
         self._folder.mkdir(parents=True, exist_ok=True)
         replace_file(self._file(end), len(messages).to_bytes(_LENGTH_BYTES, "big") + messages + commands)
 
     def forget(self, end: Offset) -> None:
-        """Removes the files of the batch that ends with an offset and of those before: Spark has committed it."""
+        """Removes the files of batches up to the one that ends with an offset, because Spark has committed it."""
         for file in self._folder.glob("*"):
             number = file.name.partition("-")[0]
             if number.isdigit() and int(number) <= end.tick:

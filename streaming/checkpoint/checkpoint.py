@@ -1,8 +1,8 @@
-"""The checkpoint's own files, and whether it is the one with which the tables were written last.
+"""Reads and writes the checkpoint's own files, and checks that the checkpoint is not an old copy.
 
-Spark has its offsets, commits and state in the folder `query`. Beside them are files of one line: `application`, the
-app id under which this checkpoint's job writes; `shards`, their number; `version`, of the checkpoint's format; and
-`epoch`, the last one in which its job took the warehouse over.
+Spark has its offsets, commits and state in the folder `query`. The job adds files of one line there: `application`, the
+app id under which the checkpoint's job writes; `shards`, the number of shards; `version`, of the checkpoint's format;
+and `epoch`, in which its job last took the warehouse over.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from filelock import FileLock
 
 from conf.errors import DelayLakeError
+from conf.files import make_folder
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
-# The version of the format: it rises when state or offsets mean something else than before. A checkpoint without a
-# number is of release 0.1.0, and of version 1.
+# The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
+# version is of release 0.1.0, and has version 1.
 VERSION = 2
 
 _REPAIR = (
@@ -33,29 +34,22 @@ class CheckpointError(DelayLakeError):
 
 
 def checkpoint_lock(folder: Path) -> FileLock:
-    """Returns the lock that the one job, or rebuild, that works on a checkpoint folder holds. Makes the folder.
+    """Returns the lock of a checkpoint folder, which one job or rebuild at a time holds. Makes the folder.
 
-    It is the process's, whichever thread releases it, and gone with the process.
+    The process holds the lock: any of its threads may release it, and it is released when the process ends.
 
     Raises:
-        CheckpointError: the folder can't be made or written.
+        FolderError: the folder can't be made or written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder {folder} can't be made ({error}): see `checkpoint` in the settings"
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise CheckpointError(f"the folder {folder} can't be written: see `checkpoint` in the settings")
+    make_folder(folder, "checkpoint")
     return FileLock(folder / "delaylake.lock", thread_local=False)
 
 
 class Checkpoint:
-    """A checkpoint folder. A property or method that reads one of its numbers raises CheckpointError if it is damaged.
+    """A checkpoint folder. Its properties and methods raise CheckpointError if the file that they read is damaged.
 
     Args:
-        folder: has the folder `query`, or nothing yet.
+        folder: contains the folder `query`, or nothing yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,22 +61,22 @@ class Checkpoint:
 
     @property
     def has_query(self) -> bool:
-        """Whether a query has begun on it."""
+        """Whether a query has run on this checkpoint."""
         return (self._query / "offsets").exists()
 
     @property
     def input_folder(self) -> Path:
-        """The folder of `BatchInput`: with what came in with the batch that runs."""
+        """The folder of `BatchInput`: the messages of batches that Spark has not committed."""
         return self._query / "input"
 
     @property
     def time_zones_folder(self) -> Path:
-        """The folder of `TimeZoneFiles`: with the time zones by which the last batches were computed."""
+        """The folder of `TimeZoneFiles`: the time zones of the last batches."""
         return self._query / "time_zones"
 
     @property
     def app_id(self) -> str:
-        """The app id of this checkpoint's job. A new checkpoint has a new one, because its ticks begin anew."""
+        """The app id of this checkpoint's job. A new checkpoint gets a new one, because its ticks begin anew."""
         file = self._query / "application"
         if not file.exists():
             write_durably(file, f"delaylake-{uuid.uuid4().hex[:12]}")
@@ -90,7 +84,7 @@ class Checkpoint:
 
     @property
     def shards(self) -> int | None:
-        """The number of shards that its state has; None: it has no state yet, so any number will do."""
+        """The number of shards of its state; None: it has no state yet, so any number will do."""
         if (shards := self._number("shards")) is None:
             return len(list((self._query / "state" / "0").glob("[0-9]*"))) or None
         return shards
@@ -109,10 +103,10 @@ class Checkpoint:
         self._write("epoch", epoch)
 
     def check_version(self) -> None:
-        """Checks that this program can go on from it.
+        """Checks that this program can continue from the checkpoint.
 
         Raises:
-            CheckpointError: another version has written it.
+            CheckpointError: another version of the program has written it.
         """
         version = self._number("version") or (1 if self.has_query else VERSION)
         if version > VERSION:
@@ -127,7 +121,7 @@ class Checkpoint:
             )
 
     def write_version(self) -> None:
-        """Writes down that this version of the program has written the checkpoint."""
+        """Writes this program's version of the format to the checkpoint."""
         self._write("version", VERSION)
 
     def newest_offset(self) -> Offset | None:
@@ -147,18 +141,18 @@ class Checkpoint:
             ) from None
 
     def check_not_behind(self, newest: Offset | None, written: dict[str, int], epoch: int) -> None:
-        """Checks that nothing has been written, or sent, that this checkpoint does not know of.
+        """Checks that this checkpoint is no old copy: tables and topics have nothing of later ticks.
 
-        A job that went on from an older copy would give other messages the ticks, and so the numbers, that the tables
-        and the broker have already, and drop as repeated.
+        A job that continued from an old copy would give other messages the ticks and sequence ids that tables and
+        broker already have; they would drop these messages as repetitions.
 
         Args:
-            newest: the newest offset; None: there is none yet.
-            written: by table or topic the last tick of which this checkpoint's job has written to it; -1: none.
-            epoch: the warehouse's.
+            newest: the checkpoint's newest offset; None: there is none yet.
+            written: by table or topic the last tick whose rows or messages this checkpoint's job has written; -1: none.
+            epoch: of the warehouse.
 
         Raises:
-            CheckpointError: it is behind.
+            CheckpointError: the checkpoint is an old copy.
         """
         if epoch > self.epoch:
             raise CheckpointError(
@@ -173,9 +167,9 @@ class Checkpoint:
             )
 
     def sync_begun(self, batch_id: int) -> None:
-        """Writes a batch's offset and input to the disk (fsync); returns when they are there.
+        """Syncs a batch's offset and input to the disk (fsync), and returns when they are there.
 
-        Before that nothing may be sent of it: after a loss of power another batch would have its number.
+        No message of the batch may be sent before: after a loss of power another batch would get its number.
 
         Args:
             batch_id: Spark's number of the batch.
@@ -183,12 +177,12 @@ class Checkpoint:
         sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:
-        """Does as `sync_done`, in the background, unless that is under way: a disk may take long."""
+        """Does the same as `sync_done` in the background, unless a sync is under way: a disk may take long."""
         if self._syncing is None or self._syncing.done():
             self._syncing = self._background.submit(self._sync_new)
 
     def sync_done(self) -> None:
-        """Writes to the disk what Spark has written so far: offsets, commits, state; returns when it is there."""
+        """Syncs Spark's offsets, commits and state so far to the disk (fsync), and returns when they are there."""
         self._background.submit(self._sync_new).result()
 
     def _sync_new(self) -> None:

@@ -1,4 +1,4 @@
-"""The routes with which a checkpoint's last batch was made."""
+"""Reads the routes of a checkpoint's last batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from warehouse.routes.known_routes import KnownRoutes
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:
-    """Returns the routes of the last batch, or of a rebuild after which there was none; None: neither.
+    """Returns the routes of the last batch, else of a rebuild; None: the checkpoint has neither.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
 
     Raises:
         CheckpointError: the newest offset can't be read.

@@ -11,8 +11,7 @@ from tracker import Tick
 from tracker.shaping.spans import SHAPED, recorded
 from warehouse.routes.known_routes import KnownRoutes
 
-# The names in Spark's offset log of those fields of `Offset` that are called otherwise there: a checkpoint outlives a
-# renaming.
+# Fields of `Offset` that have another name in Spark's offset log: a checkpoint outlives a renaming.
 _STORED_AS = {
     "seal_epoch": "turn",
     "run_id": "run",
@@ -22,18 +21,18 @@ _STORED_AS = {
 }
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
-UNKNOWN = -1  # in place of a topic's number of partitions: it could never be looked up
+UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """The end of a batch in Spark's offset log. What a batch does is a function of its offsets and the state.
+    """The end of a batch in Spark's offset log. The result of a batch is a function of its offsets and the state.
 
-    A field that `tracker.Tick` has, too, means the same as there. An offset with tick 0 is before the first batch.
+    Fields of the same name mean the same as in `tracker.Tick`. An offset with tick 0 is before the first batch.
 
     Attributes:
-        marks: seal epochs that are not durable yet, each as [its number, the tick that ended it, the time before which
-            its messages were not sealed].
+        marks: seal epochs that are not durable yet, each as [number, tick that ended it, time]; messages that were due
+            before that time, ms since the epoch, were not sealed.
         lanes: as `release.lanes` in the settings.
         batch_millis: as `release.batch_millis` in the settings.
     """
@@ -49,27 +48,28 @@ class Offset:
     durable_through: int = 0
     marks: list[list[int]] = field(default_factory=list)
     index_version: int = 0  # the version of delayed_index that segments are loaded from
-    lookup_versions: list[int] = field(default_factory=list)  # of index_rows.LOOKED_UP, where there are commands
-    barriers: list[Any] = field(default_factory=list)  # [tick, ends]: where topics ended at that tick's commands
+    lookup_versions: list[int] = field(default_factory=list)  # of the tables index_rows.LOOKED_UP; []: no commands
+    barriers: list[Any] = field(default_factory=list)  # [tick, ends of the source topics when its commands were read]
     ingested_through: int = 0  # the barriers of this tick and earlier ones have been passed
-    positions: dict[str, str] = field(default_factory=dict)  # by topic partition the last entry taken
-    destinations: dict[str, int] = field(default_factory=dict)  # partitions of the partitioned ones, -1: not known
+    positions: dict[str, str] = field(default_factory=dict)  # the last entry taken in, by topic partition
+    destinations: dict[str, int] = field(default_factory=dict)  # number of partitions of the partitioned ones, UNKNOWN
     lanes: int = 1
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
     reinstated: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
-    held_version: int = 0  # the version of delayed_index that has what was held back for them; 0: index_version
+    held_version: int = 0  # the version of delayed_index with the messages held back for them; 0: index_version
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
-    rejects_since: dict[str, int] = field(default_factory=dict)  # by source the first tick whose rejects are held back
-    rejects_version: int = 0  # the version of rejects that has what was held back for the topics in `reinstated`
+    rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are held back, by source
+    rejects_version: int = 0  # the version of rejects with the messages held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(
         default_factory=dict
     )  # subscriptions, as `warehouse.routes.tenure.Changes`
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
-    # By source topic and subscription, for what waited for this tick: [time after which places are, places by shard].
+    # [time, number of places of each shard], by source topic and subscription: places after that time, ms since the
+    # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
-    time_zone_data: str = ""  # the version by which recurring messages are computed; "": an earlier program's offset
-    lane_set: int = 0  # how often the clock was set back: what was handed out before may wait in its lanes for long
+    time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
     @property
     def known_routes(self) -> KnownRoutes:
@@ -77,7 +77,7 @@ class Offset:
         return KnownRoutes.from_json(self.routes)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the offset as Spark keeps it. Spark compares offsets as text, so the order of keys is fixed."""
+        """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
         return {
             **{_STORED_AS.get(name, name): value for name, value in asdict(self).items()},
             "positions": dict(sorted(self.positions.items())),

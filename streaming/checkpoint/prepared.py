@@ -1,4 +1,4 @@
-"""A checkpoint that was prepared from the tables, for the first batch to begin with."""
+"""The prepared state: what a rebuild makes from the tables for the first batch."""
 
 from __future__ import annotations
 
@@ -18,37 +18,41 @@ from tracker.messages import typed
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 
-# Inside the query's folder, so that it is removed with it, and never taken for a later query's.
+# Inside the query's folder, to be removed with it, so that no later query takes it for its own.
 FOLDER = Path("query/rebuild")
 
 
 class PreparedState:
-    """What `rebuild` has prepared for the first batch: an offset, and state for each shard.
+    """The offset with which the query begins after a rebuild, and the state of each shard.
 
-    What reads, but `offset`, raises FileNotFoundError where nothing was prepared.
+    `shards`, `paused` and `inputs` raise FileNotFoundError where nothing was prepared.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
 
     def write_rows(self, rows: Mapping[str, pa.Table]) -> None:
-        """Writes the rows of all shards, by kind (`InputKind`); they are on the disk when done."""
+        """Writes the rows of all shards, and syncs them to the disk.
+
+        Args:
+            rows: by kind, a value of `InputKind`.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         for kind, table in rows.items():
             pq.write_table(table, self._folder / f"{kind}.parquet")
         sync(self._folder.iterdir())
 
-    def complete(self, offset: Offset, facts: Mapping[str, Any]) -> None:
-        """Writes the rest, on the disk when done. To be called last: with it the prepared state is there.
+    def complete(self, offset: Offset, metadata: Mapping[str, Any]) -> None:
+        """Writes offset and metadata, and syncs them to the disk. Call it last: it makes the prepared state valid.
 
         Args:
-            offset: with which the query begins.
-            facts: what `inputs` has beside rows, as JSON; `sealed` and `unwanted` have a number for each shard.
+            offset: the offset with which the query begins.
+            metadata: the part of `inputs` that is JSON; `sealed` and `unwanted` have a number for each shard.
         """
-        write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **facts}))
+        write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **metadata}))
 
     @property
     def offset(self) -> Offset | None:
@@ -58,20 +62,23 @@ class PreparedState:
 
     @property
     def shards(self) -> int:
-        """The number of shards for which it was made."""
+        """The number of shards for which the state was prepared."""
         return len(json.loads((self._folder / "meta.json").read_text())["sealed"])
 
     @property
     def paused(self) -> dict[str, int]:
-        """By source topic the mask of the subscriptions that are paused."""
+        """The mask of the paused subscriptions, by source topic."""
         paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
         return paused
 
     def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
-        """Returns the input of each shard: counts, request ids and pauses, to be sent as JSON, and by kind its rows.
+        """Returns the input of each shard.
 
         Args:
-            shards: their number, as in the property `shards`.
+            shards: the number of shards, as the property `shards` says.
+
+        Returns:
+            for each shard (counts, request ids and pauses, as JSON has them; its rows by kind).
         """
         meta = json.loads((self._folder / "meta.json").read_text())
         kinds = {
@@ -86,10 +93,10 @@ class PreparedState:
         tables = {
             kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
             for kind, schema in kinds.items()
-            for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program prepared fewer
+            for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program wrote fewer files
         }
-        # Where there are schedule keys, a message may be in any shard; only the keys' own rows say in which.
-        # Outcomes are published once, by whichever shard.
+        # With schedule keys a message may be in any shard, and only the rows of keys say in which. So each shard gets
+        # all rows of the other kinds. Outcomes are to be published once, by any shard.
         is_anywhere = bool(meta["offset"].get("keyed"))
         shard = {
             kind: shards_of(rows, shards)

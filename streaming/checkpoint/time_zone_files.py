@@ -1,4 +1,4 @@
-"""The time zones by which the last batches were computed: one that is run again says what it said."""
+"""Stores the time zones of the last batches, so that a replay computes the same times."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _log = logging.getLogger(__name__)
 
 
 class TimeZoneFiles:
-    """A file for each version of the time zones that a batch may be run again with, beside Spark's offsets.
+    """A file for each version of the time zones that a replayed batch may need, beside Spark's offsets.
 
-    A killed job's last batch is run again by the next start, whose program may have newer time zones.
+    After a job was killed, the next start replays its last batch, perhaps with a program that has newer time zones.
 
     Args:
-        folder: for the files; created at the first one.
+        folder: for the files; created with the first one.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, last: str) -> None:
-        """Keeps this program's time zones, on the disk when done. To be called before an offset names them.
+        """Stores this program's time zones, and syncs them to the disk. Call it before an offset names them.
 
         Args:
-            last: the version of the last batch, which is kept, too; others are removed.
+            last: the version of the last batch, which stays, too; other versions are removed.
         """
         file = self._folder / TIME_ZONE_DATA_VERSION
         if not file.exists():
@@ -38,7 +38,7 @@ class TimeZoneFiles:
                 other.unlink()
 
     def other(self, offset: Offset) -> list[bytes]:
-        """Returns the time zones of a batch as `TimeZones.pack` has them; nothing where they are this program's."""
+        """Returns the time zones of a batch, as `TimeZones.pack` packs them; [] where they are this program's."""
         version = offset.time_zone_data
         if version in ("", TIME_ZONE_DATA_VERSION):
             return []

@@ -1,1 +1,1 @@
-"""Spark's stateful operator: the tracker of each shard over Spark's state."""
+"""Spark's stateful operator: runs the tracker of each shard on Spark's state."""

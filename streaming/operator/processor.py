@@ -1,4 +1,4 @@
-"""The work of the stateful operator: gives each shard its input of a batch, and passes its output on."""
+"""The work of the stateful operator: applies a batch's input to each shard, and yields the shard's output."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.schema import COMMAND_ROWS, KNOWN
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
 from tracker.recurrence.time_zones import using
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
 
 
 class OutputKind:
-    """Values of the column `kind` of the operator's output, which say what a row's `body` is."""
+    """Values of the column `kind` of the operator's output: they say how a row's `body` is to be read."""
 
     RELEASE = "release"  # body: a release's rows, packed
-    SHORT_NOTICE = "short_notice"  # the same, of rows that came in too late to be planned
-    RELEASE_IN_ORDER = "release_in_order"  # the same as these two, of rows that have to come in order of their keys
+    SHORT_NOTICE = "short_notice"  # body: a release on short notice, packed
+    RELEASE_IN_ORDER = "release_in_order"  # the same, of rows that have to come in the order of their keys
     SHORT_NOTICE_IN_ORDER = "short_notice_in_order"
-    BUCKET = "bucket"  # body: rows of a sealed bucket, packed, as in those below
+    BUCKET = "bucket"  # body: rows of a sealed bucket, packed, as of the kinds below but STATUS
     CANCELS = "cancels"
     OUTCOMES = "outcomes"
     ENTRIES = "entries"
@@ -43,7 +43,7 @@ class OutputKind:
     STATUS = "status"  # body: counts as JSON
 
 
-# By the kind of a release, as `tracker.in_flight.Release.kind`, that of the output.
+# The kind of output for each kind of release, as `tracker.in_flight.Release.kind` numbers them.
 RELEASES = (
     OutputKind.SHORT_NOTICE,
     OutputKind.RELEASE,
@@ -58,10 +58,10 @@ class Operator:
     """Runs a `Shard` for each of Spark's keys.
 
     Args:
-        state: Spark's map state, in which Spark finds the values of the key that is being run.
-        shard_keys: for each shard the key of its rows.
-        settings_json: the tracker's settings. `min_index_count_per_bucket` is for all shards together.
-        warehouse: a folder or URI.
+        state: Spark's map state; it has the values of the key that Spark processes now.
+        shard_keys: Spark's key of each shard's rows, by shard number.
+        settings_json: the section `tracker` of the settings. `min_index_count_per_bucket` is for all shards together.
+        warehouse: folder or URI of the tables.
     """
 
     def __init__(self, state: Any, shard_keys: list[int], settings_json: str, warehouse: str) -> None:
@@ -79,11 +79,11 @@ class Operator:
         """Applies a batch to a shard; yields rows of OUTPUT_SCHEMA.
 
         Args:
-            key: the shard's.
+            key: Spark's key of the shard.
             rows: the shard's input, rows of INPUT_SCHEMA; one of them is the tick.
 
         Raises:
-            NoTickError: none of them is.
+            NoTickError: no row is the tick.
         """
         started = time.perf_counter()
         given, number = read_input(key, rows), self._shard_of[key]
@@ -94,7 +94,7 @@ class Operator:
             self._min_index_count,
             self._settings.tick_time_millis,
             self._compression,
-            Place(number, len(self._shard_of)),
+            ShardId(number, len(self._shard_of)),
             self._settings.schedule_key_idle_millis,
         )
         with using(given.time_zones):
@@ -117,7 +117,7 @@ class Operator:
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
 
     def _tick_input(self, given: ShardInput) -> TickInput:
-        """Makes the tracker's input, which looks into the tables at the versions that the offset records."""
+        """Makes the tracker's input. Its look-ups read the tables at the versions that the offset records."""
         tables, now, index_version = given.tables, given.offset.now, given.offset.index_version
         # The offset of an earlier program may lack this version: then it is None.
         version = dict(zip(LOOKED_UP, given.offset.lookup_versions, strict=False)).get("outcomes")
@@ -130,7 +130,7 @@ class Operator:
 
         return TickInput(
             messages=concat(tables[InputKind.MESSAGES]),
-            notes=concat(tables[InputKind.NOTES], KEPT_SCHEMA),
+            elsewhere=concat(tables[InputKind.NOTES], ENTRY_LOG_ROWS),
             segment=concat(tables[InputKind.SEGMENT]),
             commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
             request_ids=given.request_ids,

@@ -1,10 +1,10 @@
-"""The columns of the rows that Spark passes to the stateful operator, and gets from it."""
+"""The schemas of the stateful operator's input and output."""
 
 from __future__ import annotations
 
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-# A row is a part of a shard's input, see `streaming.operator_input.InputKind`. `shard` is the shard's key for Spark.
+# A row is a part of a shard's input, see `streaming.operator_input.InputKind`. `shard` is Spark's key of the shard.
 INPUT_SCHEMA = StructType(
     [
         StructField("shard", IntegerType(), False),

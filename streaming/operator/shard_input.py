@@ -1,4 +1,4 @@
-"""A shard's input of a batch, read from the rows that Spark passes to the operator."""
+"""Reads a shard's input of a batch from the rows that Spark passes to the operator."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class NoTickError(DelayLakeError):
 
 @dataclass(kw_only=True)
 class ShardInput:
-    """The rows that a batch has for a shard.
+    """The input of a batch for a shard.
 
     Attributes:
-        offset: the batch's.
-        tables: the parts of each kind of rows (`InputKind`).
-        request_ids: of commands.
+        offset: the end of the batch.
+        tables: the tables of each kind of rows (`InputKind`), several parts each.
+        request_ids: of the batch's commands, each with the hash of its body.
         pause_changes: pauses and their ends.
-        pace: at which messages that were held back go out.
-        rebuilt: of the first batch after a rebuild the state of the shard, else None.
-        time_zones: by which it is computed; None: those that this program has.
+        pace: when messages that were held back go out.
+        rebuilt: the shard's state in the first batch after a rebuild; else None.
+        time_zones: of the batch; None: those of this program.
     """
 
     offset: Offset
@@ -66,14 +66,14 @@ class ShardInput:
 
 
 def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
-    """Reads rows of INPUT_SCHEMA, one of which is the tick.
+    """Reads a shard's rows of a batch.
 
     Args:
-        key: the shard's.
-        rows: all that the batch has for the shard.
+        key: Spark's key of the shard.
+        rows: all rows of the shard, of INPUT_SCHEMA; one of them is the tick.
 
     Raises:
-        NoTickError: none of the rows is the tick.
+        NoTickError: no row is the tick.
     """
     found: dict[str, Any] = {}
     tables: dict[str, list[pa.Table]] = {kind: [] for kind in _TABLES}
@@ -99,15 +99,15 @@ def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
     return ShardInput(tables=tables, **found)
 
 
-def _rebuilt(facts: dict[str, Any], tables: dict[str, list[pa.Table]]) -> Rebuilt:
-    bodies = facts["request_ids"]
+def _rebuilt(metadata: dict[str, Any], tables: dict[str, list[pa.Table]]) -> Rebuilt:
+    bodies = metadata["request_ids"]
     return Rebuilt(
-        sealed=facts["sealed"],
-        unwanted=facts["unwanted"],
+        sealed=metadata["sealed"],
+        unwanted=metadata["unwanted"],
         request_ids=bodies if isinstance(bodies, dict) else dict.fromkeys(bodies, 0),  # an earlier version's
-        paused=facts["paused"],
-        shaped_until=facts.get("shaped_until", {}),  # an earlier version prepared none
-        released=facts["released"],
+        paused=metadata["paused"],
+        shaped_until=metadata.get("shaped_until", {}),  # an earlier version prepared none
+        released=metadata["released"],
         cancelled=concat(tables[InputKind.REBUILT_CANCELLED], NOT_TO_DELIVER),
         delivered=concat(tables[InputKind.REBUILT_DELIVERED], NOT_TO_DELIVER),
         moved=concat(tables[InputKind.REBUILT_MOVED], MOVED),

@@ -1,4 +1,4 @@
-"""A shard's state as Spark keeps it."""
+"""The store of a shard in Spark's state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tracker import Key
 
 
 class SparkStore:
-    """A shard's tables in one map of Spark's state; made for one batch. A value is asked for once, and then remembered.
+    """The tables of a shard, all in one map of Spark's state. Made for one batch: it caches the values that it reads.
 
     Args:
-        state: Spark's map state, for the key that is being run.
+        state: Spark's map state; it has the values of the key that Spark processes now.
     """
 
     def __init__(self, state: Any) -> None:
@@ -19,7 +19,7 @@ class SparkStore:
         self._seen: dict[tuple[str, int, int], bytes | None] = {}
 
     def get(self, table: str, key: Key) -> bytes | None:
-        """Returns the value of a key in a table; None: there is none."""
+        """Returns the value of a key in a table; None: the table lacks the key."""
         full = (table, *key)
         if full not in self._seen:
             found = self._state.getValue(full)

@@ -1,1 +1,1 @@
-"""Releases: what comes due is planned, sent to the destinations at its time, and written down."""
+"""Releases: due messages are planned, sent to their destinations on time, and written to the tables."""

@@ -1,4 +1,4 @@
-"""The input of a task that sends, its report, and the sum of several reports: what has arrived."""
+"""The input of a task that sends releases, and its report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streaming.release.sequence_ids import last_sequence_id
 def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
     """Returns the name of a release's lane.
 
-    Releases of one lane are sent one after another; of different lanes, side by side.
+    Releases of one lane are sent one after another, releases of different lanes side by side.
 
     Args:
-        tick: the release's.
-        kind: the release's.
-        lanes: how many there are in a lane set.
-        lane_set: the number of the lane set. Lane sets have lanes of their own, until there are MOST_LANES of a kind;
-            then the first one's come again.
+        tick: of the release.
+        kind: of the release.
+        lanes: the number of lanes in a lane set.
+        lane_set: the number of the lane set. Each lane set has lanes of its own, until there are MOST_LANES of a kind;
+            the next lane set uses the lanes of the first one again.
     """
     number = tick % lanes + lanes * (lane_set % (MOST_LANES // lanes))
     return f"{LANE_KINDS[kind]}{number}"
@@ -31,11 +31,11 @@ class Assignment:
     """A shard's release, for a task to send.
 
     Attributes:
-        app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
-        shard: its number, from 0 on.
+        app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
+        shard: the shard's number, from 0 on.
         tick: of the release.
         kind: of the release, as `tracker.in_flight.Release.kind`.
-        body: its rows, packed.
+        body: the release's rows, packed.
     """
 
     app_id: str
@@ -51,79 +51,78 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Generation:
-    """The name of a producer that had to take another one, because somebody else has published under its own."""
+    """The number in a producer's name, which rises when somebody else has published under the name."""
 
-    number: int  # how many names it has had before; 0: it has its own
+    number: int  # of earlier names; 0: the producer has its first name
     tick: int  # messages of releases up to this tick may have been sent under earlier names
 
     def name(self, producer: str) -> str:
-        """Returns the name to send under, by the producer's name in the plan."""
+        """Returns the name to send under, made from the producer's name in the plan."""
         return f"{producer}-{self.number}" if self.number else producer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """An attempt to send assignments: which of their messages, and what is known of earlier attempts."""
+    """An attempt to send assignments: the targets to send to, and the results of earlier attempts."""
 
-    skipped: frozenset[Target] = frozenset()  # destinations that can't be written now: nothing is sent to them
-    only: frozenset[Target] | None = None  # destinations to which alone something is sent; None: all but `skipped`
-    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived, as `Sent.done`
-    # By topic and producer's name, where not all has arrived: up to which sequence id, as `Failed.arrived_to`.
+    skipped: frozenset[Target] = frozenset()  # targets that are left out, because their destination is unwritable
+    only: frozenset[Target] | None = None  # the only targets to send to; None: all but `skipped`
+    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived, as `SendReport.done`
+    # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)
     generations: Mapping[tuple[str, str], Generation] = field(default_factory=dict)  # by topic and producer's name
-    is_first: bool = False  # nothing of it was sent before; a task that Spark repeats by itself finds that out
-    sent_to: int = 0  # releases of the lane up to this tick may have been sent before, also later ones than these
-    # By source topic and subscription's number: how much later than planned its messages are sent, ms.
+    is_first: bool = False  # no attempt was made before; a task that Spark repeats by itself sets it to False
+    sent_to: int = 0  # releases of the lane up to this tick may have been sent before, perhaps later ones than these
+    # How much later than planned a subscription's messages are sent, ms; by source topic and subscription's number.
     put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    patience_seconds: float = 10.0  # how long a broker that does not answer is waited for
-    pace_file: str = ""  # of the rates: see `Paces`; empty: this task is not kept to them, but by `put_off`
-    turn_file: str = ""  # nothing is sent before this file is there: see `Turns`; empty: it is the job's turn
+    patience_seconds: float = 10.0  # how long the task waits for a broker that does not answer
+    pace_file: str = ""  # the file with the rates' buckets, see `Paces`; empty: `put_off` alone slows the task down
+    turn_file: str = ""  # the task sends nothing before this file exists, see `Turns`; empty: it need not wait
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A producer whose messages have not all arrived. Sending them again is safe."""
+class FailedProducer:
+    """A producer with messages that have not arrived. It is safe to send them again."""
 
     topic: str  # the destination, or its partition
-    producer: str
+    producer: str  # the producer's name in the plan
     target: Target
     reason: str
-    is_refused: bool  # the broker has said no, rather than nothing
-    foreign_id: int | None  # a sequence id published under this name that is not the job's; None: none was found
-    # Its messages up to this sequence id have arrived; -1: none. The broker knows, too, unless the topic is made anew.
+    is_refused: bool  # the broker has refused, rather than not answered
+    foreign_id: int | None  # a sequence id that somebody else has published under the producer's name; None: none
+    # Messages up to this sequence id have arrived; -1: none. The broker knows it, too, unless the topic is made anew.
     arrived_to: int = -1
-    is_behind: bool = False  # it waited for a message of another producer, which has failed
+    is_behind: bool = False  # a message had to wait for one of another producer, which has failed
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A task's report of what it has sent."""
+class SendReport:
+    """The report of a task that has sent releases."""
 
     deliveries: bytes  # rows of the table `deliveries`, packed
-    ready_at: int  # when it could have sent the first row, ms since the epoch; 0: never
-    done: tuple[tuple[int, str, str], ...] = ()  # (tick, topic, producer's name) whose messages have all arrived
-    failed: tuple[Failed, ...] = ()
-    skipped: frozenset[Target] = frozenset()  # those of `Attempt.skipped` for which the releases have messages
-    # By release (tick, kind) the messages that the client does not take, packed, with the subscription and the
-    # reason: they are not delivered.
+    ready_at: int  # when the task could have sent its first row, ms since the epoch; 0: never
+    done: tuple[tuple[int, str, str], ...] = ()  # (tick, topic, producer's name) with all messages arrived
+    failed: tuple[FailedProducer, ...] = ()
+    skipped: frozenset[Target] = frozenset()  # targets of `Attempt.skipped` for which the releases have messages
+    # Messages that the client does not take, packed, each with subscription and reason; by release (tick, kind).
     refused: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
 
 
-def note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[Failed]) -> None:
-    """Notes up to which sequence id messages of producers that failed have arrived."""
+def note_arrived(arrived_to: dict[tuple[str, str], int], failed: Iterable[FailedProducer]) -> None:
+    """Notes in `arrived_to` up to which sequence id the messages of failed producers have arrived."""
     for one in failed:
         key = (one.topic, one.producer)
         arrived_to[key] = max(arrived_to.get(key, -1), one.arrived_to)
 
 
 def note_done(arrived_to: dict[tuple[str, str], int], done: Iterable[tuple[int, str, str]]) -> None:
-    """Notes producers whose messages of a tick have all arrived: up to the last sequence id that it can have."""
+    """Notes in `arrived_to` the last sequence id of a tick for producers whose messages of it have all arrived."""
     for tick, topic, producer in done:
         arrived_to[topic, producer] = max(arrived_to.get((topic, producer), -1), last_sequence_id(tick))
 
 
 def merged(arrived_to: Iterable[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
-    """Returns by topic and producer's name the last of the sequence ids up to which messages have arrived."""
+    """Merges several `arrived_to`: the highest sequence id counts for each topic and producer's name."""
     found: dict[tuple[str, str], int] = {}
     for of_part in arrived_to:
         for key, sequence_id in of_part.items():

@@ -1,4 +1,4 @@
-"""A small file by which the driver tells the source process, on the same machine, how far the releases are."""
+"""The feedback file: the driver tells the source process, on the same machine, how far the releases have come."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from conf.files import replace_file
 
 @dataclass(frozen=True)
 class Feedback:
-    """The progress of the releases, and what the driver wants of the clock. Times are ms since the epoch."""
+    """The progress of the releases, and the driver's instructions to the clock. Times are ms since the epoch."""
 
-    confirmed: int = 0  # the releases of this tick and earlier ones are finished and written down, or are open
-    settled: int = 0  # the cutoff of that tick: so is everything due at this time or before
+    confirmed: int = 0  # releases up to this tick have arrived and are written down, or are open
+    settled: int = 0  # the cutoff of that tick: messages due by then have arrived and are written down, or are open
     lookahead_millis: int = 0  # how long before its time a message is to be handed out; 0: as the settings say
-    next_due: int | None = None  # nothing that is in state is due before this time; None: that is not known
+    next_due: int | None = None  # no message in state is due before this time; None: not known
     in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
-    is_stopping: bool = False  # no more ticks are wanted
-    # By source topic and subscription ("" for rejects) whose destination can't be written: `since`, ms since the epoch,
-    # `open`, the releases [tick, kind] that have not arrived there, and `rejects`, why what is due for it is
-    # rejected; not there: it waits. None: not known yet in this run.
+    is_stopping: bool = False  # the clock is to make no more ticks
+    # Unwritable targets, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
+    # releases [tick, kind] with messages that have not arrived; `rejects`, the reason with which due messages are
+    # rejected, absent where they wait. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
-    # After a tick (its number), by source topic and subscription, for each shard: how many messages wait for the next
-    # tick's places, and the last place that it gave, ms since the epoch.
+    # (tick, shards): after that tick, by source topic and subscription, for each shard [number of messages that wait
+    # for places of the next tick, last place that the shard gave, ms since the epoch].
     waiting: tuple[int, dict[str, dict[str, list[list[int]]]]] = (0, {})
 
 
 class FeedbackFile:
-    """A file with the newest feedback. It is replaced as a whole: a reader sees the old one or the new one.
+    """A file with the newest feedback. Each write replaces the whole file: a reader sees the old one or the new one.
 
     Args:
-        path: of the file, in a folder that exists.
+        path: of the file, in an existing folder.
     """
 
     def __init__(self, path: Path) -> None:

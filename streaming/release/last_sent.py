@@ -1,7 +1,8 @@
-"""Asks the broker up to which tick a job has sent to each destination.
+"""Asks the broker for the last tick whose messages a job has sent to each destination.
 
-A broker with deduplication remembers a producer's last sequence id, which has the tick in it. Where that is later than
-the checkpoint's, other messages would get the sequence ids of those that were sent, and be dropped as repetitions.
+A broker with deduplication remembers a producer's last sequence id, which contains the tick. If that tick is later than
+the checkpoint's last one, the checkpoint is an old copy: the job would give other messages the same sequence ids, and
+the broker would drop them as repetitions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 import pulsar
 
 from broker.client import PulsarError, connect
+from broker.position import partition_name
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.errors import one_line
@@ -33,14 +35,14 @@ from warehouse.message_schemas import read as read_schemas
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 5.0  # a start takes no longer because of destinations that don't answer
+_SECONDS = 5.0  # the longest time that a start waits for destinations
 _THREADS = 16
-_NAMES_AT_ONCE = 50  # of one topic, one after the other: a millisecond each, but for those that are in use
+_NAMES_AT_ONCE = 50  # producer names of one topic that a thread asks for, a millisecond each unless a name is in use
 _BUSY_SECONDS = 0.2  # between two attempts to get a producer
-_NAMED_TOPICS = 5  # in the log
-_LAST_ENTRIES = 1_000  # how many of a topic are searched for what the job has sent last
-_SPARE_SECONDS = 1.0  # so long before the deadline the search is given up
-_CLOCKS_MILLIS = 15 * 60 * 1000  # by which machines' clocks may differ
+_NAMED_TOPICS = 5  # the most topics that a log line names
+_LAST_ENTRIES = 1_000  # the last entries of a topic that are searched for the job's last message
+_SPARE_SECONDS = 1.0  # the search gives up so long before the deadline
+_CLOCKS_MILLIS = 15 * 60 * 1000  # the most by which the clocks of machines differ
 
 
 class _Admin(Protocol):
@@ -51,31 +53,32 @@ class _Admin(Protocol):
 
 
 @dataclass(frozen=True)
-class Names:
-    """The names under which a job may have sent to one topic partition, to be looked up at the broker.
+class ProducerLookup:
+    """The producer names under which a job may have sent to one topic partition, to be looked up at the broker.
 
     Attributes:
         topic: the destination, or a partition of it.
-        producers: (name as in the plan, source topic of what it sends), for each producer.
-        generations: by topic and producer's name, where a producer has taken another name.
-        newest_tick: the checkpoint's.
-        most_tick: there can be no later tick of the checkpoint's job: a later one is somebody else's.
-        deadline: by the monotonic clock, seconds.
-        is_of_job: whether a message, which may have come from a source topic, looks as the job sends them.
+        producers: (name in the plan, source topic of its messages) of each producer.
+        generations: of producers that have taken another name, by topic and the producer's name in the plan.
+        newest_tick: of the checkpoint.
+        latest_possible_tick: of the checkpoint's job; sequence ids of later ticks are somebody else's.
+        deadline: seconds of the monotonic clock.
+        is_of_job: called with a message and a source topic; returns whether the message looks as the job sends those of
+            the source topic.
     """
 
     topic: str
     producers: tuple[tuple[str, str], ...]
     generations: Mapping[tuple[str, str], Generation]
     newest_tick: int
-    most_tick: int
+    latest_possible_tick: int
     deadline: float
     is_of_job: Callable[[pulsar.Message, str], bool] = lambda message, source: is_own(message.properties(), source)
 
     def last_tick(self, client: pulsar.Client, admin: _Admin) -> int:
-        """Returns the last tick of which one of the producers has sent anything; -1: none has.
+        """Returns the last tick whose messages one of the producers has sent; -1: none has sent any.
 
-        It opens a producer for each name, which may create the topic where there is none.
+        It opens a producer for each name, which may create a missing topic.
 
         Raises:
             pulsar.PulsarException: the broker does not answer, or a name is in use until the deadline.
@@ -90,9 +93,9 @@ class Names:
             tick = tick_of(last_id)
             if tick <= self.newest_tick:
                 return tick
-            if tick <= self.most_tick and self._is_sent(client, admin, name, source, last_id):
+            if tick <= self.latest_possible_tick and self._is_sent(client, admin, name, source, last_id):
                 return tick
-            # Somebody else's: the job has gone on under the next name, or will.
+            # Somebody else has published the sequence id: the job uses the next name, or will use it.
             _log.warning("%s: somebody else has published as %s", self.topic, name)
             number += 1
 
@@ -101,7 +104,7 @@ class Names:
             try:
                 producer = client.create_producer(self.topic, producer_name=name)
                 break
-            # The broker does not know yet that the job before was killed; or the topic moves to another one.
+            # The broker does not know yet that the earlier job was killed, or the topic moves to another broker.
             except (pulsar.ProducerBusy, pulsar.ServiceUnitNotReady):
                 if time.monotonic() > self.deadline:
                     raise
@@ -111,10 +114,10 @@ class Names:
         return last
 
     def _is_sent(self, client: pulsar.Client, admin: _Admin, name: str, source: str, last_id: int) -> bool:
-        """Whether it was the job that has published under a name up to a sequence id of a tick after the checkpoint's.
+        """Whether the job itself has published a sequence id of a tick after the checkpoint's last one.
 
-        It counts as the job's, unless the topic's last entries have the message with this id, and neither that nor any
-        other one of a later tick than the checkpoint's looks as the job sends them.
+        The answer is yes, unless the topic's last entries contain the message with this sequence id, and neither this
+        message nor another one of such a tick looks as the job sends them.
         """
         is_found = False
         try:
@@ -136,9 +139,10 @@ class Names:
     def _last_entries(
         self, client: pulsar.Client, admin: _Admin, name: str, source: str
     ) -> dict[tuple[int, int], bool]:
-        """Returns those of the topic's last entries that a producer has sent, in order, as (ledger id, entry id).
+        """Returns the entries among the topic's last ones that a producer has sent, in order.
 
-        The value says whether an entry looks as the job sends it.
+        Returns:
+            by (ledger id, entry id) whether the entry looks as the job sends it.
         """
         stats, left = admin.internal_stats(self.topic), _LAST_ENTRIES
         start = pulsar.MessageId.earliest
@@ -158,7 +162,7 @@ class Names:
                         found[message_id.ledger_id(), message_id.entry_id()] = False
                         found[message_id.ledger_id(), message_id.entry_id()] = self.is_of_job(message, source)
                 except UnicodeDecodeError:
-                    pass  # the job writes nothing that is not UTF-8
+                    pass  # not the job's: it writes UTF-8 only
                 self._check_time()
         finally:
             reader.close()
@@ -169,30 +173,32 @@ class Names:
             raise pulsar.Timeout("no time is left")
 
 
-def most_tick(newest: Offset, now: int) -> int:
-    """Returns the latest tick that a checkpoint's job can have made, whatever it did after an offset.
+def latest_possible_tick(newest: Offset, now: int) -> int:
+    """Returns the latest tick that a checkpoint's job can have made since an offset.
 
     Args:
         newest: the offset.
         now: ms since the epoch.
     """
-    # There is no more than one tick a millisecond.
+    # The job makes at most one tick a millisecond.
     return newest.tick + max(0, now - newest.now) + _CLOCKS_MILLIS
 
 
 def last_sent(
     settings: Settings, checkpoint: Checkpoint, newest: Offset, seconds: float = _SECONDS, now: int | None = None
 ) -> dict[str, int]:
-    """Returns by topic partition the last tick of which a checkpoint's job has sent anything to it; -1: none.
+    """Returns by topic partition the last tick whose messages a checkpoint's job has sent to it; -1: none.
 
-    Partitions whose broker did not answer in time are left out and logged.
+    Partitions whose broker does not answer in time are left out, and logged.
 
     Args:
+        settings: of the job.
+        checkpoint: of the job.
         newest: the checkpoint's newest offset.
         seconds: how long this may take.
         now: ms since the epoch; None: the machine's time.
     """
-    last = most_tick(newest, time.time_ns() // 1_000_000 if now is None else now)
+    last = latest_possible_tick(newest, time.time_ns() // 1_000_000 if now is None else now)
     generations = read_generations(checkpoint.folder)
     deadline = time.monotonic() + seconds
     client = connect(settings.pulsar, operation_timeout_seconds=max(1, int(seconds / 2)))
@@ -202,7 +208,7 @@ def last_sent(
         for topic, producers in _producers(settings, checkpoint.app_id, newest).items():
             for start in range(0, len(producers), _NAMES_AT_ONCE):
                 some = tuple(producers[start : start + _NAMES_AT_ONCE])
-                names = Names(topic, some, generations, newest.tick, last, deadline)
+                names = ProducerLookup(topic, some, generations, newest.tick, last, deadline)
                 asked[threads.submit(_ask, settings, client, names)] = topic
         done, silent = wait(asked, seconds)
         ticks: dict[str, int] = {}
@@ -225,18 +231,18 @@ def last_sent(
         threading.Thread(target=client.close, daemon=True).start()  # may wait for a broker that does not answer
 
 
-def _ask(settings: Settings, client: pulsar.Client, names: Names) -> int:
+def _ask(settings: Settings, client: pulsar.Client, names: ProducerLookup) -> int:
     with AdminClient(settings.pulsar) as admin:
         if admin.internal_stats(names.topic) is not None:
             return names.last_tick(client, admin)
-        # A producer would create the topic. Of one for dead letters the offset does not say how many partitions it has.
+        # A producer would create the topic. A topic of dead letters may have partitions that the offset does not know.
         if not (n := admin.partitions(names.topic)):
             return -1
         return max(replace(names, topic=name).last_tick(client, admin) for name in _partitions(names.topic, n))
 
 
 def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[tuple[str, str]]]:
-    """Returns by topic partition (producer's name, source topic) for all that a checkpoint's job may send to it."""
+    """Returns by topic partition the (name, source topic) of each producer that a checkpoint's job may have there."""
     routes = newest.known_routes
     suffixes: dict[str, list[str]] = {}
     for topic, version in read_schemas(settings.warehouse):
@@ -263,7 +269,7 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
 
 
 def _lanes(newest: Offset, is_in_order: bool) -> list[str]:
-    """Returns the names of the lanes that an offset's job sends in."""
+    """Returns the names of the lanes in which the job of an offset sends."""
     kinds = (0, PLANNED, *((IN_ORDER, IN_ORDER | PLANNED) if is_in_order else ()))
     return sorted(
         {lane_name(tick, kind, newest.lanes, newest.lane_set) for tick in range(newest.lanes) for kind in kinds}
@@ -271,4 +277,4 @@ def _lanes(newest: Offset, is_in_order: bool) -> list[str]:
 
 
 def _partitions(topic: str, n: int) -> list[str]:
-    return [f"{topic}-partition-{i}" for i in range(n)] if n > 0 else [topic]
+    return [partition_name(topic, i) for i in range(n)] if n > 0 else [topic]

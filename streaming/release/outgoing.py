@@ -1,4 +1,4 @@
-"""Builds messages as they go to a destination: as they came, with the delaylake properties beside their own."""
+"""Builds the messages for a destination: those of the source topic, with the delaylake properties added."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tracker.properties.delivered import (
 from tracker.properties.message_position import is_position, position_of
 from tracker.properties.retry_of import NOT_PASSED_ON, RETRY_OF
 
-# A larger rejected message goes without payload, keys and own properties: the table `rejects` has these. A larger one
-# that is retried goes without the reasons, for which there may be no room.
+# A larger rejected message is sent without payload, keys and own properties, which the table `rejects` has. A larger
+# retry is sent without the reasons, for which there may be no room.
 MAX_REJECTED_BYTES = 1024 * 1024
 
-FIELD_BYTES = 12  # that a property takes in Pulsar's metadata beside its name and value
+FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and value
 
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
@@ -44,8 +44,8 @@ def delivered(
         columns: of `tracker.messages.MESSAGES`, by name, each with the values of all rows.
         row: the index of the row.
         due: when the message is due, ms since the epoch.
-        sequence_id: under which it is sent.
-        dead_letter_of: the subscription for whose dead letters it is; None: it is none.
+        sequence_id: of the message.
+        dead_letter_of: the subscription whose dead letter the message is; None: it is no dead letter.
     """
     properties = _properties(columns, row)
     if RETRY_OF in properties:
@@ -73,8 +73,8 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
     Args:
         columns: of `tracker.messages.MESSAGES`, by name; the row's `reason` is not None.
         row: the index of the row.
-        sequence_id: under which it is sent.
-        max_size: how many bytes payload, keys and properties of a message of its source topic may have to be sent on.
+        sequence_id: of the message.
+        max_size: as `naming.max_size_bytes` returns it for the source topic.
     """
     reason = columns["reason"][row][:_MAX_REASON]
     properties = _properties(columns, row)
@@ -86,10 +86,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
 
 
 def is_own(properties: Mapping[str, str], source: str) -> bool:
-    """Whether a message with these properties can be one that the job has sent, from a source topic.
-
-    It need not be: anybody can copy them.
-    """
+    """Whether a message has the properties that the job gives to messages of a source topic; anybody can copy them."""
     return (
         properties.get(SOURCE) == source
         and is_position(properties.get(MESSAGE_ID, ""))
@@ -99,7 +96,7 @@ def is_own(properties: Mapping[str, str], source: str) -> bool:
 
 def _properties(columns: Columns, row: int) -> dict[str, str]:
     properties = dict(columns["properties"][row] or ())
-    properties.pop(SHAPED_FROM, None)  # it tells of this service, not of the one that a message came from
+    properties.pop(SHAPED_FROM, None)  # it may be from another service, which has shaped the message before
     properties[SOURCE] = columns["topic"][row]
     properties[MESSAGE_ID] = str(position_of(columns, row))
     return properties

@@ -1,8 +1,8 @@
-"""Remembers producers that had to take another name, because somebody else has published under theirs.
+"""Remembers producers that took another name, because somebody else has published under theirs.
 
-A broker with deduplication drops messages with a sequence id up to the last one that it knows of a producer. Whoever
-may produce to a destination can publish under any name: then the broker knows a sequence id that is not the job's, and
-would drop all that the job sends under that name, and call it sent.
+A broker with deduplication drops messages whose sequence id is not above the producer's last one. Anybody who may
+produce to a destination can publish under any producer name, with a high sequence id. Then the broker would drop all
+messages that the job sends under that name, and confirm them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 from conf.settings import Settings, local_path
 from status.troubles import FOREIGN_PRODUCER, Troubles
-from streaming.release.attempt import Failed, Generation
+from streaming.release.attempt import FailedProducer, Generation
 from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder, so that it is removed with it: another checkpoint's job has other names anyway.
+# Inside the query's folder, to be removed with it: the job of another checkpoint has other names anyway.
 NAMES_FILE = Path("query/producer_names.json")
 
 
 def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
-    """Reads the generations of a checkpoint's producers: by topic and producer's name, where it has taken another.
+    """Reads the generations of producers that have taken another name, by topic and the producer's name in the plan.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
     """
     file = checkpoint / NAMES_FILE
     known = json.loads(file.read_text()) if file.exists() else []
@@ -35,7 +35,7 @@ def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
 
 
 class ProducerNames:
-    """Gives producers other names; each is in a file of the checkpoint before it is used. Safe in several threads."""
+    """Gives producers other names. A name is in a file of the checkpoint before it is used. Thread-safe."""
 
     def __init__(self, settings: Settings, troubles: Troubles) -> None:
         checkpoint = Path(local_path(settings.checkpoint))
@@ -50,12 +50,12 @@ class ProducerNames:
         with self._lock:
             return dict(self._generations)
 
-    def renew(self, failed: list[Failed], tick: int) -> list[Failed]:
-        """Gives another name to those that failed because of a foreign sequence id; returns the others.
+    def renew(self, failed: list[FailedProducer], tick: int) -> list[FailedProducer]:
+        """Gives another name to producers that failed because of a foreign sequence id; returns the other ones.
 
         Args:
-            failed: producers, by their names in the plan.
-            tick: messages of releases up to this one may have been sent under the name before.
+            failed: the failed producers.
+            tick: messages of releases up to this tick may have been sent under the earlier name.
         """
         with self._lock:
             foreign = [one for one in failed if one.foreign_id is not None]

@@ -1,1 +1,1 @@
-"""Where a batch's output goes: tables, outcome topic and releaser."""
+"""The sinks of a batch's output: tables, outcome topic and releaser."""

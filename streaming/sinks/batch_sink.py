@@ -1,4 +1,4 @@
-"""Carries a batch's output out: rows to the Delta tables, outcomes to their topic, releases to the releaser."""
+"""Writes a batch's output: rows to the Delta tables, outcomes to their topic, releases to the releaser."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ from warehouse.schemas import DELAYED_INDEX
 
 
 class BatchSink:
-    """A function for Spark's `foreachBatch`, called with the operator's output rows of a batch.
+    """The function for Spark's `foreachBatch`: takes the operator's output rows of a batch.
 
-    A batch that is replayed does no more than it did before: a table takes the rows of a tick once.
+    A replayed batch changes nothing that it has written before, because a table takes the rows of a tick once.
 
     Args:
+        tables: of the warehouse.
+        releaser: gets the releases.
+        outcomes: publishes the outcomes.
+        checkpoint: of the job; the sink syncs its files.
         run_id: of this run; releases of a tick that another run has made are not submitted.
-        on_batch: called with counts of the batch when it is done.
+        on_batch: called with the figures of the batch when it has been written.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class BatchSink:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         outputs = batch.toArrow().to_pylist()
-        self._tables.check_epoch()  # only now: the operator's work has taken its time
+        self._tables.check_epoch()  # only now: `toArrow` runs the operator, which takes a while
         bodies: dict[str, list[Any]] = {}
         for output in outputs:
             bodies.setdefault(output["kind"], []).append(output)
@@ -66,30 +70,30 @@ class BatchSink:
 
         self._checkpoint.sync_begun(batch_id)
         write_changes(self._tables, statuses[0]["changed"], tick, now, self._app_id)
-        # Due messages first: what is to be written down can wait some milliseconds more.
+        # Due messages first: the tables can wait some milliseconds.
         releases = [
             (o["shard"], o["tick"], kind, o["body"])
             for kind, output in enumerate(RELEASES)
             for o in bodies.get(output, [])
         ]
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
-        # that was in flight, that tick's too, in the order in which the broker must get it.
+        # messages in flight, those of that tick, too, in the order in which the broker must get them.
         if statuses[0]["run"] == self._run_id:
             next_due = min(s["next_due"] for s in statuses)
             self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"], _waiting(statuses))
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
-            # First written down, where nobody else has taken over: what is told holds, whatever happens afterwards.
-            told_at = time.time_ns() // 1_000_000
-            self._append("outcomes", outcomes_to_rows(outcomes, tick, told_at), tick)
-            self._outcomes.publish(outcomes, tick, told_at)
+            # The table gets outcomes before they are published: a published outcome holds, whatever happens afterwards.
+            applied_at = time.time_ns() // 1_000_000
+            self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
+            self._outcomes.publish(outcomes, tick, applied_at)
         bucket = in_order(concat(unpack(o["body"]) for o in bodies.get(OutputKind.BUCKET, [])))
         cancels = concat((unpack(o["body"]) for o in bodies.get(OutputKind.CANCELS, [])), CANCEL_ROWS)
         index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
         entries = concat((unpack(o["body"]) for o in bodies.get(OutputKind.ENTRIES, [])), ENTRIES)
         if entries.num_rows:
-            self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar does not have them any more
+            self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar may delete them
         self._append("entries", entries, tick)
         rejects = concat((unpack(o["body"]) for o in bodies.get(OutputKind.REJECTS, [])), MESSAGES)
         self._append("rejects", to_rejects(rejects, tick), tick)
@@ -114,7 +118,7 @@ class BatchSink:
 
 
 def _latest(of_shards: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Joins what shards say of topics and subscriptions: the latest time counts."""
+    """Merges the times of shards, by topic and subscription; the latest time counts."""
     found: dict[str, dict[str, int]] = {}
     for one in of_shards:
         for topic, names in one.items():
@@ -125,10 +129,10 @@ def _latest(of_shards: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[st
 
 
 def _waiting(statuses: list[dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
-    """Joins what shards say of what waits: by source topic and subscription a list by shard, as `Feedback.waiting`.
+    """Merges the shards' counts of messages that wait for places, as `Feedback.waiting` has them.
 
     Args:
-        statuses: by shard.
+        statuses: of the shards, by shard number.
     """
     of_shards = [status.get("waiting", {}) for status in statuses]
     targets = {(topic, name) for one in of_shards for topic, names in one.items() for name in names}

@@ -19,7 +19,7 @@ from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
-from streaming.release.last_sent import Names, most_tick
+from streaming.release.last_sent import ProducerLookup, latest_possible_tick
 from streaming.release.naming import PRODUCER_OPTIONS
 from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
 from tracker.commands.schema import OUTCOME_ROWS
@@ -33,7 +33,7 @@ _BATCH_OUTCOMES = 500
 
 _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
 
-# The columns of an outcome that are published; see ControlOutcome.
+# The columns of published outcomes; see ControlOutcome.
 PUBLISHED = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
@@ -50,13 +50,14 @@ _ENTRY = ("request_id", "subscription", "ledger_id", "entry_id", "is_repeat")
 class OutcomePublisher:
     """Publishes ControlOutcome messages; the request id is the message's key.
 
-    A tick that is replayed publishes the same under the same sequence ids, in the same batches, and the broker drops
-    what it has. Of a batch it remembers the first sequence id. Where somebody else has published under the producer's
-    name, which shows in a sequence id of a later tick, the publisher takes another name.
+    A replayed tick publishes the same outcomes under the same sequence ids, in the same producer batches, so the broker
+    drops those that it has; it remembers the first sequence id of a batch. A sequence id of a later tick shows that
+    somebody else has published under the producer's name: then the publisher takes another name.
 
     Args:
-        app_id: the checkpoint's, which the producer's name begins with.
-        troubles: is told of a foreign producer.
+        settings: of the job.
+        app_id: of the checkpoint; the producer's name begins with it.
+        troubles: records a foreign producer.
     """
 
     def __init__(self, settings: Settings, app_id: str, troubles: Troubles | None = None) -> None:
@@ -67,13 +68,14 @@ class OutcomePublisher:
         self._troubles = troubles or Troubles()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
-        self._published = -1  # the producer's last sequence id when it was opened
+        self._published = -1  # the producer's last sequence id when it was opened, as the broker knows it
 
     def publish(self, outcomes: pa.Table, tick: int, now: int) -> None:
         """Publishes outcomes, and waits until the broker has them.
 
         Args:
-            outcomes: rows of OUTCOME_ROWS, all of a tick.
+            outcomes: all outcomes of a tick, as OUTCOME_ROWS.
+            tick: its number.
             now: when the commands are applied, ms since the epoch.
 
         Raises:
@@ -84,7 +86,7 @@ class OutcomePublisher:
             self._close_producer()
 
     def _has_published(self, rows: list[dict[str, Any]], tick: int, now: int) -> bool:
-        """Publishes rows of PUBLISHED; False: the broker took the last outcome for a repetition, but it was new."""
+        """Publishes rows of PUBLISHED; returns False if the broker dropped the last one, which is no repetition."""
         producer = self._open(tick)
         dropped = threading.Event()
 
@@ -141,8 +143,8 @@ class OutcomePublisher:
             self._producer.close()
             self._producer = None
 
-    def _open(self, most_tick: int) -> pulsar.Producer:
-        """Returns the producer, made under a name of which the broker knows no sequence id of a later tick."""
+    def _open(self, last_tick: int) -> pulsar.Producer:
+        """Returns the producer. For its name the broker has no sequence id of a tick later than `last_tick`."""
         deadline = time.monotonic() + _PRODUCER_SECONDS
         while self._producer is None:
             try:
@@ -156,12 +158,12 @@ class OutcomePublisher:
                 time.sleep(0.1)
                 continue
             self._published = producer.last_sequence_id()
-            if tick_of(self._published) <= most_tick:
+            if tick_of(self._published) <= last_tick:
                 self._producer = producer
                 continue
             producer.close()
             text = f"somebody else has published as {self._name}, up to the sequence id {self._published}"
-            self._generation = Generation(self._generation.number + 1, most_tick)
+            self._generation = Generation(self._generation.number + 1, last_tick)
             self._name = self._generation.name(self._first_name)
             _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
             self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
@@ -169,21 +171,22 @@ class OutcomePublisher:
 
 
 def last_published(settings: Settings, app_id: str, newest: Offset) -> int:
-    """Asks the broker for the last tick of which a checkpoint's job has published outcomes.
+    """Asks the broker for the last tick whose outcomes a checkpoint's job has published.
 
     Args:
-        app_id: the checkpoint's.
-        newest: its newest offset.
+        settings: of the job.
+        app_id: of the checkpoint.
+        newest: the checkpoint's newest offset.
 
     Returns:
-        the tick; -1: none. What somebody else has published under the job's name is passed over.
+        the tick; -1: the job has published none. Messages of somebody else under the job's name do not count.
 
     Raises:
         pulsar.PulsarException: the broker does not answer.
     """
     topic, deadline = settings.control.outcome_topic, time.monotonic() + _PRODUCER_SECONDS
-    most = most_tick(newest, time.time_ns() // 1_000_000)
-    names = Names(topic, ((_producer_name(app_id), topic),), {}, newest.tick, most, deadline, _is_outcome)
+    most = latest_possible_tick(newest, time.time_ns() // 1_000_000)
+    names = ProducerLookup(topic, ((_producer_name(app_id), topic),), {}, newest.tick, most, deadline, _is_outcome)
     client = connect(settings.pulsar)
     try:
         with AdminClient(settings.pulsar) as admin:
@@ -197,7 +200,7 @@ def _producer_name(app_id: str) -> str:
 
 
 def _is_outcome(message: pulsar.Message, _: str) -> bool:
-    """Whether a message can be one that an OutcomePublisher has published; anybody can copy them."""
+    """Whether a message looks as an OutcomePublisher publishes them; anybody can copy one."""
     try:
         outcome = ControlOutcome.FromString(message.data())
     except DecodeError:
@@ -206,18 +209,18 @@ def _is_outcome(message: pulsar.Message, _: str) -> bool:
 
 
 def to_publish(outcomes: pa.Table) -> pa.Table:
-    """Makes the rows that are published of a tick's outcomes.
+    """Makes the rows to publish of a tick's outcomes.
 
     Outcomes that may be summed up (`sum_up`) and name a message become one row for each request, subscription, result
-    and reason, without a position and with their number in `n_named`; it is 0 in all other rows. `has_more` says that
-    the next row is of the same request, subscription and entry. What answers a repeated command is not summed up with
-    what is new: it is all of the answer, also where that has some of it.
+    and reason, without a position and with their number in `n_named`; `n_named` is 0 in all other rows. `has_more` says
+    that the next row is of the same request, subscription and entry. Outcomes that repeat an earlier answer are summed
+    up apart from new ones, because they are the whole answer to the repeated command.
 
     Args:
-        outcomes: rows of OUTCOME_ROWS.
+        outcomes: as OUTCOME_ROWS.
 
     Returns:
-        rows of PUBLISHED.
+        the rows, as PUBLISHED.
     """
     outcomes = with_columns(outcomes, is_repeat=pc.fill_null(outcomes["is_repeat"], False))
     is_summed = pc.fill_null(outcomes["sum_up"], False).to_numpy() & (int64(outcomes, "ledger_id") >= 0)
@@ -243,4 +246,4 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
 
 
 def _ignore(_: Any) -> None:
-    """Does nothing with the result of a flush: what goes wrong shows in the last one."""
+    """Ignores the result of a flush: an error shows in the last one."""

@@ -1,4 +1,4 @@
-"""Holds commands back until what was published before them has been read."""
+"""Holds commands back until the messages that were published before them have been read."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from streaming.source.receiving.receiver import Receiver
 
 _log = logging.getLogger(__name__)
 
-_CATCH_UP_SECONDS = 1.0  # how long commands wait until what was published before them has been read
-_SILENT_SECONDS = 10  # how long commands wait for a source topic that does not say where it ends
+_CATCH_UP_SECONDS = 1.0  # how long commands wait for messages that were published before them
+_SILENT_SECONDS = 10  # how long commands wait for a source topic whose end the broker does not tell
 _MAX_BARRIERS = 16  # in an offset
 
-# By source topic partition its last entry as text; None: it did not answer, or it is a topic that can't be looked up.
+# The last entry of each source topic partition, as text; None: the broker did not answer, or can't look the topic up.
 Ends = dict[str, str | None]
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Commands that have come in, and where the source topics ended just after."""
+    """Commands that have come in, and the ends of the source topics just after."""
 
-    commands: dict[str, Position]  # by partition of the control topic its last entry that has come in
+    commands: dict[str, Position]  # the last entry that has come in, by partition of the control topic
     ends: Ends
-    deadline: float  # by the monotonic clock: then they are taken into a batch in any case
+    deadline: float  # when a batch takes the commands in any case, seconds of the monotonic clock
 
 
 class Barriers:
-    """Says when commands may be taken into a batch, and when all messages published before them have come in.
+    """Says when a batch may take commands, and when all messages published before them have come in.
 
-    Commands are taken into a batch when the source topics have been read up to where they ended when the commands had
-    come, which mostly takes milliseconds, or after a second. Then some messages may not be known yet: a command for
-    one is answered WAITING, and that there is no such message is only said when an offset has passed the ends.
+    When commands come in, the broker is asked for the ends of the source topics. A batch takes the commands when these
+    ends have been read, which mostly takes milliseconds, or after a second. After a second some messages may be
+    missing: a command for such a message is answered WAITING, and NOT_FOUND only when an offset has passed the ends.
 
     Args:
-        receivers: by topic partition, of all that are read; the caller goes on adding to it.
+        receivers: of all topics that are read, by topic partition; the caller goes on adding to it.
         control_topic: the topic whose messages are commands.
-        sources: the source topics that are to be read, also those that can't be looked up.
-        looked_up: those of which all partitions have receivers; the caller goes on adding to it. Of the others, those
-            have some that an offset had positions of.
+        sources: the source topics of the settings, also those that can't be looked up.
+        looked_up: the source topics all of whose partitions have receivers; the caller goes on adding to it. Another
+            source topic has receivers for those partitions alone whose positions were in an offset.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Barriers:
         self._waiting: _Waiting | None = None
 
     def take(self) -> tuple[dict[str, Position], Ends] | None:
-        """Decides which commands are to be taken into a batch now.
+        """Decides which commands the next batch takes.
 
         Returns:
-            by partition of the control topic the last entry to be taken, and where the source topics ended just after
-            these had come; None: no commands have come, or they are to wait longer.
+            (last entry to take of each partition of the control topic, ends of the source topics just after the
+            commands had come); None: no commands have come, or they have to wait longer.
         """
         waiting = self._waiting or self._begin()
         if waiting is None:
@@ -79,18 +79,18 @@ class Barriers:
         return waiting.commands, waiting.ends
 
     def advance(self, last: Offset, offset: Offset, ends: Ends | None) -> Offset:
-        """Returns an offset with `barriers`, those that it has not passed, and `ingested_through`.
+        """Returns an offset with `ingested_through`, and with the `barriers` that it has not passed.
 
         Args:
             last: the offset before.
-            offset: the new one, with its positions.
-            ends: where the source topics ended after the commands in its batch; None: in it no command begins to wait.
+            offset: the new offset, with its positions.
+            ends: the ends of the source topics after the commands of its batch; None: no command of it begins to wait.
         """
         barriers = [[tick, self._with_late_ends(before)] for tick, before in last.barriers]
         ingested_through = last.ingested_through
         if ends is not None:
             if len(barriers) >= _MAX_BARRIERS:
-                barriers.pop()  # the new one is passed later, and so does for both
+                barriers.pop()  # the new barrier is passed later, and so stands for both
             barriers.append([offset.tick, ends])
         while barriers and self._has_passed(offset.positions, barriers[0][1]):
             ingested_through = barriers.pop(0)[0]
@@ -98,18 +98,18 @@ class Barriers:
 
     def _begin(self) -> _Waiting | None:
         """Returns the commands that have come in; None: there are none, or a source topic's end is not known yet."""
-        ends: Ends = {topic: None for topic in self._sources if not self._has_all(topic)}  # before it gets receivers
+        ends: Ends = {topic: None for topic in self._sources if not self._has_all(topic)}  # before they get receivers
         receivers = list(self._receivers.items())
         control = [(name, r) for name, r in receivers if r.source.topic == self._control_topic]
         if not any(receiver.waiting for _, receiver in control):
             return None
-        # Before the ends are asked for: commands that come later may name messages behind these ends.
+        # Read before the ends are asked for: later commands may name messages after these ends.
         commands = {name: receiver.read_to for name, receiver in control}
         for name, receiver in receivers:
             if receiver.source.topic == self._control_topic:
                 continue
             try:
-                ends[name] = str(receiver.end())
+                ends[name] = str(receiver.topic_end())
                 self._silent_since.pop(name, None)
             except pulsar.PulsarException as error:
                 if time.monotonic() - self._silent_since.setdefault(name, time.monotonic()) < _SILENT_SECONDS:
@@ -122,7 +122,7 @@ class Barriers:
         return all(end is None or self._receivers[name].wait_for(Position.parse(end), 0) for name, end in ends.items())
 
     def _with_late_ends(self, ends: Ends) -> Ends:
-        """Returns the ends with those, too, of topics that did not answer before and do now."""
+        """Returns ends together with those that the broker did not tell before and tells now."""
         found: Ends = {}
         for name, end in ends.items():
             late: list[Receiver] = []
@@ -132,25 +132,25 @@ class Barriers:
         return found
 
     def _has_all(self, name: str) -> bool:
-        """Whether a topic partition, or all of a topic's, have receivers."""
+        """Whether a topic partition, or all partitions of a topic, have receivers."""
         return name in self._receivers or name in self._looked_up
 
     def _has_passed(self, positions: Mapping[str, str], ends: Ends) -> bool:
         for name, end in ends.items():
             if name not in self._receivers and name not in self._sources:
-                continue  # it is not read any more, and nothing comes
-            # Of a topic partition without a position nothing is in a batch: it must have ended before its first entry.
+                continue  # the topic is not read any more, so no message comes
+            # No batch has a message of a topic partition without a position: its end must be before its first entry.
             if end is None or Position.parse(positions.get(name, str(START))) < Position.parse(end):
                 return False
         return True
 
 
 def _is_of(receiver: Receiver, name: str) -> bool:
-    """Whether a receiver is of a topic partition, or of a partition of a topic."""
+    """Whether a receiver reads the topic partition, or a partition of the topic, with a name."""
     return name in (receiver.source.name, receiver.source.topic)
 
 
 def _end(receiver: Receiver) -> str | None:
     with contextlib.suppress(pulsar.PulsarException):
-        return str(receiver.end())
+        return str(receiver.topic_end())
     return None

@@ -1,4 +1,4 @@
-"""The clock: decides when there is a batch, how far ahead it looks, and when buckets are sealed and segments loaded."""
+"""The clock: decides when a batch is made, how far it looks ahead, and when buckets are sealed and segments loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from tracker.buckets.time_slots import SLOT_MILLIS
 
-# The time between two batches that have nothing urgent to do: more of them would only take CPU time from the senders.
+# The time between two batches without urgent work: more batches would only take CPU time from the senders.
 _MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
-# The longest time without any batch, where one would find nothing to do.
+# The longest time without a batch, while a batch would have nothing to do.
 MAX_REST_SECONDS = 60.0
 
 
@@ -24,13 +24,13 @@ class ClockSettings:
 
     Attributes:
         run_id: of this run of the query.
-        lookahead_millis: how long before its time a message is handed out, until the feedback has a measured time.
+        lookahead_millis: the lookahead until the feedback has a measured one.
         seal_interval_millis: the longest time from one seal epoch's end to the next, while there is something to do.
-        load_ahead_millis: how far ahead of now the load horizon is to be.
-        max_segment_rows: how many rows a tick loads at most, unless more are due within one time slot; and how many
-            that wait for a place get one.
+        load_ahead_millis: how far the load horizon is ahead of now.
+        max_segment_rows: the most rows that a tick loads, unless one time slot has more; also the most messages of a
+            subscription that get a place from its rate in a tick.
         max_lookahead_millis: the longest lookahead that the feedback can ask for; 0: lookahead_millis.
-        max_segment_millis: the longest time that a segment spans of what comes later than now.
+        max_segment_millis: the longest time from now on that a segment spans.
     """
 
     run_id: str
@@ -43,13 +43,12 @@ class ClockSettings:
 
 
 def tick_seconds(batch_seconds: float) -> float:
-    """Returns how long after a batch the next one begins that has nothing urgent to do, seconds.
+    """Returns how long after a batch the next one begins when it has no urgent work, seconds.
 
-    Batches one after another would leave the senders late on full cores: each has a cost that does not depend on what
-    is in it.
+    Batches without a pause would make the senders late on busy cores, because each batch has a fixed cost.
 
     Args:
-        batch_seconds: how long a batch mostly takes.
+        batch_seconds: how long a batch usually takes.
     """
     return min(max(_MIN_TICK_SECONDS, 2 * batch_seconds - _MIN_TICK_SECONDS), _MAX_TICK_SECONDS)
 
@@ -57,7 +56,8 @@ def tick_seconds(batch_seconds: float) -> float:
 class Clock:
     """Makes the next offset from the last one, the time, and the driver's feedback on the batches before.
 
-    It reads no clock itself. It remembers when the next seal epoch is to end, and whether a segment was cut short.
+    Callers pass the time. The clock remembers when the next seal epoch is to end, and whether the last segment was cut
+    short.
     """
 
     def __init__(self, settings: ClockSettings) -> None:
@@ -74,14 +74,14 @@ class Clock:
         feedback: Feedback,
         has_nothing_to_do: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Whether a batch is worth it although nothing has come in.
+        """Whether there is reason for a batch although no message has come in.
 
         Args:
             last: the last offset.
             now: ms since the epoch.
             monotonic: seconds, of a clock that never jumps.
-            feedback: the driver's.
-            has_nothing_to_do: whether there is nothing to seal, load or settle; asked when a seal epoch would end.
+            feedback: of the driver.
+            has_nothing_to_do: whether there is nothing to seal, load or settle; called when a seal epoch would end.
         """
         return (
             last.run_id != self._settings.run_id
@@ -89,7 +89,7 @@ class Clock:
             or self._is_set_back(last, now, feedback)
             or self._ends_seal_epoch(monotonic, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
-            or self._has_due(last, self._target(last, now, feedback), feedback)
+            or self._has_due(last, self._next_cutoff(last, now, feedback), feedback)
         )
 
     def next(
@@ -101,19 +101,20 @@ class Clock:
         index_version: Callable[[], int],
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> Offset:
-        """Makes the offset after the last one, without what the caller knows: positions, routes and the like.
+        """Makes the next offset. The caller adds positions, routes and other fields that the clock does not know.
 
         Args:
             last: the last offset.
             now: ms since the epoch.
             monotonic: seconds, of a clock that never jumps.
-            feedback: the driver's.
+            feedback: of the driver.
             index_version: returns the newest version of delayed_index.
-            rows_due: called with a version of delayed_index, a time and a later one, ms since the epoch; returns
-                (slot, rows) for what is due from the one to before the other, ascending. A slot is SLOT_MILLIS long.
+            rows_due: called with (version of delayed_index, start, end), times in ms since the epoch; returns
+                (number of the time slot, number of rows) of the rows that are due from start to before end, ascending.
+                A slot is SLOT_MILLIS long.
         """
         is_set_back = self._is_set_back(last, now, feedback)
-        target = self._reach(now, feedback) if is_set_back else self._target(last, now, feedback)
+        furthest_cutoff = self._lookahead_end(now, feedback) if is_set_back else self._next_cutoff(last, now, feedback)
         tick = last.tick + 1
         seal_epoch, load, near, durable_through, marks, version = (
             last.seal_epoch,
@@ -125,7 +126,8 @@ class Clock:
         )
         confirmed = max(last.confirmed, feedback.confirmed)
         is_new_run = last.run_id != self._settings.run_id
-        if is_new_run or self._is_behind or is_set_back or monotonic >= self._next_seal or target >= last.near_until:
+        is_seal_due = monotonic >= self._next_seal or furthest_cutoff >= last.near_until
+        if is_new_run or self._is_behind or is_set_back or is_seal_due:
             self._next_seal = monotonic + self._settings.seal_interval_millis / 1000
             self._rests_until = monotonic + MAX_REST_SECONDS
             seal_epoch += 1
@@ -133,14 +135,16 @@ class Clock:
             load, near = self._horizons(last, now, feedback, version, rows_due)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
-            # What was due by then and waits for a place under a rate is neither delivered nor sealed.
+            # A message that was due by then and waits for a place under a rate is neither delivered nor sealed.
             settled_until = feedback.settled + 1
             if feedback.next_due is not None:
                 settled_until = min(settled_until, feedback.next_due)
             while marks and marks[0][1] <= confirmed and marks[0][2] <= settled_until:
                 durable_through = marks[0][0]
                 marks = marks[1:]
-        cutoff = min(target, near - 1) if is_set_back else max(last.cutoff, min(target, near - 1))
+        cutoff = min(furthest_cutoff, near - 1)
+        if not is_set_back:
+            cutoff = max(last.cutoff, cutoff)
         unwritable = last.unwritable if feedback.unwritable is None else feedback.unwritable
         return Offset(
             tick=tick,
@@ -167,29 +171,31 @@ class Clock:
             return False
         return True
 
-    def _target(self, last: Offset, now: int, feedback: Feedback) -> int:
-        """Returns the end of the last whole slot that the lookahead reaches, or reached in an earlier batch."""
-        return max(last.cutoff, self._reach(now, feedback))
+    def _next_cutoff(self, last: Offset, now: int, feedback: Feedback) -> int:
+        """Returns the cutoff that the lookahead asks for, ms since the epoch: never before the last one."""
+        return max(last.cutoff, self._lookahead_end(now, feedback))
 
-    def _reach(self, now: int, feedback: Feedback) -> int:
+    def _lookahead_end(self, now: int, feedback: Feedback) -> int:
+        """Returns the end of the last whole time slot that the lookahead reaches, ms since the epoch."""
         return _slot_start(now + self.lookahead(feedback)) - 1
 
     def _is_set_back(self, last: Offset, now: int, feedback: Feedback) -> bool:
-        """Whether the machine's clock has been set back: the cutoff is beyond all that a lookahead reaches from now.
+        """Whether the machine's clock was set back: no lookahead reaches from now to the last cutoff.
 
-        Then the cutoff goes back, too. Else what comes in and is due before it would be handed out long before its
-        time, and wait in the lanes in front of what is due.
+        Then the cutoff goes back, too. Else messages that come in and are due before the old cutoff would be handed out
+        long before their time, and hold up due messages in their lanes.
         """
         limits = self._settings
         most = max(limits.max_lookahead_millis, limits.lookahead_millis, self.lookahead(feedback))
         return last.cutoff > now + most + SLOT_MILLIS
 
     def lookahead(self, feedback: Feedback) -> int:
-        """Returns how long before its time a message is to be handed out, ms."""
+        """Returns how long before its time a message is handed out, ms."""
         return feedback.lookahead_millis or self._settings.lookahead_millis
 
-    def _has_due(self, last: Offset, target: int, feedback: Feedback) -> bool:
-        return target > last.cutoff and (feedback.next_due is None or feedback.next_due <= target)
+    def _has_due(self, last: Offset, cutoff: int, feedback: Feedback) -> bool:
+        """Whether a message in state may be due after the last cutoff and by the next one, ms since the epoch."""
+        return cutoff > last.cutoff and (feedback.next_due is None or feedback.next_due <= cutoff)
 
     def _horizons(
         self,
@@ -199,10 +205,10 @@ class Clock:
         version: int,
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
     ) -> tuple[int, int]:
-        """Returns the new `load_horizon` and `near_until`: earlier times where too many rows are due before them.
+        """Returns the new `load_horizon` and `near_until`, earlier ones where too many rows are due before them.
 
-        What is due while the job stands still, or within seconds, is loaded at once however long the time is: only
-        beyond it the horizon moves no further than `max_segment_millis`.
+        Rows that came due while the job stood still, or are due within seconds, are loaded at once however long a time
+        they span. Beyond them the horizon moves no further than `max_segment_millis`.
         """
         near = _slot_start(now + self._settings.seal_interval_millis + self.lookahead(feedback) + 2 * SLOT_MILLIS)
         furthest = max(last.load_horizon, now) + self._settings.max_segment_millis
@@ -222,19 +228,19 @@ def _slot_start(time: int) -> int:
 
 
 def _places(last: Offset, now: int, feedback: Feedback, at_most: int) -> dict[str, dict[str, Any]]:
-    """Returns from when on there are places for what waits in all shards, and how many in each: see `Offset.places`.
+    """Returns the places for shaped messages that wait in the shards: see `Offset.places`.
 
-    They begin after all that was given so far: what a shard gave alone is due by the last cutoff. What gets no place
-    waits on: a tick that moved millions would keep all other messages waiting.
+    Places begin after all places given so far; a place that a shard gave by itself is due by the last cutoff. Messages
+    without a place wait on: a tick that moved millions of messages would hold up all others.
 
     Args:
         last: the last offset.
         now: ms since the epoch.
-        feedback: the driver's.
-        at_most: how many places a subscription gets, but for one more a shard.
+        feedback: of the driver.
+        at_most: the most places of a subscription; rounding may add one for each shard.
     """
     tick, waiting = feedback.waiting
-    if tick != last.tick:  # it is told again after the next batch
+    if tick != last.tick:  # the feedback after the next batch has these numbers again
         return {}
     return {
         topic: {
@@ -249,6 +255,6 @@ def _places(last: Offset, now: int, feedback: Feedback, at_most: int) -> dict[st
 
 
 def _shares(counts: list[int], at_most: int) -> list[int]:
-    """Returns as many of each count as make up `at_most` in all, rounded up: all of them if they are fewer."""
+    """Scales counts down so that they add up to `at_most`, each rounded up; returns smaller ones as they are."""
     total = sum(counts)
     return counts if total <= at_most else [-(-n * at_most // total) for n in counts]

@@ -1,4 +1,4 @@
-"""Looks up which partitions topics have. A topic that can't be looked up, say for lack of rights, holds up no other."""
+"""Looks up the partitions of topics. A topic that can't be looked up, say for lack of rights, holds up no other."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Looks topics up at the broker whenever it is asked to; not safe in several threads at once.
+    """Asks the broker for the partitions of source topics and destinations. Not thread-safe.
 
     Args:
-        client: of the job's source process.
-        settings: their routes have the topics.
-        troubles: is told of source topics that are not read at all.
+        client: of the source process.
+        settings: of the job; its routes name the topics.
+        troubles: records source topics that are not read at all.
     """
 
     def __init__(self, client: pulsar.Client, settings: Settings, troubles: Troubles) -> None:
@@ -28,20 +28,20 @@ class Discovery:
         self._topics = _destinations(known_routes(settings))
         self._troubles = troubles
         self._partitions: dict[str, int] = {}
-        self._why_not: dict[str, str] = {}  # topics that can't be looked up
+        self._why_not: dict[str, str] = {}  # the error for each topic that can't be looked up
         self._unread: set[str] = set()
 
     @property
     def destinations(self) -> dict[str, int]:
-        """How many partitions each partitioned destination has; UNKNOWN for one that could never be looked up."""
+        """The number of partitions of each partitioned destination; UNKNOWN for one that was never looked up."""
         return {topic: n for topic, n in self._partitions.items() if n}
 
     def begin(self, at: Offset) -> None:
-        """Begins with the numbers of partitions that an offset has of its routes' destinations."""
+        """Begins with the numbers of partitions that an offset has for its destinations."""
         self._partitions = dict.fromkeys(_destinations(at.known_routes), 0) | at.destinations
 
     def look_at_destinations(self) -> None:
-        """Looks all destinations up; one that can't be looked up keeps its number of partitions."""
+        """Looks up all destinations. One that can't be looked up keeps its number of partitions."""
         found = {}
         for topic in self._topics:
             partitions = self._look_up(topic)
@@ -52,10 +52,11 @@ class Discovery:
         self._partitions = found
 
     def source(self, topic: str, is_read: bool) -> list[str]:
-        """Returns the names of a source topic's partitions, or its own without any; none where it can't be looked up.
+        """Returns the names of a source topic's partitions: its own name if it has none; [] if it can't be looked up.
 
         Args:
-            is_read: there is a receiver for it: then `SourceWatch` reports that it stands still, and this does not.
+            topic: the source topic.
+            is_read: whether it has a receiver. Then `SourceWatch` reports that it stands still, else this does.
         """
         partitions = self._look_up(topic)
         if partitions is None and not is_read:

@@ -1,4 +1,4 @@
-"""Takes messages in: receivers of the source topics and the control topic, and the clock that says when to cut."""
+"""Takes in messages and commands, and decides where each batch ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse.delta.tables import Tables
@@ -39,19 +39,21 @@ from warehouse.routes import tenure
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-_MEASURED_BATCHES = 15  # how many of the last batches decide how long to wait between two
+_MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
 
 
 class Intake:
-    """Receives all source topics and the control topic, and decides where batches end. In the source process.
+    """Receives all source topics and the control topic, and decides where batches end. Runs in the source process.
 
     It begins to receive with the first call that names an offset.
 
     Args:
+        settings: of the job.
         run_id: of this run of the query.
-        feedback: the driver's, read before each batch.
-        shard_keys: for each shard the key of its rows.
-        troubles: is told of source topics that stand still, and of entries that were not seen.
+        feedback: the file with the driver's feedback, read before each batch.
+        shard_keys: Spark's key of each shard's rows, by shard number.
+        tables: of the warehouse.
+        troubles: records source topics that stand still, and entries that were not seen.
     """
 
     def __init__(
@@ -88,17 +90,18 @@ class Intake:
         )
         self._seal_epoch_positions: dict[int, dict[str, str]] = {}
         self._acknowledged_seal_epoch = 0
-        self._settled: dict[str, str] = {}  # by topic partition the last entry of the last durable seal epoch
-        self._nothing_due = (-1, 0)  # (version of delayed_index, time): nothing is due from the load horizon to then
+        self._durable_positions: dict[str, str] = {}  # the last entry of the last durable seal epoch, by partition
+        # (version of delayed_index, time in ms): it has no row that is due from the load horizon to this time.
+        self._nothing_due = (-1, 0)
         self._started: Offset | None = None
         self._last_tick = 0.0
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
 
     def next_offset(self, last: Offset) -> Offset:
-        """Waits until a batch is worth it, and returns its end; the last offset where the driver wants no more.
+        """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
 
         Raises:
-            NewClusterError: a topic is not any more the one that was read.
+            NewClusterError: a topic was made anew, in another cluster.
         """
         self._start(last)
         if self._last_tick:
@@ -112,18 +115,18 @@ class Intake:
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_time(last, now, feedback):
                 self._last_tick = time.monotonic()
-                positions = self._cut(last, self._takes_messages(feedback), commands)
+                positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
             self._receivers.arrived.wait(_POLL_SECONDS)
             self._receivers.arrived.clear()
 
     def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
-        """Whether there is something to do that can't wait, or anything to do and the last batch is a while ago."""
+        """Whether a batch is due: at once for urgent work, for any other work some time after the last batch."""
         receivers = [r for r in list(self._receivers.open.values()) if not self._receivers.is_control(r)]
         waiting = sum(receiver.waiting for receiver in receivers)
         takes_messages = self._takes_messages(feedback)
         lookahead = self._clock.lookahead(feedback)
-        # Seconds; at most half the lookahead: what comes due between two batches must be within that of the first.
+        # Seconds; at most half the lookahead, so that each batch hands out what comes due until the next one.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if time.monotonic() - self._last_tick >= interval:
             return (takes_messages and waiting > 0) or self._clock.is_time(
@@ -137,14 +140,14 @@ class Intake:
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether nothing in state comes due, nothing is in flight or loaded soon, and all that came in is durable."""
         if (
-            last.positions != self._settled
+            last.positions != self._durable_positions
             or last.barriers
             or feedback.in_flight
             or feedback.next_due is None
             or feedback.next_due < HELD_DELIVER_AT
         ):
             return False
-        # Up to where a seal epoch would load until this is asked again. Another program may have added rows.
+        # As far as a seal epoch would load before the next check. Another program may have added rows.
         load = now + self._settings.tracker.load_ahead_millis + self._settings.tracker.max_seal_interval_millis
         version, until = self._tables.version("delayed_index"), load + int(MAX_REST_SECONDS * 1000)
         if self._nothing_due[0] != version or self._nothing_due[1] < load:
@@ -154,10 +157,10 @@ class Intake:
         return True
 
     def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
-        """Packs the input of the batch between two offsets that this process has: a tick for each shard, and messages.
+        """Packs the input of the batch between two offsets, as far as it is in this process: ticks and messages.
 
         Returns:
-            (shard key, kind, body), as `streaming.operator_input.split` has them.
+            (shard key, kind, body), as `streaming.operator_input.split` returns them.
         """
         tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
         messages = self._received_between(first, last).messages
@@ -166,7 +169,7 @@ class Intake:
             *((key, InputKind.TIME_ZONES, zones) for zones in self._time_zones.other(last) for key in self._shard_keys),
             *split(messages, InputKind.MESSAGES, self._shard_keys),
             *(
-                split_notes(messages.select(KEPT_SCHEMA.names), InputKind.NOTES, self._shard_keys)
+                split_notes(messages.select(ENTRY_LOG_ROWS.names), InputKind.NOTES, self._shard_keys)
                 if has_keys(messages)
                 else []
             ),
@@ -177,25 +180,25 @@ class Intake:
         return self._received_between(first, last).commands
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
-        """Whether the delayed index has rows that are due between the load horizons of two offsets."""
+        """Whether the delayed index has rows between the load horizons of two offsets."""
         return first.load_horizon < last.load_horizon and bool(
             rows_due(self._tables, last.index_version, first.load_horizon, last.load_horizon)
         )
 
     def commit(self, end: Offset) -> None:
-        """Forgets the input of the batches up to an offset, and has acknowledged what is durable."""
+        """Forgets the input of the batches up to an offset, and acknowledges durable entries in the background."""
         self._input.forget(end)
         self._receivers.forget(end.positions)
         if end.durable_through > self._acknowledged_seal_epoch:
             self._acknowledged_seal_epoch = end.durable_through
-            self._settled = self._seal_epoch_positions.pop(end.durable_through, {})
-            self._receivers.acknowledge(self._settled)
+            self._durable_positions = self._seal_epoch_positions.pop(end.durable_through, {})
+            self._receivers.acknowledge(self._durable_positions)
             self._seal_epoch_positions = {
                 t: p for t, p in self._seal_epoch_positions.items() if t > end.durable_through
             }
 
     def stop(self) -> None:
-        """Stops to receive, and closes the connection."""
+        """Stops receiving, and closes the connection."""
         self._receivers.stop()
 
     def _start(self, at: Offset) -> None:
@@ -204,7 +207,7 @@ class Intake:
             self._receivers.begin(at)
 
     def _received_between(self, first: Offset, last: Offset) -> Received:
-        """Returns what came in between two offsets: the same as before, where that batch has run before."""
+        """Returns the messages between two offsets; of a batch that runs again the same as before."""
         received = self._input.read(last)
         if received is not None:
             self._start(last)
@@ -228,14 +231,14 @@ class Intake:
         return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
 
     def _takes_messages(self, feedback: Feedback) -> bool:
-        """Whether messages are to be read: not while the senders are behind; what waits, waits in Pulsar."""
+        """Whether batches take messages: not while the senders are behind. Messages wait in Pulsar then."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
             and self._receivers.has_read_old_commands()
         )
 
     def _why_not_taking(self) -> str | None:
-        """Returns why messages are not taken in now; None: they are."""
+        """Returns why batches take no messages now; None: they do."""
         in_flight = self._feedback.read().in_flight
         if in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {in_flight:,} messages in flight"
@@ -243,12 +246,16 @@ class Intake:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None
 
-    def _cut(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
-        """Returns by topic partition the last entry of the next batch: no more than a batch may hold, shared fairly.
+    def _take_into_batch(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
+        """Takes messages into a batch, up to its size, shared fairly among topic partitions.
 
         Args:
-            takes_messages: whether source topics are to be read.
-            commands: by partition of the control topic the last entry to be taken; empty: no commands.
+            last: the offset before.
+            takes_messages: whether the batch takes messages of source topics.
+            commands: the last entry to take of each partition of the control topic; empty: the batch takes no commands.
+
+        Returns:
+            by topic partition the last entry of the batch.
         """
         receivers = [
             (name, receiver)
@@ -259,7 +266,7 @@ class Intake:
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
             most = MAX_COMMAND_BYTES if self._receivers.is_control(receiver) else n_bytes
-            position, n, size = receiver.cut(
+            position, n, size = receiver.take_into_batch(
                 max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
             )
             messages, n_bytes = messages - n, n_bytes - size
@@ -313,7 +320,7 @@ class Intake:
             pairs = [list(pair) for pair in sorted(reinstated)]
             offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
         if ends is None and (offset.reinstated or offset.lookup_versions):
-            # Commands begin to wait in this tick, too: for what is published until the topics' ends are known.
+            # Commands begin to wait in this tick, too: for messages that are published until the ends are known.
             ends = dict.fromkeys(self._sources)
         offset = self._barriers.advance(last, offset, ends)
         held = [topic for topic, names in offset.unwritable.items() if "" in names]
@@ -323,13 +330,13 @@ class Intake:
         return offset
 
     def _routes(self, last: Offset) -> dict[str, Any]:
-        """Returns an offset's fields about routes; in the first offset of a run what has changed in the settings."""
+        """Returns an offset's fields about routes; the first offset of a run has the changes of the settings."""
         if last.run_id == self._run_id:
             return {"routes": last.routes}
         before = last.known_routes
-        routes = before.taken_on(self._settings)
+        routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
-        # After a rebuild (no run yet) what is due from the load horizon on is handed out again.
+        # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = tenure.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
@@ -338,9 +345,9 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Returns (source topic, subscription) of destinations that can't be written where what is due waits for them.
+    """Returns the targets (source topic, subscription) whose due messages wait, as the destination can't be written.
 
-    Dead letters do not wait: they are handed out, and open.
+    Dead letters do not wait: they are handed out, and stay open.
     """
     return {
         (topic, name)
@@ -351,9 +358,9 @@ def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns an offset's `unwritable` for settings that say `wait` now and said `reject` before.
+    """Returns an offset's `unwritable` after `release.unwritable` was changed from `reject` to `wait`.
 
-    Nothing is rejected any more, and nothing is open: that has been rejected.
+    No target rejects any more. A target that did has nothing open, because its open messages have been rejected.
     """
     return {
         topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}

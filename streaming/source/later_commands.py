@@ -1,4 +1,4 @@
-"""Finds commands that were also for later subscriptions (`*`), to apply them to a subscription that is added."""
+"""Finds earlier commands for later subscriptions (`*`), to apply them to a subscription that is added now."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
 def later_commands(
     tables: Tables, versions: list[int], changed: Changes, routes: KnownRoutes
 ) -> tuple[pa.Table, list[PauseChange]]:
-    """Finds the earlier commands for later subscriptions that concern those which are added now.
+    """Finds earlier commands for later subscriptions, and addresses them to the subscriptions that are added now.
 
-    A command that has been answered for the subscription itself, before it was removed from the settings, is passed
-    over.
+    A command that was answered for such a subscription before, when the settings had it, is left out.
 
     Args:
+        tables: of the warehouse.
         versions: of the tables LOOKED_UP.
         changed: the changed subscriptions of an offset.
         routes: of that offset.
 
     Returns:
-        the commands as COMMAND_ROWS, for the added subscriptions, with an ANSWER for each pause; and the pauses.
+        (commands, pauses): the commands as COMMAND_ROWS, with an ANSWER for each pause.
     """
     found, pause_changes = [COMMAND_ROWS.empty_table()], []
     for topic, of_topic in changed.items():
         if of_topic["handed_out"] < 0:
-            continue  # a new topic: nobody has said anything yet
+            continue  # a new topic, which has had no commands
         names = [s.name for s in routes.routes[topic].subscriptions]
         for name in (name for name, change in of_topic["subscriptions"].items() if change == "ADDED"):
             bits = 1 << names.index(name)
@@ -74,7 +74,7 @@ def later_commands(
 
 def _commands(rows: pa.Table, bits: int) -> pa.Table:
     operations = rows["operation"].to_pylist()
-    # The message of a cancel that was applied has come. A skip does the same, and needs no time up to which to wait.
+    # An applied cancel has met its message. So a skip does the same, and needs no time until which to wait.
     kinds = [SKIP if operation == CANCEL.upper() else operation.lower() for operation in operations]
     values = {name: rows[name] for name in rows.column_names if name in COMMAND_ROWS.names}
     values |= {

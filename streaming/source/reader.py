@@ -1,7 +1,7 @@
-"""The streaming source: new messages, commands, segments that come due, and the clock, in one offset.
+"""The streaming source. One offset covers new messages, commands, segments of the delayed index, and the tick.
 
-One source rather than several: each would cost a process beside the driver and a task a batch, and what a batch has of
-each is decided, and replayed, together.
+There is one source rather than several: each would cost a process beside the driver and a task for each batch, and one
+offset decides, and replays, all parts of a batch together.
 """
 
 from __future__ import annotations
@@ -38,59 +38,60 @@ from warehouse.routes.known_routes import KnownRoutes
 
 
 @dataclass
-class Parts(InputPartition):
-    """Input that the source process has at hand: ticks and new messages."""
+class TickPart(InputPartition):
+    """Input that is in the source process: ticks and new messages."""
 
     rows: list[tuple[int, str, bytes]]  # shard key, kind, body
 
 
 @dataclass
 class CommandsPart(InputPartition):
-    """Messages of the control topic, packed, and the versions of the tables in which to find what they name."""
+    """Messages of the control topic, and the versions of the tables in which to find the messages that they name."""
 
-    messages: bytes
+    messages: bytes  # MESSAGES, packed
     versions: list[int]  # of the tables LOOKED_UP
-    routes: dict[str, Any]
-    changed: dict[str, Any]  # as in `Offset`: commands for later subscriptions apply to the added ones
-    keyed: list[str]  # as in `Offset`
+    routes: dict[str, Any]  # as `Offset.routes`
+    changed: dict[str, Any]  # as `Offset.changed`: commands for later subscriptions apply to the added ones
+    keyed: list[str]  # as `Offset.keyed`
 
 
 @dataclass
 class RebuiltPart(InputPartition):
-    """State that a rebuild has prepared, for the first batch; and messages held back in a version of delayed_index."""
+    """The first batch after a rebuild: the state that it has prepared, and messages that were held back."""
 
-    version: int
-    routes: dict[str, Any]
+    version: int  # of delayed_index
+    routes: dict[str, Any]  # as `Offset.routes`
 
 
 @dataclass
 class HeldPart(InputPartition):
-    """Messages held back, in a version of delayed_index, for subscriptions to which messages go out again."""
+    """Messages that were held back for subscriptions to which messages go out again."""
 
-    version: int
+    version: int  # of delayed_index
     subscriptions: list[list[str]]  # [topic, subscription]
 
 
 @dataclass
 class RejectsPart(InputPartition):
-    """Messages in a version of `rejects` that rejects topics did not get while they could not be written."""
+    """Rejected messages that rejects topics lack, because they could not be written."""
 
-    version: int
-    since: dict[str, int]  # by source topic the first tick whose messages its rejects topic does not have
+    version: int  # of the table rejects
+    since: dict[str, int]  # by source topic the first tick whose messages its rejects topic lacks
 
 
 @dataclass
 class SegmentPart(InputPartition):
-    """A segment: the rows of a version of delayed_index due from `start` to before `end`, ms since the epoch."""
+    """A segment: the rows of delayed_index that are due from `start` to before `end`, ms since the epoch."""
 
-    version: int
+    version: int  # of delayed_index
     start: int
     end: int
 
 
 class SourceReader:
-    """Does the work of the source: in one process beside the driver for the run; `read` in tasks, on copies.
+    """Does the work of the source.
 
+    One process beside the driver runs all methods but `read` as long as the query runs; tasks run `read`, on copies.
     Offsets are dicts as `Offset.to_json` makes them.
 
     Args:
@@ -101,19 +102,19 @@ class SourceReader:
         self._options = options
 
     def initial_offset(self) -> dict[str, Any]:
-        """Returns the offset before the first batch: that of a rebuild, or an empty one."""
+        """Returns the offset before the first batch: of a rebuild, or an empty one."""
         return (self._rebuilt.offset or Offset()).to_json()
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Waits for the batch after an offset, and returns its end; the offset itself where the job is to stop."""
+        """Waits for the batch after an offset, and returns its end; `start` itself where the job is to stop."""
         return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Returns the parts of the batch between two offsets, for a task each."""
+        """Returns the parts of the batch between two offsets, one for each task."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.tick == last.tick:
             return []
-        parts: list[InputPartition] = [Parts(self._intake.parts(first, last))]
+        parts: list[InputPartition] = [TickPart(self._intake.parts(first, last))]
         if self._intake.has_segment(first, last):
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
         rebuilt = self._rebuilt.offset
@@ -134,7 +135,11 @@ class SourceReader:
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a part, each as a record batch of ARROW_SCHEMA."""
+        """Returns the rows of a part, each as a record batch of ARROW_SCHEMA.
+
+        Raises:
+            TypeError: the part is of another source.
+        """
         if isinstance(partition, SegmentPart):
             rows = read_segment(self._tables, partition.version, partition.start, partition.end)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
@@ -148,7 +153,7 @@ class SourceReader:
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
             parts = split(rows, InputKind.REJECTED, self._shard_keys)
-        elif isinstance(partition, Parts):
+        elif isinstance(partition, TickPart):
             parts = partition.rows
         else:
             raise TypeError(f"a part of another source: {type(partition).__name__}")
@@ -156,7 +161,7 @@ class SourceReader:
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
-        # What is held back for paused subscriptions may be much, and stays in the table.
+        # Messages that are held back for paused subscriptions may be many, and stay in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
         parts = self._held_parts(self._held(partition.version, routes, going_on))
@@ -194,7 +199,13 @@ class SourceReader:
         ]
 
     def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
-        """Returns the messages held back for subscriptions, given by source topic as a mask."""
+        """Returns the messages that are held back for subscriptions.
+
+        Args:
+            version: of delayed_index.
+            routes: with the subscriptions' numbers.
+            subscriptions: by source topic a mask of subscriptions.
+        """
         chosen = [
             (topic, subscription.name)
             for topic, route in routes.routes.items()
@@ -204,13 +215,13 @@ class SourceReader:
         return find_held(self._tables, version, chosen)
 
     def _held_parts(self, rows: pa.Table) -> list[tuple[int, str, bytes]]:
-        """Returns messages that were held back, and for each shard the pace at which all of them go out."""
+        """Packs messages that were held back, and for each shard the pace at which they go out."""
         steps = json.dumps(pace(rows)).encode()
         parts = [(key, InputKind.PACE, steps) for key in self._shard_keys]
         return [*parts, *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Is told that the batches up to an offset are done."""
+        """Notes that Spark has committed the batches up to an offset."""
         self._intake.commit(Offset.from_json(end))
 
     def stop(self) -> None:

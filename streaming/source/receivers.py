@@ -1,4 +1,4 @@
-"""The receivers of all topic partitions: begun where one is found, acknowledged in a thread, watched for their end."""
+"""The receivers of all topic partitions; threads look for new partitions, and acknowledge durable entries."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ from warehouse.message_schemas import SchemaKeeper
 _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
-# In a batch, of each partition of the control topic. A command may name a thousand entries: so many bytes name tens of
-# thousands, which does not hold up what is due.
+# The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
+# many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
 
 
 class Receivers:
-    """Receives the source topics and the control topic, and goes on looking for new partitions of them.
+    """Receives the source topics and the control topic, and looks for new partitions of them.
 
     Args:
-        tables: of the warehouse, where schemas are kept.
-        troubles: is told of source topics that stand still, and of entries that were not seen.
-        why_not_taking: returns why messages are not taken into batches now; None: they are.
+        settings: of the job.
+        tables: of the warehouse, which stores schemas.
+        troubles: records source topics that stand still, and entries that were not seen.
+        why_not_taking: returns why batches take no messages now; None: they do.
 
     Attributes:
-        open: by topic partition, of all that are read.
-        looked_up: the source topics of which all partitions have been found, and are read.
-        arrived: is set whenever something has come in.
-        stopped: is set by `stop`.
+        open: the receivers of all topics that are read, by topic partition.
+        looked_up: the source topics all of whose partitions are known and read.
+        arrived: set whenever messages have come in.
+        stopped: set by `stop`.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Receivers:
         self._watch = SourceWatch(settings, troubles, lambda: list(self.open.values()), why_not_taking, tables)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._known = set(self._read)  # the topics that are read, and those that were
-        self._replayed: dict[str, Receiver] = {}  # of topics that are not read any more, for the batch that is replayed
-        self._old_commands: dict[str, Position | None] = {}  # by partition of the control topic where it ended
+        self._replayed: dict[str, Receiver] = {}  # for a replayed batch: receivers of topics that are not read any more
+        # The end of each partition of the control topic at the start; None: not known yet.
+        self._old_commands: dict[str, Position | None] = {}
         self._to_acknowledge: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         self._new_cluster: NewClusterError | None = None
 
@@ -79,11 +81,11 @@ class Receivers:
 
     @property
     def old_commands(self) -> list[str]:
-        """The control topic's partitions of which commands from before this start are not in batches yet."""
+        """The control topic's partitions with commands from before this start that are in no batch yet."""
         return list(self._old_commands)
 
     def begin(self, at: Offset) -> None:
-        """Begins to receive after the entries that an offset names."""
+        """Begins to receive after the positions of an offset."""
         self._discovery.begin(at)
         self._known = {*self._read, *at.routes}
         for topic, position in at.positions.items():
@@ -97,7 +99,7 @@ class Receivers:
         self._watch.start()
 
     def after(self, name: str, after: Position) -> Receiver:
-        """Returns the receiver of a topic partition; where there is none yet, begins one after an entry."""
+        """Returns the receiver of a topic partition; if there is none, starts one that begins after an entry."""
         source = self._source_topic(name)
         receivers = self.open if source.topic in self._read else self._replayed
         if name not in receivers:
@@ -133,29 +135,33 @@ class Receivers:
         return receiver.source.topic == self._settings.control.topic
 
     def has_read_old_commands(self) -> bool:
-        """Whether all commands that were sent before this start are in batches.
+        """Whether batches have all commands that were sent before this start.
 
-        Until then no messages are taken: one that is overdue would be handed out before its command is read.
+        Until then batches take no messages: an overdue message would be handed out before its command is read.
         """
         for name in list(self._old_commands):
             receiver = self.open[name]
             try:
-                end = self._old_commands[name] or receiver.end()
+                end = self._old_commands[name] or receiver.topic_end()
             except pulsar.PulsarException:
                 return False
             self._old_commands[name] = end
-            if not receiver.is_cut_to(end):
+            if not receiver.are_in_batches(end):
                 return False
             del self._old_commands[name]
         return True
 
     def check(self) -> None:
-        """Raises NewClusterError where a topic is not any more the one that was read."""
+        """Raises NewClusterError where a topic was made anew, in another cluster."""
         if self._new_cluster is not None:
             raise self._new_cluster
 
     def forget(self, positions: Mapping[str, str]) -> None:
-        """Forgets, by topic partition, what came in up to an entry: those batches have been committed."""
+        """Forgets the messages of committed batches.
+
+        Args:
+            positions: by topic partition the last entry of these batches.
+        """
         for topic, position in self._of_read(positions):
             self.open[topic].forget(Position.parse(position))
         for receiver in self._replayed.values():
@@ -163,7 +169,11 @@ class Receivers:
         self._replayed.clear()
 
     def acknowledge(self, positions: Mapping[str, str]) -> None:
-        """Has acknowledged, by topic partition, what came in up to an entry, without waiting for the broker."""
+        """Acknowledges entries in a thread, without waiting for the broker.
+
+        Args:
+            positions: by topic partition the last entry to acknowledge.
+        """
         self._to_acknowledge.put(positions)
 
     def stop(self) -> None:
@@ -181,11 +191,11 @@ class Receivers:
                 self.open[topic].acknowledge(Position.parse(position))
 
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Returns those of the positions that are of topic partitions that are read."""
+        """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
 
     def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
-        """Returns a function that names the other cluster an entry came from; None: this one, or it does not matter."""
+        """Returns `replicated_from` for a `Receiver`; always None where the settings take messages of all clusters."""
         if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
             return lambda producer, position: None
         origins = Origins(self._admin, source.name, source.topic, self.stopped.wait)
@@ -206,10 +216,10 @@ class Receivers:
                     _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
 
     def _check_ends(self) -> None:
-        """Notices that a topic ends before what was read of it: the cluster was made anew while this runs."""
+        """Notices that a topic ends before the last entry received: it was made anew, in another cluster."""
         for name, receiver in list(self.open.items()):
             try:
-                end = receiver.end()
+                end = receiver.topic_end()
                 if START < end < receiver.last_received:
                     check_topics(self._admin, {name: str(receiver.last_received)})
             except NewClusterError as error:
@@ -218,7 +228,7 @@ class Receivers:
                 continue
 
     def _discover_commands(self) -> None:
-        """Begins to receive the control topic's partitions. Fails without it: old commands come before messages."""
+        """Begins to receive the control topic's partitions. A failure ends the start: old commands precede messages."""
         for name in self._client.get_topic_partitions(self._settings.control.topic):
             self.after(name, START)
 

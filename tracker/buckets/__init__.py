@@ -1,1 +1,1 @@
-"""The tracker proper: time slots, the mutable bucket, and the index bits of known positions."""
+"""The delayed delivery tracker: time slots, the mutable bucket, and the index bits of known positions."""

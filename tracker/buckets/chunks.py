@@ -1,4 +1,4 @@
-"""A list of rows in the store that is taken as a whole: each addition is one packed value."""
+"""A list of rows in the store, which is added to in chunks, and read or removed as a whole."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tracker.store import Store, get_present
 
 
 class Chunks:
-    """Rows of one schema, in the order in which they were added.
+    """Rows of one schema, in the order in which they were added; each addition is one packed value.
 
     Args:
         store: where the rows are kept.
-        table: its name in the store.
+        table: name of the store's table.
         schema: of the rows.
-        n_chunks: number of additions so far; the caller keeps the attribute of that name beside the store.
-        n_rows: number of rows so far; likewise.
+        n_chunks: number of additions so far. The caller saves the attribute of that name.
+        n_rows: number of rows so far. The caller saves the attribute of that name.
     """
 
     def __init__(self, store: Store, table: str, schema: pa.Schema, n_chunks: int = 0, n_rows: int = 0) -> None:
@@ -28,14 +28,14 @@ class Chunks:
         self.n_rows = n_rows
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows as one value; nothing where there are none."""
+        """Adds rows as one value; does nothing if there are none."""
         if rows.num_rows:
             self._store.put(self._table, (self.n_chunks, 0), pack(rows))
             self.n_chunks += 1
             self.n_rows += rows.num_rows
 
     def all(self) -> pa.Table:
-        """Returns all rows, which stay."""
+        """Returns all rows, and keeps them."""
         chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
         return concat(chunks, self._schema)
 

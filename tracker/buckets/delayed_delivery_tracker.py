@@ -23,14 +23,14 @@ _FORMAT = 1
 class DelayedDeliveryTracker:
     """Keeps messages until they are due: those due soon in time slots, the others in buckets.
 
-    New messages come in by `add_messages`: to a time slot if they are due before `near_until`, else to the mutable
-    bucket. `seal` makes an immutable bucket of the mutable one, which the caller stores; its rows that are due before
-    the load horizon are kept in time slots here, too, the others only in the bucket, until the caller hands them back
-    by `load_segment`. `get_scheduled_messages` removes the messages that are due.
+    `add_messages` puts a new message into a time slot if it is due before `near_until`, else into the mutable bucket.
+    `seal` makes an immutable bucket of the mutable one, and the caller stores it. Rows of the bucket that are due
+    before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
+    them to `load_segment`. `get_scheduled_messages` removes the messages that are due.
 
-    A recurring message, which is needed as long as it recurs, is in a bucket in any case, with its first occurrence.
+    A recurring message is needed as long as it recurs. So the row with which it came is sealed, however soon it is due.
 
-    All state is in the store: after `save` another tracker on the same store goes on from there. The same calls
+    All state is in the store: after `save` another tracker on the same store continues from there. The same calls
     give the same results. Tables have the columns of `tracker.messages.MESSAGES`; times are ms since the epoch.
 
     Args:
@@ -51,19 +51,19 @@ class DelayedDeliveryTracker:
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
         self.near_until: int = meta.get("near_until", 0)
-        # Rows to be sealed that are in a time slot, too, or have been due already.
+        # Rows of recurring messages that are to be sealed, and are in a time slot, too, or have come due already.
         self._recurring = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved
 
     @property
     def number_of_delayed_messages(self) -> int:
-        """The number of messages that wait, here or in immutable buckets."""
+        """The number of messages that wait, in state or in immutable buckets."""
         return self.number_of_loaded_messages + self._sealed
 
     @property
     def number_of_loaded_messages(self) -> int:
-        """The number of messages that wait in this tracker's own state."""
+        """The number of messages that wait in state."""
         return len(self._mutable) + len(self._slots) + len(self._waiting)
 
     @property
@@ -73,18 +73,18 @@ class DelayedDeliveryTracker:
 
     @property
     def next_due(self) -> int | None:
-        """A time before which no message is due that is in a time slot or was put back; None: there are none."""
+        """A lower bound of `deliver_at` of the messages in time slots and queues, ms since the epoch; None: none."""
         return min((time for time in (self._slots.earliest, self._waiting.earliest) if time is not None), default=None)
 
     def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
-        """Adds new messages that are due after the cutoff; those whose position is known already are ignored.
+        """Adds new messages that are due after the cutoff, and ignores those whose position is known already.
 
         Args:
             rows: whole entries.
             cutoff: ms since the epoch.
 
         Returns:
-            the messages that are due at the cutoff or before, known or not; they are not added.
+            the messages that are due at the cutoff or before, known or not. They are not added.
 
         Raises:
             ValueError: an entry id is negative or beyond 2^32 - 1.
@@ -109,11 +109,11 @@ class DelayedDeliveryTracker:
         return due
 
     def knows(self, rows: pa.Table) -> BoolArray:
-        """Tells which messages have been added before, so that `add_messages` would ignore them: bool, (rows,)."""
+        """Tells which messages are known, so that `add_messages` would ignore them: bool, (rows,)."""
         return self._bits.contains(int64(rows, "ledger_id"), int64(rows, "entry_id"))
 
     def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
-        """Adds further rows of known messages; returns those due at the cutoff or before, which are not added."""
+        """Adds further rows of known messages; returns those due at the cutoff (ms) or before, which are not added."""
         if not rows.num_rows:
             return rows
         is_due = int64(rows, "deliver_at") <= cutoff
@@ -121,29 +121,29 @@ class DelayedDeliveryTracker:
         return where(rows, is_due)
 
     def put_back(self, queue: Queue, rows: pa.Table) -> None:
-        """Takes back rows that were due: they wait at the end of a queue until `take_waiting`."""
+        """Adds due rows to the end of a queue, where they wait until `take_waiting`."""
         self._waiting.add(queue, rows)
 
-    def take_waiting(self, most: Callable[[Queue], int | None], cutoff: int) -> pa.Table:
+    def take_waiting(self, limit: Callable[[Queue], int | None], cutoff: int) -> pa.Table:
         """Removes and returns the first rows of each queue: see `WaitingRows.take`.
 
-        Of these, what is due after the cutoff, ms, goes to its time slot instead: the clock has been set back.
+        Rows due after the cutoff (ms) go to their time slots instead: there are some if the clock has been set back.
         """
-        rows = self._waiting.take(most)
+        rows = self._waiting.take(limit)
         is_due = int64(rows, "deliver_at") <= cutoff
         self._slots.add(where(rows, ~is_due))
         return where(rows, is_due)
 
     @property
-    def number_waiting(self) -> dict[Queue, int]:
-        """How many rows wait in each queue; none has no rows."""
+    def queue_lengths(self) -> dict[Queue, int]:
+        """How many rows wait in each queue; queues without rows are left out."""
         return self._waiting.counts
 
-    def near(self, moved: pa.Table, cutoff: int) -> pa.Table:
-        """Filters further rows of known messages: those that do not come to the mutable bucket.
+    def select_near(self, moved: pa.Table, cutoff: int) -> pa.Table:
+        """Returns the rows of moved messages that `add_moved` does not put into the mutable bucket.
 
-        Nothing else would have them in the delayed index, and their entries may be durable before they are due: so the
-        caller seals them with the tick in which they are added.
+        The caller seals them in the same tick: the delayed index would not get them otherwise, and their entries may be
+        durable before they are due.
 
         Args:
             moved: as MESSAGES.
@@ -152,7 +152,7 @@ class DelayedDeliveryTracker:
         return where(moved, int64(moved, "deliver_at") < max(self.near_until, cutoff + 1)) if moved.num_rows else moved
 
     def find(self, times: Iterable[int]) -> pa.Table:
-        """Returns the rows of the mutable bucket, and those in state that may be due at some times; they stay.
+        """Returns all rows of the mutable bucket, and other rows in state that may be due at some times; keeps them.
 
         Args:
             times: ms since the epoch.
@@ -160,8 +160,8 @@ class DelayedDeliveryTracker:
         times = set(times)
         return concat([self._mutable.all(), *self._slots.find(times), *self._waiting.find(times)])
 
-    def waiting(self, start: int, end: int) -> pa.Table:
-        """Returns the messages in state that are due from `start` to `end`, both included, ms; they stay."""
+    def find_due(self, start: int, end: int) -> pa.Table:
+        """Returns the rows in state that are due from `start` to `end`, both included, ms; keeps them."""
         within = (*self._slots.within(start, end), *self._waiting.within(start, end))
         rows = concat([self._mutable.all(), *within])
         due = int64(rows, "deliver_at")
@@ -174,25 +174,25 @@ class DelayedDeliveryTracker:
             self._mutable.add(where(delayed, ~is_near))
 
     def _keep_recurring(self, rows: pa.Table) -> None:
-        """Keeps for the next bucket the rows with which recurring messages have come."""
+        """Keeps the rows with which recurring messages came, for the next sealed bucket."""
         if has_occurrences(rows):
             has_come = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"]))
             self._recurring.add(rows.filter(has_come))
 
     def seal(self, load_horizon: int, near_until: int) -> pa.Table:
-        """Empties the mutable bucket into an immutable one, and moves the load horizon on.
+        """Makes an immutable bucket of the mutable one, and advances the load horizon.
 
-        The caller has to hand back by `load_segment` the rows of earlier buckets that are due from the old load horizon
-        to the new one.
+        The caller then passes to `load_segment` the rows of earlier buckets that are due from the old load horizon
+        (included) to the new one (excluded).
 
         Args:
             load_horizon: from now on all messages due before it are in state; a lower one than before is ignored.
             near_until: from now on new messages due before it go to a time slot, and are never sealed. It is lower
-                than before where the clock has been set back.
+                than before if the clock has been set back.
 
         Returns:
-            the immutable bucket: the rows by time of delivery, then position; may be empty. Those due before the load
-            horizon are in state, too. After these rows come recurring messages that have not waited in the bucket.
+            the immutable bucket, perhaps empty: rows by `deliver_at`, then position. Those due before the load horizon
+            are in state, too. After them come the rows of recurring messages that were not in the mutable bucket.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
         self.near_until = near_until
@@ -203,16 +203,16 @@ class DelayedDeliveryTracker:
         return concat([bucket, self._recurring.take_all()])
 
     def load_segment(self, rows: pa.Table) -> None:
-        """Adds rows of immutable buckets that are due before the load horizon now."""
+        """Adds rows of immutable buckets that are due before the new load horizon."""
         self._slots.add(rows)
         self._sealed -= rows.num_rows
 
     def rebuild(self, sealed: int) -> None:
-        """Begins after a rebuild, with `sealed` messages in immutable buckets, all due at the load horizon or later."""
+        """Begins after a rebuild: `sealed` messages are in immutable buckets, all due at the load horizon or later."""
         self._sealed = sealed
 
     def get_scheduled_messages(self, cutoff: int) -> pa.Table:
-        """Removes and returns the messages that are due at the cutoff or before, by time of delivery, then position."""
+        """Removes and returns the messages that are due at the cutoff (ms) or before, in the order of delivery."""
         self.near_until = max(self.near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
@@ -224,15 +224,15 @@ class DelayedDeliveryTracker:
         return self._slots.take_due(cutoff)
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets the positions of ledgers whose last message was due at the cutoff or before.
+        """Forgets the positions of ledgers whose last message was due at the cutoff (ms) or before.
 
-        An entry whose position is forgotten is added once more when it comes again, so the caller has to have taken
-        all messages that are due by then.
+        An entry whose position is forgotten would be added again if it came again. So call this only after all messages
+        due at the cutoff have been removed.
         """
         self._bits.drop_expired(cutoff)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         meta = {
             "format": _FORMAT,
             "mutable": self._mutable.meta,

@@ -23,7 +23,7 @@ _LEDGERS = "ledgers"
 
 
 class IndexBits:
-    """The set of known positions; a ledger's are dropped together when the last of its messages has been due.
+    """The set of known positions. Those of a ledger are dropped together, after the last of its messages was due.
 
     A call reads and writes only the bitmaps of the ledgers that it names.
 
@@ -49,7 +49,7 @@ class IndexBits:
         known = np.zeros(len(ledger_ids), dtype=np.bool_)
         for ledger, rows in by_ledger(ledger_ids):
             bits, entries = self._load(ledger), entry_ids[rows].astype(np.uint32)
-            # Most entries come after all that are known.
+            # Most new entries come after all known entries of their ledger.
             if not bits or entries.min() > bits.max():
                 continue
             known[rows] = among(entries, bits)
@@ -61,7 +61,7 @@ class IndexBits:
         Args:
             ledger_ids: int64, (n,).
             entry_ids: int64, (n,).
-            deliver_at: int64, (n,), ms since the epoch. A ledger is kept until the latest of its times.
+            deliver_at: int64, (n,), ms since the epoch. A ledger is kept until its latest time.
         """
         last_due = self._ledgers()
         for ledger, rows in by_ledger(ledger_ids):

@@ -1,4 +1,4 @@
-"""The mutable bucket, after Pulsar's MutableBucket: messages since the last seal that are not due soon."""
+"""The mutable bucket, after Pulsar's MutableBucket: messages that came in since the last seal and are not due soon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MutableBucket:
 
     Args:
         store: where the rows are kept.
-        meta: the attribute of that name, which the caller keeps beside the store; None for an empty bucket.
+        meta: the attribute of that name, which the caller saves; None: the bucket is empty.
     """
 
     def __init__(self, store: Store, meta: dict[str, int] | None = None) -> None:
@@ -28,12 +28,12 @@ class MutableBucket:
 
     @property
     def meta(self) -> dict[str, int]:
-        """The values, as JSON has them, that the bucket needs beside the store to go on."""
+        """The bucket's metadata, as JSON has it, which the caller saves."""
         return {"chunks": self._chunks.n_chunks, "rows": self._chunks.n_rows, "earliest": self._earliest}
 
     @property
     def earliest(self) -> int | None:
-        """The earliest time of delivery, ms since the epoch; None where the bucket is empty."""
+        """The earliest `deliver_at`, ms since the epoch; None: the bucket is empty."""
         return self._earliest if len(self) else None
 
     def add(self, rows: pa.Table) -> None:
@@ -44,7 +44,7 @@ class MutableBucket:
             self._chunks.add(rows)
 
     def all(self) -> pa.Table:
-        """Returns all rows, which stay."""
+        """Returns all rows, and keeps them."""
         return self._chunks.all()
 
     def take_all(self) -> pa.Table:

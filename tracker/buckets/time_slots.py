@@ -1,4 +1,4 @@
-"""Time slots: the messages that are due soon, SLOT_MILLIS a slot."""
+"""Time slots: the messages that are due soon; a slot has those due within the same SLOT_MILLIS."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tracker.messages import concat, in_order, int64, where
 from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
-# As wide as a quick batch: narrower slots cost more calls to the store, wider ones are cut and written again.
+# About the duration of a quick batch: narrower slots cost more store calls; of wider ones more rows are written again.
 SLOT_MILLIS = 200
 
 _TABLE = "slots"
 
 
 class TimeSlots:
-    """Rows by time of delivery. A slot is a few packed values; one that a cutoff cuts is written again.
+    """Rows by `deliver_at`. A slot is a few packed values; a cutoff within a slot has its later rows written again.
 
     Args:
         store: where the rows are kept.
-        meta: the attribute of that name, which the caller keeps beside the store: by slot (ms since the epoch,
-            divided by SLOT_MILLIS) its number of values and of rows. None: there are no rows.
+        meta: the attribute of that name, which the caller saves: by slot (ms since the epoch, divided by SLOT_MILLIS)
+            its number of values and of rows. None: there are no rows.
     """
 
     def __init__(self, store: Store, meta: dict[int, tuple[int, int]] | None = None) -> None:
@@ -36,11 +36,11 @@ class TimeSlots:
 
     @property
     def earliest(self) -> int | None:
-        """The start of the first slot that has rows, ms since the epoch; None: there is none."""
+        """The start of the first slot that has rows, ms since the epoch; None: there are no rows."""
         return min(self.meta) * SLOT_MILLIS if self.meta else None
 
     def add(self, rows: pa.Table) -> None:
-        """Adds rows of MESSAGES to the slots of their times of delivery."""
+        """Adds rows of MESSAGES, each to the slot of its `deliver_at`."""
         if not rows.num_rows:
             return
         rows = in_order(rows)
@@ -69,7 +69,7 @@ class TimeSlots:
         return in_order(concat(due))
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
-        """Returns the rows of the slots to which some times belong; they stay.
+        """Returns the rows of the slots that contain any of some times, and keeps them.
 
         Args:
             times: ms since the epoch.
@@ -77,7 +77,7 @@ class TimeSlots:
         return self._of({time // SLOT_MILLIS for time in times} & self.meta.keys())
 
     def within(self, start: int, end: int) -> list[pa.Table]:
-        """Returns the rows of the slots to which times from `start` to `end` belong, ms; they stay."""
+        """Returns the rows of the slots that overlap `start` to `end`, ms since the epoch, and keeps them."""
         return self._of(slot for slot in self.meta if start // SLOT_MILLIS <= slot <= end // SLOT_MILLIS)
 
     def _of(self, slots: Iterable[int]) -> list[pa.Table]:

@@ -1,4 +1,4 @@
-"""Rows that were due and wait for places, a queue for each subscription."""
+"""Due rows that wait because shaping had no place for them, in a queue for each subscription."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracker.messages import concat, int64
 from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
 
-# Each packed value has so many rows at most: a tick that takes the first of a million leaves the others as they are.
+# The most rows of a packed value: a tick that takes the first rows of a long queue does not rewrite the others.
 PIECE_ROWS = 10_000
 
 _TABLE = "waiting"
@@ -27,17 +27,14 @@ class WaitingRows:
 
     Args:
         store: where the rows are kept.
-        saved: the attribute `meta`, which the caller keeps beside the store; None: there are no rows.
-
-    Attributes:
-        meta: what the queues need beside the store, as JSON has it.
+        saved: the property `meta`, which the caller saves; None: there are no rows.
     """
 
     def __init__(self, store: Store, saved: dict[str, Any] | None = None) -> None:
         self._store = store
         saved = saved or {}
         self._next: int = saved.get("next", 0)
-        # By queue its pieces in order: [number, rows, first and last time of delivery in ms].
+        # By queue its pieces in order: [number, rows, earliest `deliver_at`, latest `deliver_at`], ms since the epoch.
         self._pieces: dict[Queue, list[list[int]]] = {
             (topic, name): pieces for topic, name, pieces in saved.get("queues", ())
         }
@@ -48,17 +45,17 @@ class WaitingRows:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What is to be kept beside the store."""
+        """The metadata of the queues, as JSON has it, which the caller saves."""
         return {"next": self._next, "queues": [[*queue, pieces] for queue, pieces in self._pieces.items()]}
 
     @property
     def counts(self) -> dict[Queue, int]:
-        """How many rows wait, by queue; none has no rows."""
+        """How many rows wait, by queue; queues without rows are left out."""
         return {queue: sum(n for _, n, _, _ in pieces) for queue, pieces in self._pieces.items()}
 
     @property
     def earliest(self) -> int | None:
-        """When the first of the rows was due, ms since the epoch; None: there is none."""
+        """The earliest `deliver_at`, ms since the epoch; None: there are no rows."""
         return min((first for pieces in self._pieces.values() for _, _, first, _ in pieces), default=None)
 
     def add(self, queue: Queue, rows: pa.Table) -> None:
@@ -66,15 +63,15 @@ class WaitingRows:
         for start in range(0, rows.num_rows, PIECE_ROWS):
             self._pieces.setdefault(queue, []).append(self._put(rows.slice(start, PIECE_ROWS)))
 
-    def take(self, most: Callable[[Queue], int | None]) -> pa.Table:
+    def take(self, limit: Callable[[Queue], int | None]) -> pa.Table:
         """Removes and returns the first rows of each queue, queue by queue.
 
         Args:
-            most: returns how many rows to take from a queue at most; None: all.
+            limit: returns how many rows to take from a queue at most; None: all.
         """
         taken = []
         for queue in list(self._pieces):
-            n_left = most(queue)
+            n_left = limit(queue)
             pieces = self._pieces.pop(queue)
             while pieces and (n_left is None or n_left > 0):
                 number, *_ = pieces.pop(0)
@@ -93,18 +90,18 @@ class WaitingRows:
         return concat(taken)
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
-        """Returns the rows of the pieces that reach into the time slots of some times, ms; they stay."""
+        """Returns the rows of the pieces that overlap the time slots of some times, ms since the epoch; keeps them."""
         slots = sorted({time // SLOT_MILLIS for time in times}) if self._pieces else []
         return self._where(
             lambda first, last: bisect_left(slots, first // SLOT_MILLIS) < bisect_right(slots, last // SLOT_MILLIS)
         )
 
     def within(self, start: int, end: int) -> list[pa.Table]:
-        """Returns the rows of the pieces that reach into the time from `start` to `end`, ms; they stay."""
+        """Returns the rows of the pieces that overlap `start` to `end`, ms since the epoch, and keeps them."""
         return self._where(lambda first, last: first <= end and start <= last)
 
     def _where(self, is_wanted: Callable[[int, int], bool]) -> list[pa.Table]:
-        """Returns the pieces whose first and last time, ms, are wanted."""
+        """Returns the rows of the pieces that `is_wanted` chooses by their earliest and latest `deliver_at`, ms."""
         return [
             self._get(number)
             for pieces in self._pieces.values()
@@ -113,7 +110,7 @@ class WaitingRows:
         ]
 
     def _put(self, rows: pa.Table) -> list[int]:
-        """Stores a piece; returns what `_pieces` has of it."""
+        """Stores a piece; returns its item of `_pieces`."""
         due, number = int64(rows, "deliver_at"), self._next
         self._store.put(_TABLE, (number, 0), pack(rows))
         self._next += 1

@@ -1,1 +1,1 @@
-"""Control commands: decoding, matching with messages, applying, and what has to be remembered of them."""
+"""Control commands: decoding them, matching them with messages, applying them, and the state that they leave."""

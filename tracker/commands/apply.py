@@ -1,4 +1,4 @@
-"""Applying commands to the messages that they name."""
+"""Applies commands to the messages that they name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.match import entry_results, match, runs, times_of
+from tracker.commands.command_group import CommandGroup, Decision
+from tracker.commands.match import entry_results, match, split_groups, times_of
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
@@ -16,7 +17,6 @@ from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
 from tracker.commands.retries import retry_rows
-from tracker.commands.run import Decision, Run
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.messages import (
     MESSAGES,
@@ -36,11 +36,11 @@ from tracker.wire.delaylake_pb2 import Result
 
 @dataclass(frozen=True)
 class ShardOwnership:
-    """Which commands and messages are a shard's own: a message with a schedule key may be in another than its entry.
+    """Which commands and messages belong to a shard. A message with a schedule key may be in another than its entry.
 
     Attributes:
-        commands: bool, (commands,): this shard answers for the command where its message is not known.
-        known: bool, (known,): the message is here; else another shard has it, and answers.
+        commands: bool, (commands,): this shard answers the command if its message is not known.
+        known: bool, (known,): this shard has the message, and answers. If not, another shard does.
     """
 
     commands: BoolArray
@@ -48,14 +48,14 @@ class ShardOwnership:
 
 
 class Executor:
-    """Applies commands to messages that are known.
+    """Applies commands to known messages.
 
     Args:
-        subscriptions: those of each source topic.
-        remaining: which subscriptions each message still goes to.
-        operations: to which rows of type CANCEL, RESTORE and MOVE are added.
-        occurrences: moves recurring messages on.
-        remembered_millis: how long a message is remembered as cancelled beyond its time, ms.
+        subscriptions: the subscriptions of each source topic.
+        remaining: knows to which subscriptions each message still goes.
+        operations: collects rows of type CANCEL, RESTORE and MOVE.
+        occurrences: moves recurring messages on to their next occurrence.
+        remembered_millis: how long after its time a message is remembered as cancelled, ms.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Executor:
 
         Args:
             commands: as COMMAND_ROWS, none of the kinds ANSWER and REPEAT.
-            known: as KNOWN, the messages of the entries that they name, as far as they are known.
-            is_released: bool, (known,): the message has been handed out.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
+            known: as KNOWN: the known messages of the entries that the commands name.
+            is_released: bool, (known,): the message has been handed out, assuming that it was not moved.
+            payload_rows: as MESSAGES: rows of the messages that commands move or restore.
             moment: of this tick.
-            ownership: which commands and messages are this shard's; None: all.
-            in_state: as MESSAGES, rows of the messages that have not been handed out; None: there are none.
+            ownership: which commands and messages belong to this shard; None: all.
+            in_state: as MESSAGES: rows of these messages that have not been handed out; None: there are none.
 
         Returns:
-            OUTCOME_ROWS, and the COMMAND_ROWS whose entry is not known.
+            the outcomes, as OUTCOME_ROWS; and the commands whose entry is not known, as COMMAND_ROWS.
 
         Raises:
             SequencesExhaustedError: the tick has more commands and moves than there are sequences.
@@ -115,41 +115,41 @@ class Executor:
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))
         command, row = command[order], row[order]
-        for start, end in runs(commands):
+        for start, end in split_groups(commands):
             first, last = np.searchsorted(command, [start, end])
             part = slice(first, last)
             if first < last:
                 pairs = Pairs(commands, command[part], known, row[part], is_released, payload_rows)
                 rows = [empty_table(MESSAGES) if in_state is None else in_state, *self._operations.moves]
-                outcomes += self._apply_run(Run(pairs, rows), moment)
+                outcomes += self._apply_group(CommandGroup(pairs, rows), moment)
         return concat(outcomes, OUTCOME_ROWS), where(commands, unmatched)
 
-    def _apply_run(self, run: Run, moment: Moment) -> list[pa.Table]:
-        """Applies commands of one kind, each to the messages that it names; returns OUTCOME_ROWS."""
-        wanted = self._remaining.mask_with_removed(run.messages) != 0
-        outcomes = [self._apply_for(subscription, run, moment) for subscription in run.subscriptions]
-        outcomes.append(self._for_later(run, moment))
-        if run.kind != RETRY:
-            still_wanted = self._remaining.mask_with_removed(run.messages) != 0
-            self._remaining.count_unwanted(where(run.messages, wanted & ~still_wanted), 1)
-            self._remaining.count_unwanted(where(run.messages, ~wanted & still_wanted), -1)
+    def _apply_group(self, group: CommandGroup, moment: Moment) -> list[pa.Table]:
+        """Applies a group for all subscriptions; returns tables as OUTCOME_ROWS."""
+        wanted = self._remaining.mask_with_removed(group.messages) != 0
+        outcomes = [self._apply_for(subscription, group, moment) for subscription in group.subscriptions]
+        outcomes.append(self._for_later(group, moment))
+        if group.kind != RETRY:
+            still_wanted = self._remaining.mask_with_removed(group.messages) != 0
+            self._remaining.count_unwanted(where(group.messages, wanted & ~still_wanted), 1)
+            self._remaining.count_unwanted(where(group.messages, ~wanted & still_wanted), -1)
         return outcomes
 
-    def _apply_for(self, subscription: int, run: Run, moment: Moment) -> pa.Table:
-        """Applies a run for one subscription; returns its OUTCOME_ROWS."""
+    def _apply_for(self, subscription: int, group: CommandGroup, moment: Moment) -> pa.Table:
+        """Applies a group for one subscription; returns its OUTCOME_ROWS."""
         sequence = self._operations.next_sequence(moment)
-        if run.is_moving:
-            run = run.with_payload(self._occurrences.next_rows(run.payload_rows, subscription, moment.now))
-        decision = run.decide(subscription, self._subscriptions, self._remaining, moment)
-        # A message that was moved before has a second row: a command makes it unwanted, a restore wanted again. A
+        if group.is_moving:
+            group = group.with_payload(self._occurrences.without_done(group.payload_rows, subscription, moment.now))
+        decision = group.decide(subscription, self._subscriptions, self._remaining, moment)
+        # A message that was moved before has a second row. A command makes that row unwanted, a restore wanted again. A
         # retried message has no row left.
-        if run.kind != RETRY:
-            n_moved = int((decision.standing.moves[decision.applied] > 0).sum())
-            self._remaining.unwanted_moves += -n_moved if run.kind == RESTORE else n_moved
-        times, attempts = self._do(run, decision, sequence, moment)
+        if group.kind != RETRY:
+            n_moved = int((decision.state.moves[decision.applied] > 0).sum())
+            self._remaining.unwanted_moves += -n_moved if group.kind == RESTORE else n_moved
+        times, attempts = self._execute(group, decision, sequence, moment)
         outcomes = outcomes_of(
             self._subscriptions,
-            run.pairs,
+            group.pairs,
             decision.pairs,
             decision.result,
             decision.reason,
@@ -158,15 +158,15 @@ class Executor:
             subscription,
         )
         is_applied = pc.equal(outcomes["result"], int(Result.APPLIED))
-        if not run.is_moving:
+        if not group.is_moving:
             outcomes = with_columns(outcomes, sequence=pc.if_else(is_applied, sequence, None))
             done = outcomes.filter(is_applied)
-            operation = "RESTORE" if run.kind == RESTORE else "CANCEL"
+            operation = "RESTORE" if group.kind == RESTORE else "CANCEL"
             self._operations.add(operation, done, sequence, times_of(done, decision.rows, decision.until))
             return outcomes
         answered = decision.answered
         attempt, number = attempts[answered], decision.number[answered]
-        has_time = pc.and_(is_applied, run.kind != PAUSE_SCHEDULE)
+        has_time = pc.and_(is_applied, group.kind != PAUSE_SCHEDULE)
         return with_columns(
             outcomes,
             sequence=pc.if_else(is_applied, sequence, None),
@@ -175,28 +175,30 @@ class Executor:
             occurrence=pc.if_else(is_applied, pa.array(number, mask=number <= 0), None),
         )
 
-    def _do(self, run: Run, decision: Decision, sequence: int, moment: Moment) -> tuple[Int64Array, Int64Array]:
-        """Does what is decided.
+    def _execute(
+        self, group: CommandGroup, decision: Decision, sequence: int, moment: Moment
+    ) -> tuple[Int64Array, Int64Array]:
+        """Carries out a decision.
 
         Returns:
-            for each pair of the decision the time of the message, ms since the epoch, where it got another one, and the
-            number of its retry, else 0: int64, (n,) each.
+            two arrays, int64, (n,), with a value for each pair of the decision: the new time of a message that got one,
+            ms since the epoch; the number of its retry, 0 if it is none.
         """
         subscription, applied, rows = decision.subscription, decision.applied, decision.applied_rows
-        commands = run.commands.take(pa.array(decision.pairs))
+        commands = group.commands.take(pa.array(decision.pairs))
         times = np.maximum(int64(commands, "deliver_at"), moment.now)
         attempts = np.zeros(len(times), np.int64)
-        if run.kind == RESTORE:
+        if group.kind == RESTORE:
             self._remaining.cancelled.remove(subscription, *message_ids(rows), int64(rows, "batch_size"))
             return times, attempts
-        if run.kind in (CANCEL, SKIP):
+        if group.kind in (CANCEL, SKIP):
             as_entry = decision.is_shared[applied] | (int64(rows, "batch_index") < 0)
             self._remaining.cancel(subscription, rows, as_entry, decision.until[applied] + self._remembered_millis)
             return times, attempts
-        payload_rows = run.payload_rows.take(pa.array(decision.payload_row[applied]))
-        if run.kind == RESCHEDULE:
+        payload_rows = group.payload_rows.take(pa.array(decision.payload_row[applied]))
+        if group.kind == RESCHEDULE:
             self._operations.move(payload_rows, subscription, times[applied], sequence)
-        elif run.kind == RETRY:
+        elif group.kind == RETRY:
             commands = commands.take(pa.array(applied))
             for i, reason in zip(applied.tolist(), commands["reason"].to_pylist(), strict=True):
                 decision.reason[i] = reason or ""
@@ -206,11 +208,11 @@ class Executor:
             attempts[applied] = attempts_of(retried)
             self._retry(retried, subscription, times[applied], sequence, moment)
         else:
-            times[applied] = self._occurrences.command(run.kind, payload_rows, subscription, sequence, moment)
+            times[applied] = self._occurrences.apply_command(group.kind, payload_rows, subscription, sequence, moment)
         return times, attempts
 
     def _retry(self, rows: pa.Table, subscription: int, times: Int64Array, sequence: int, moment: Moment) -> None:
-        """Moves messages that have been handed out to another time, also where they were cancelled afterwards.
+        """Moves messages that have been handed out to another time, even if they were cancelled afterwards.
 
         Args:
             rows: as MESSAGES, distinct, with the attempts of the retries.
@@ -229,31 +231,31 @@ class Executor:
                 messages.remove(subscription, *message_ids(some), int64(some, "batch_size"))
         self._operations.move(rows, subscription, times, sequence)
         if was_delivered.any():
-            # By the move it is known from now on that earlier rows are not wanted, also those that are to come again.
+            # Earlier rows, which may still come in again after the rebuild, do not count because of this move.
             again, n = where(rows, was_delivered), int(was_delivered.sum())
             until, sequences = np.full(n, moment.now + REBUILT_KEPT_MILLIS), np.full(n, sequence)
             new_times, attempts = times[was_delivered], attempts_of(again)
             remaining.moved.put(subscription, *message_ids(again), sequences, new_times, until, attempts)
 
-    def _for_later(self, run: Run, moment: Moment) -> pa.Table:
-        """Returns outcomes for subscriptions that are added later: when one is, these are what applies to it."""
-        pairs = run.pairs
-        chosen = np.flatnonzero(pc.fill_null(run.commands["also_later"], False).to_numpy(zero_copy_only=False))
+    def _for_later(self, group: CommandGroup, moment: Moment) -> pa.Table:
+        """Returns outcomes for subscriptions that are added later: a subscription that is added takes them over."""
+        pairs = group.pairs
+        chosen = np.flatnonzero(pc.fill_null(group.commands["also_later"], False).to_numpy(zero_copy_only=False))
         if not len(chosen):
             return empty_table(OUTCOME_ROWS)
         is_late = pairs.is_released[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
-        shared, starts = entry_results(pairs.command[chosen], run.is_whole[chosen], result)
-        if run.kind in (CANCEL, SKIP):
-            # No later subscription gets what has been handed out, nor a schedule that has begun.
+        shared, starts = entry_results(pairs.command[chosen], group.is_whole[chosen], result)
+        if group.kind in (CANCEL, SKIP):
+            # A later subscription gets no message that has been handed out, and no schedule that has begun.
             result[result == Result.TOO_LATE] = Result.ALREADY_APPLIED
         reason = np.where(result == Result.TOO_LATE, "released", "").tolist()
         answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, shared, starts, ALSO_LATER)
         is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-        times = np.maximum(int64(run.commands, "deliver_at")[chosen], moment.now)
+        times = np.maximum(int64(group.commands, "deliver_at")[chosen], moment.now)
         of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
         return with_columns(
             answers,
             sequence=pc.if_else(is_applied, self._operations.next_sequence(moment), None),
-            deliver_at=pc.if_else(is_applied, of_row, None) if run.kind == RESCHEDULE else answers["deliver_at"],
+            deliver_at=pc.if_else(is_applied, of_row, None) if group.kind == RESCHEDULE else answers["deliver_at"],
         )

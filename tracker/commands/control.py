@@ -1,4 +1,4 @@
-"""Applying commands: cancel and skip, after PIP-423, restore, reschedule, pause and resume."""
+"""The control commands of a shard: cancel and skip, after PIP-423, restore, reschedule, retry, pause and resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
@@ -48,28 +48,29 @@ _NO_OUTCOMES = OUTCOME_ROWS.empty_table()
 
 
 class Control:
-    """Applies commands, and decides for each message to which subscriptions it goes.
+    """Applies commands, and decides to which subscriptions each message goes.
 
     A cancel or skip applies to a message that is known and not handed out yet; the time that a cancel names need not be
-    the message's. For a message that is not known the command waits until all messages published before it have come
-    in: then a skip is NOT_FOUND, and a cancel goes on waiting until two ticks after the time it names.
+    the message's. A command for a message that is not known waits until all messages published before it have come in.
+    Then a skip is NOT_FOUND, and a cancel waits further, until two tick times after the time that it names.
 
     Messages for a subscription that is paused, whose destination is unwritable, or whose topic has no route are held
-    back: when they come due, they are moved to HELD_DELIVER_AT, and when that ends, to now.
+    back: see `Holding`.
 
     Args:
         store: where the state is kept.
-        subscriptions: those of each source topic; a mapping of topic to names where all of them are in the settings.
-        tick_time_millis: Pulsar's tick, ms; cancelled messages are remembered for two of them beyond their time.
-        compression: of the bitmaps of cancelled messages.
-        place: which shard this is; None: the only one.
+        subscriptions: the subscriptions of each source topic. A mapping of topic to names means that the settings have
+            all of them.
+        tick_time_millis: Pulsar's tick time, ms. A cancelled message is remembered until two of them after its time.
+        compression: how the bitmaps of cancelled messages are compressed.
+        shard_id: which shard this is; None: the only one.
 
     Attributes:
-        remaining: which subscriptions each message still goes to.
+        remaining: knows to which subscriptions each message still goes.
         cancelled: the messages that are cancelled or skipped.
-        remembered_millis: how long cancelled messages are remembered beyond their time, ms.
+        remembered_millis: how long after its time a cancelled message is remembered, ms.
         operations: collects the rows that commands, and other moves, add to the delayed index.
-        occurrences: moves recurring messages on.
+        occurrences: moves recurring messages on to their next occurrence.
     """
 
     def __init__(
@@ -78,23 +79,23 @@ class Control:
         subscriptions: Subscriptions | Mapping[str, Sequence[str]],
         tick_time_millis: int,
         compression: Compression | None = None,
-        place: Place | None = None,
+        shard_id: ShardId | None = None,
     ) -> None:
         self._store = store
-        self._place = place or Place()
+        self._shard_id = shard_id or ShardId()
         self._subscriptions = Subscriptions.of(subscriptions)
         self.remembered_millis = 2 * tick_time_millis
         self._saved = store.get(_META, (0, 0))
-        # What earlier versions did not save is empty.
+        # Earlier versions did not save the last values: they are empty.
         meta: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
         cancels, (unwanted_moves, paused) = meta[:2], meta[2:4]
         defaults: list[Any] = [{}, {}, []]
-        unwanted, numbers, going_out = [*meta[4:], *defaults[len(meta) - 4 :]]
+        unwanted, numbers, draining = [*meta[4:], *defaults[len(meta) - 4 :]]
         self.remaining = Remaining(store, self._subscriptions, compression, unwanted_moves, unwanted, numbers)
         self.operations = Operations(store, cancels, self.remaining.moved, self._subscriptions, self.remembered_millis)
         self.cancelled = self.remaining.cancelled
         self._holding = Holding(
-            self._subscriptions, self.remaining, self.operations, self.remembered_millis, paused, going_out
+            self._subscriptions, self.remaining, self.operations, self.remembered_millis, paused, draining
         )
         self.occurrences = Occurrences(store, self.operations)
         self._executor = Executor(
@@ -113,12 +114,12 @@ class Control:
 
     @property
     def unwanted(self) -> int:
-        """The number of rows that wait although they go to no subscription any more."""
+        """The number of rows that still wait, but go to no subscription any more."""
         return self.remaining.unwanted
 
     @property
     def waiting(self) -> int:
-        """The number of commands' rows that wait for their message."""
+        """The number of command rows that wait for their message."""
         return len(self._waiting)
 
     def begin(
@@ -127,54 +128,54 @@ class Control:
         """Begins a tick.
 
         Args:
-            unwritable: by topic a mask of the subscriptions whose destinations are unwritable.
-            pace: at which `release_held` has rows go out.
-            now: of the tick, ms since the epoch.
-            last_cutoff: of the tick before, ms since the epoch.
-            cutoff: of the tick, ms since the epoch.
+            unwritable: by topic: a mask of the subscriptions whose destinations are unwritable.
+            pace: the pace of the rows that `release_held` moves.
+            now: time of this tick, ms since the epoch.
+            last_cutoff: of the previous tick, ms since the epoch.
+            cutoff: of this tick, ms since the epoch.
         """
         self._holding.unwritable = unwritable
         self._holding.begin(pace, now, last_cutoff, cutoff)
 
     @property
     def paused(self) -> Mapping[str, int]:
-        """By topic a mask of the subscriptions that are paused."""
+        """By topic: a mask of the subscriptions that are paused."""
         return self._holding.paused
 
     @property
-    def n_put_behind(self) -> int:
-        """How many messages this tick has moved behind what was held back before."""
-        return self._holding.n_put_behind
+    def n_queued_behind(self) -> int:
+        """How many messages this tick has moved behind those that were held back."""
+        return self._holding.n_queued_behind
 
     def held_back(self, topic: str) -> int:
-        """Returns the subscriptions that can't have a topic's messages now: see `Holding.held_back`."""
+        """Returns a mask of a topic's subscriptions whose messages are held back now: see `Holding.held_back`."""
         return self._holding.held_back(topic)
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions that rows go to: see `Remaining.subscription_mask`."""
+        """Returns the subscriptions to which rows go: see `Remaining.subscription_mask`."""
         return self.remaining.subscription_mask(rows)
 
     def are_done(self, messages: pa.Table) -> BoolArray:
-        """Tells which new messages are done with: see `Remaining.are_done`."""
+        """Tells which messages that came in are done with: see `Remaining.are_done`."""
         return self.remaining.are_done(messages)
 
-    def take_in(self, messages: pa.Table) -> None:
-        """Counts as unwanted the new messages, about to be added to the tracker, that go to no subscription.
+    def count_unwanted(self, messages: pa.Table) -> None:
+        """Counts new messages that go to no subscription, as `unwanted`.
 
         Args:
-            messages: as MESSAGES.
+            messages: as MESSAGES: messages to be added to the tracker.
         """
         if self.has_exceptions:
             self.remaining.count_unwanted(where(messages, self.remaining.mask_with_removed(messages) == 0), 1)
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """Returns the times that messages have been moved to, for any subscription.
+        """Returns the times to which messages have been moved, for any subscription.
 
         Args:
             known: as KNOWN.
 
         Returns:
-            ms since the epoch; with 0 where one of them has not been moved.
+            ms since the epoch; 0 is among them if a message has not been moved.
         """
         return self.remaining.moved_to(known)
 
@@ -191,7 +192,7 @@ class Control:
         return self.operations.next_sequence(moment)
 
     def hand_out(self, rows: pa.Table, moment: Moment) -> Int64Array:
-        """Decides to which subscriptions due rows go now, and moves them for the subscriptions that are held back.
+        """Decides to which subscriptions due rows go now, and holds them back for subscriptions that are held back.
 
         Args:
             rows: as MESSAGES, removed from the tracker.
@@ -207,7 +208,7 @@ class Control:
         return self._holding.hold(rows, np.where(rejected, 0, masks), moment)
 
     def without_retried(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Returns masks without the subscriptions that have a later retry of a row: see `Remaining.without_retried`."""
+        """Returns masks without subscriptions that have a later retry of a row: see `Remaining.without_retried`."""
         return self.remaining.without_retried(rows, masks)
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
@@ -215,9 +216,9 @@ class Control:
         return self._holding.keep_open(rows, moment)
 
     def reinstate(self, topics: Collection[str], rows: pa.Table, moment: Moment) -> None:
-        """Goes on with topics that have a route again, or a subscription that they did not have before.
+        """Resumes topics whose route is back, or that have a new subscription.
 
-        Messages published before now may not have been read yet: the topics' waiting commands go on waiting for them.
+        Messages published before now may not have been read yet: the topics' waiting commands wait for them anew.
 
         Args:
             topics: their names.
@@ -231,7 +232,7 @@ class Control:
         """Moves to now the rows that are not held back any more: see `Holding.release`."""
         self._holding.release(rows, moment)
 
-    def arrive(
+    def apply_waiting(
         self,
         messages: pa.Table,
         moment: Moment,
@@ -239,17 +240,17 @@ class Control:
         elsewhere: pa.Table = _NO_MESSAGES,
         done: pa.Table = _NO_MESSAGES,
     ) -> pa.Table:
-        """Applies the commands that waited for new messages, before these are added to the tracker.
+        """Applies the commands that waited for messages which came in, before these are added to the tracker.
 
         Args:
-            messages: as MESSAGES, whole entries, or what is here of them.
+            messages: as MESSAGES: this shard's messages.
             moment: of this tick.
-            added: those of them that are about to be added to the tracker; None: all.
-            elsewhere: as KNOWN, new messages of this shard's entries that another shard has.
-            done: those of the messages that come again after a rebuild and are done with.
+            added: those of `messages` that will be added to the tracker; None: all.
+            elsewhere: as KNOWN: messages that other shards have, of entries whose home is this shard.
+            done: those of `messages` that came in again after a rebuild and are done with.
 
         Returns:
-            OUTCOME_ROWS.
+            as OUTCOME_ROWS.
         """
         known = pa.concat_tables([messages.select(KNOWN.names), elsewhere.select(KNOWN.names)])
         commands = self._waiting.take(known)
@@ -268,20 +269,20 @@ class Control:
         )
 
     def _ownership(self, commands: pa.Table, known: pa.Table) -> ShardOwnership | None:
-        """Returns which commands and messages are this shard's own; None: there is but one shard."""
-        if self._place.shards == 1:
+        """Returns which commands and messages belong to this shard; None: all, because there is only one shard."""
+        if self._shard_id.shards == 1:
             return None
-        return ShardOwnership(self._is_home(commands), self._place.has(known))
+        return ShardOwnership(self._is_home(commands), self._shard_id.has(known))
 
     def _is_home(self, commands: pa.Table) -> BoolArray:
         """Tells which commands this shard answers if it does not know their message: bool, (rows,)."""
         by_key: BoolArray = pc.is_valid(commands["schedule_key"]).to_numpy(zero_copy_only=False)
-        return self._place.is_home(commands) | by_key
+        return self._shard_id.is_home(commands) | by_key
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
-        """Returns commands that waited; those with `also_later` are now also for the subscriptions added since."""
+        """Adds to waiting commands with `also_later` the subscriptions that were added since."""
         later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
-        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.wanted), 0)
+        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.active), 0)
         return with_columns(commands, subscriptions=pa.array(masks))
 
     def apply(
@@ -297,26 +298,26 @@ class Control:
         pause_changes: Sequence[PauseChange] = (),
         held: pa.Table = _NO_MESSAGES,
         first_answers: FirstAnswers = no_answers,
-        arrived: pa.Table = _NO_OUTCOMES,
+        waiting_outcomes: pa.Table = _NO_OUTCOMES,
     ) -> pa.Table:
         """Applies the commands of a tick.
 
         Args:
-            commands: as COMMAND_ROWS, this shard's.
-            request_ids: by request id, of all shards' commands, the hash of the first command's body.
-            known: as KNOWN, the messages of the entries that they name: all those of an entry, or none; where another
-                shard is the entry's home, those that are here.
-            is_new: bool, (known,): the message came in only in this tick.
+            commands: as COMMAND_ROWS: this shard's commands.
+            request_ids: by request id, for the commands of all shards: the hash of the first command's body.
+            known: as KNOWN: the known messages of the entries that the commands name. The home of an entry has all of
+                its messages, another shard only its own.
+            is_new: bool, (known,): the message came in in this tick.
             moment: of this tick.
-            payload_rows: as MESSAGES, rows of the messages that are rescheduled, restored or retried.
-            in_state: those of them that have not been handed out.
+            payload_rows: as MESSAGES: rows of the messages that commands move or restore.
+            in_state: as MESSAGES: those of the payload rows that have not been handed out.
             pause_changes: pauses and resumes of all shards' commands.
-            held: as MESSAGES, the rows held back, where a change resumes.
-            first_answers: reads the answers to request ids that come again.
-            arrived: the OUTCOME_ROWS that `arrive` has returned in this tick.
+            held: as MESSAGES: all rows held back; needed only if a change resumes.
+            first_answers: reads the answers to repeated request ids.
+            waiting_outcomes: as OUTCOME_ROWS: the result of `apply_waiting` in this tick.
 
         Returns:
-            OUTCOME_ROWS.
+            as OUTCOME_ROWS.
 
         Raises:
             SequencesExhaustedError: the tick has more commands and moves than there are sequences.
@@ -328,7 +329,7 @@ class Control:
         self._holding.pause(change for change in pause_changes if change.request_id not in repeats.known)
         self.release_held(held, moment)
         self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, moment.now)
-        is_repeat = repeats.of(commands)
+        is_repeat = repeats.are_repeats(commands)
         again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
         again = where(again, self._is_home(again))
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
@@ -353,15 +354,15 @@ class Control:
         if again.num_rows:
             index, names = each_subscription(again, self._subscriptions.names)
             again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-            outcomes += repeats.answer(again, index, concat([arrived, *outcomes], OUTCOME_ROWS), moment.tick)
+            outcomes += repeats.answer(again, index, concat([waiting_outcomes, *outcomes], OUTCOME_ROWS), moment.tick)
         return concat(outcomes, OUTCOME_ROWS)
 
     def expire(self, moment: Moment) -> pa.Table:
-        """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
+        """Removes waiting commands whose message can no longer come in; returns their outcomes, as OUTCOME_ROWS."""
         return self._in_advance.expire(moment)
 
     def rebuild(self, rebuilt: Rebuilt, now: int) -> None:
-        """Takes over a rebuilt state.
+        """Restores the state after a rebuild.
 
         Args:
             rebuilt: this shard's part.
@@ -374,18 +375,18 @@ class Control:
         self._requests.add(rebuilt.request_ids, now)
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""
+        """Forgets cancelled, delivered and moved messages that are past at the cutoff, ms since the epoch."""
         self.remaining.drop_expired(cutoff)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         self.remaining.save()
         self.occurrences.save()
         self._waiting.save()
         unwanted_moves, unwanted, numbers = self.remaining.counts
         meta = [*self.operations.counts, unwanted_moves, self._holding.paused, unwanted, numbers]
-        if self._holding.going_out:
-            meta.append(self._holding.going_out)
+        if self._holding.draining:
+            meta.append(self._holding.draining)
         data = json.dumps(meta).encode()
         if data != self._saved:
             self._store.put(_META, (0, 0), data)

@@ -1,4 +1,4 @@
-"""Decoding control commands: from the bytes on the control topic to rows that the shards apply."""
+"""Decodes control commands: makes rows, which the shards apply, of the bytes on the control topic."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tracker.commands.schema import (
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
-    OF_SCHEDULES,
     PAUSE,
     REPEAT,
     RESCHEDULE,
     RESUME,
     RETRY,
+    SCHEDULE_KINDS,
     SKIP,
     PauseChange,
     Routes,
@@ -45,12 +45,12 @@ _CANCELS = "cancels"  # the field of ControlCommand with several cancels
 
 @dataclass(frozen=True)
 class Decoded:
-    """The commands of a batch as rows, and the messages of the control topic that are rejected."""
+    """The commands of a batch, and the rejected messages of the control topic."""
 
-    commands: pa.Table  # COMMAND_ROWS
-    # By request id, of the commands that have something to apply, in the control topic's order, a hash of the body.
+    commands: pa.Table  # as COMMAND_ROWS
+    # By request id of the commands that have something to apply, in the control topic's order: a hash of the body.
     request_ids: dict[str, int]
-    rejects: pa.Table  # MESSAGES with a reason
+    rejects: pa.Table  # as MESSAGES, with a reason
     pause_changes: list[PauseChange]
 
 
@@ -64,7 +64,7 @@ class _NoRequestIdError(InvalidCommandError):
 
 _PARTITION = re.compile(r"[0-9]{1,9}")
 
-# The columns in which the rows of a command may differ. The others are the same in all of them.
+# The columns in which the rows of a command may differ. All rows have the same values in the other ones.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
 
 _SHARED = pa.schema([field for field in COMMAND_ROWS if field.name not in _POSITION])
@@ -78,23 +78,23 @@ _NO_POSITION = np.array([[-1, -1, -1, -1, 0]])
 class _Part:
     """Rows of one command that differ only in the columns _POSITION."""
 
-    shared: dict[str, object]  # the other columns; one that is missing is null
-    positions: Int64Array  # (rows, _POSITION)
+    shared: dict[str, object]  # the values of the other columns; a missing one is null
+    positions: Int64Array  # (rows, 5): the columns _POSITION
 
 
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Decodes the control topic's messages.
 
-    Bytes that are no command, and commands without a valid request id, are rejected; a command that can be read but
-    not applied is rejected and answered INVALID. Of commands with the same request id the first counts, the others are
-    of the kind REPEAT; one that has nothing to apply does not count, so that it may come again, corrected.
+    Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
+    applied is rejected, and answered INVALID. Of several commands with the same request id the first counts, the others
+    have the kind REPEAT. A command that has nothing to apply does not count, so that it may come again, corrected.
 
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
         routes: the subscriptions of all source topics.
 
     Returns:
-        the commands, rejects and pause changes; no bytes raise an error.
+        the commands, rejects and pause changes. No payload raises an error.
     """
     rows: list[_Part] = []
     seen: dict[str, int] = {}
@@ -133,7 +133,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
 
 
 def _table(parts: Sequence[_Part]) -> pa.Table:
-    """The rows as COMMAND_ROWS."""
+    """Returns the rows of all parts, as COMMAND_ROWS."""
     shared = pa.Table.from_pylist([part.shared for part in parts], schema=_SHARED)
     shared = shared.take(pa.array(np.repeat(np.arange(len(parts)), [len(part.positions) for part in parts])))
     positions = np.concatenate([np.zeros((0, len(_POSITION)), np.int64), *(part.positions for part in parts)])
@@ -161,7 +161,7 @@ def _rows(
     known = {s.name for s in subscriptions.values()}
     is_for_all = ALSO_LATER in command.subscriptions or not command.subscriptions
     # A later subscription has no next occurrence.
-    also_later = ALSO_LATER in command.subscriptions and operation not in OF_SCHEDULES
+    also_later = ALSO_LATER in command.subscriptions and operation not in SCHEDULE_KINDS
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
@@ -228,17 +228,17 @@ def _check_names(command: ControlCommand) -> None:
 
 
 def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -> int:
-    """Returns a hash, 64 bits, not 0, of a command's content: without issuer, time, order and way of answering."""
-    said: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    """Returns a 64-bit hash, not 0, of a command's content. Issuer, time, order and `sum_up` do not matter."""
+    content: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
     if keys:
-        said += [sorted(keys), command.reschedule.deliver_at]
-    if said[0] == RETRY:
-        said += [command.retry.reason, command.retry.after_millis]
+        content += [sorted(keys), command.reschedule.deliver_at]
+    if content[0] == RETRY:
+        content += [command.retry.reason, command.retry.after_millis]
     named = positions.copy()
-    if said[0] == SKIP:
-        named[:, _POSITION.index("deliver_at")] = 0  # only says where to look
+    if content[0] == SKIP:
+        named[:, _POSITION.index("deliver_at")] = 0  # a skip's time only helps to find the message
     named = named[np.lexsort(named.T)]
-    digest = hashlib.blake2b(json.dumps(said).encode() + named.tobytes(), digest_size=8).digest()
+    digest = hashlib.blake2b(json.dumps(content).encode() + named.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
 
 
@@ -246,7 +246,7 @@ def _keys(command: ControlCommand) -> list[str]:
     """Returns the schedule keys by which a command names messages, each once.
 
     Raises:
-        InvalidCommandError: one can't be a key, or comes with an id.
+        InvalidCommandError: one is no valid key, or names a message by id, too.
     """
     operation = str(command.WhichOneof("operation") or "")
     if operation in ("", PAUSE, RESUME):
@@ -279,7 +279,7 @@ def _positions(command: ControlCommand) -> Int64Array:
     """Returns the columns _POSITION of each message or entry that a command names by its id: int64, (rows, 5).
 
     Raises:
-        InvalidCommandError: the command can't be applied, whatever routes there are.
+        InvalidCommandError: the command is not valid with any routes.
     """
     if not _kind(command):
         raise InvalidCommandError("no operation, or one that is not known here")

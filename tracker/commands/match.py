@@ -1,4 +1,4 @@
-"""Matching commands with the messages that they name, and the results for these."""
+"""Matches commands with the messages that they name, and decides their results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from tracker.commands.schema import (
     CANCEL,
     KNOWN,
-    OF_SCHEDULES,
     PAST,
     PAUSE_SCHEDULE,
     RESCHEDULE,
     RESTORE,
     RESUME_SCHEDULE,
     RETRY,
+    SCHEDULE_KINDS,
     SKIP,
     SKIP_NEXT,
 )
@@ -38,34 +38,36 @@ _NO_SCHEDULE = {
 }
 
 
-def runs(commands: pa.Table) -> list[tuple[int, int]]:
-    """Cuts COMMAND_ROWS into runs of one kind, in which no message is rescheduled to two different times.
+def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
+    """Splits commands into groups of consecutive ones that can be applied together.
 
-    Nor does a run move one message on twice.
+    A group has one kind (cancels and skips count as one). It reschedules no message to two different times, and skips
+    no message's next occurrence twice.
 
-    Cancels and skips count as one kind.
+    Args:
+        commands: as COMMAND_ROWS.
 
     Returns:
-        the first row of each run, and the one after its last.
+        for each group the index of its first row, and the one after its last.
     """
     names = ("kind", "ledger_id", "entry_id", "batch_index", "deliver_at")
     starts: list[int] = []
-    run = ""
-    # By entry of a run the times to which its messages are rescheduled, by batch index, and the set of these times.
+    group = ""
+    # By entry of the group: by batch index the times to which messages are rescheduled, and the set of these times.
     moved: dict[tuple[int, int], tuple[dict[int, int], set[int]]] = {}
     for i, (kind, ledger, entry, index, time) in enumerate(
         zip(*(commands[name].to_pylist() for name in names), strict=True)
     ):
         kind = "cancel or skip" if kind in (CANCEL, SKIP) else kind
         of_entry, times = moved.get((ledger, entry), ({}, set()))
-        # An index of -1 is all messages of the entry.
+        # An index of -1 means all messages of the entry.
         is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
         is_skipped_again = kind == SKIP_NEXT and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
-        if kind != run or (kind == RESCHEDULE and is_moved_elsewhere) or is_skipped_again:
+        if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_skipped_again:
             starts.append(i)
-            run, moved, of_entry, times = kind, {}, {}, set()
+            group, moved, of_entry, times = kind, {}, {}, set()
         if kind in (RESCHEDULE, SKIP_NEXT):
             of_entry[index] = time
             times.add(time)
@@ -81,14 +83,14 @@ def results_of(
     recurs: BoolArray,
     is_paused: BoolArray,
 ) -> tuple[Int64Array, list[str]]:
-    """Returns the results of a command for messages of one subscription.
+    """Returns the results of commands of one kind for n messages and one subscription.
 
     Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or one of OF_SCHEDULES.
+        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or one of SCHEDULE_KINDS.
         cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
-        has_payload: bool, (n,): the message's row is at hand, so that it can be moved.
-        recurs: bool, (n,): the message is a recurring one, if its row is at hand.
+        has_payload: bool, (n,): the message has a payload row, so that it can be moved.
+        recurs: bool, (n,): the message is a recurring one, and has a payload row.
         is_paused: bool, (n,): the message is a recurring one that is paused.
 
     Returns:
@@ -100,7 +102,7 @@ def results_of(
             (is_late, Result.TOO_LATE, "its time is past"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-    elif kind in (RESCHEDULE, *OF_SCHEDULES):
+    elif kind in (RESCHEDULE, *SCHEDULE_KINDS):
         cases = [
             (cancelled, Result.INVALID, "cancelled: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
@@ -129,18 +131,18 @@ def results_of(
     return result.astype(np.int64), reason.tolist()
 
 
-def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: pa.Array) -> Int64Array:
+def payload_rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: pa.Array) -> Int64Array:
     """Finds the payload row of each known message for a subscription.
 
     Args:
         known: as KNOWN, n rows.
         payload_rows: as MESSAGES.
         moves: int64, (n,): the sequence of each message's last move for the subscription; 0: none.
-        names: strings, (n,): of the subscription.
+        names: strings, (n,): names of the subscription.
 
     Returns:
-        for each known message the index of its first payload row, of a recurring one that of its next occurrence,
-        int64, (n,); -1: there is none.
+        int64, (n,): the index of each message's first payload row; for a recurring one, that of its next occurrence;
+        -1: it has none.
     """
     if not payload_rows.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
@@ -149,8 +151,8 @@ def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: p
         for i, position in enumerate(_keys(payload_rows)):
             there.setdefault(position, i)
         return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
-    # The rows of a recurring message are of several occurrences: the one of the last move is the next. Those of several
-    # subscriptions may share a sequence, since a rebuild.
+    # A recurring message has rows of several occurrences: that of the last move is the next one. After a rebuild, rows
+    # of several subscriptions may share a sequence.
     of_move: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
     columns = (payload_rows[name].to_pylist() for name in ("sequence", "subscription", "occurrence"))
     for i, (position, sequence, name, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
@@ -165,16 +167,16 @@ def rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: p
     return np.array(found, dtype=np.int64)
 
 
-def last_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array) -> Int64Array:
-    """Finds for messages of one subscription the payload row of their last attempt there, and of that the last move.
+def last_payload_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array) -> Int64Array:
+    """Finds the payload row of each message's last attempt for a subscription; of several rows, that of the last move.
 
     Args:
         rows: as KNOWN, n rows.
-        payload_rows: as MESSAGES; those that are rejected are passed over.
-        names: strings, (n,): of the subscription.
+        payload_rows: as MESSAGES. Rejected ones are ignored.
+        names: strings, (n,): names of the subscription.
 
     Returns:
-        for each message the index of a payload row, int64, (n,); -1: there is none.
+        int64, (n,): the index of a payload row; -1: there is none.
     """
     there: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
     columns = zip(
@@ -204,7 +206,7 @@ def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
         known: as KNOWN.
 
     Returns:
-        for each pair the index of the command and that of the known message, int64, (pairs,).
+        the index of the command, and that of the known message, of each pair: int64, (pairs,) each.
     """
     left = pa.table(
         {
@@ -225,16 +227,18 @@ def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
 
 
 def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:
-    """Decides which entries that were named whole get one result: those with none, or all, of their messages TOO_LATE.
+    """Decides which entries get one result, and not one for each message.
+
+    These are the entries that a command named whole, of which either no message is TOO_LATE, or all of them are.
 
     Args:
         command: int64, (n,): the index of each message's command; equal ones are adjacent.
         is_whole: bool, (n,): the command names the whole entry.
-        result: int64, (n,): numbers of the enum Result. Changed in place: the first row of an entry that gets one
-            result is APPLIED if any of its rows is.
+        result: int64, (n,): numbers of the enum Result. Changed in place: if any message of an entry that gets one
+            result is APPLIED, its first one becomes APPLIED.
 
     Returns:
-        which rows share one result with their entry, and which are the first of their command: both bool, (n,).
+        two masks, bool, (n,): the message shares one result with its entry; the message is the first of its command.
     """
     starts = np.ones(len(command), np.bool_)
     starts[1:] = command[1:] != command[:-1]
@@ -255,15 +259,15 @@ def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) 
 def each_subscription(
     commands: pa.Table, subscriptions: Mapping[str, Sequence[str]]
 ) -> tuple[Int64Array, list[str | None]]:
-    """Repeats commands for each subscription that they are for.
+    """Repeats each command for each subscription that it is for.
 
     Args:
         commands: as COMMAND_ROWS.
-        subscriptions: by topic the names of its subscriptions, by number.
+        subscriptions: by topic: the names of its subscriptions, by number.
 
     Returns:
-        for each row the command's index, int64, (rows,), and the subscription's name: ALSO_LATER for those that are
-        added later. A command that is for none has one row, with its own column `subscription`.
+        for each repetition the command's index, int64, (rows,), and the subscription's name, which is ALSO_LATER for
+        those added later. A command for no subscription comes once, with the value of its column `subscription`.
     """
     index: list[int] = []
     names: list[str | None] = []
@@ -302,14 +306,14 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
 
 
 def with_released(known: pa.Table) -> pa.Table:
-    """Completes entries with their messages that are in no bucket: these were handed out long ago.
+    """Adds the missing messages of known entries: those that are in no bucket, because they were handed out.
 
     Args:
-        known: as KNOWN, durable messages. A row with batch_index -1 and a batch_size above 1 stands for an entry of
-            which no message is in a bucket.
+        known: as KNOWN: durable messages. A row with batch_index -1 and a batch_size above 1 stands for an entry that
+            has no message in a bucket.
 
     Returns:
-        as KNOWN, all messages of these entries; those added are due at PAST.
+        as KNOWN: all messages of these entries. Those added are due at PAST.
     """
     if not known.num_rows:
         return known

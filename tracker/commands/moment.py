@@ -1,4 +1,4 @@
-"""The moment at which commands are applied: the tick, its time, and which messages have been handed out by then."""
+"""The moment at which commands are applied: a tick, its time, and the messages that have been handed out by then."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Moment:
     tick: int  # the tick's number
     now: int  # time
     released: int  # time: messages due then or before have been handed out, unless they came in only in this tick
-    ingested_through: int  # a tick's number: all messages published before the commands up to it have come in
-    # Where the clock has been set back: messages due up to `highest_cutoff`, a time, had been handed out before that,
-    # except those in `waiting`.
+    ingested_through: int  # a tick's number: all messages published before its and earlier commands have come in
+    # If the clock has been set back: messages due up to `highest_cutoff`, a time, were handed out before that, except
+    # those in `waiting`.
     highest_cutoff: int = 0
     waiting: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
 
@@ -32,7 +32,7 @@ def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, momen
     Args:
         rows: with the columns ledger_id, entry_id and batch_index.
         times: int64, (rows,), ms since the epoch: when the messages are due.
-        sequences: int64, (rows,): of the moves to these times; 0: the message came with its time.
+        sequences: int64, (rows,): the sequence of the move to this time; 0: the message came with its time.
         moment: of this tick.
 
     Returns:
@@ -49,11 +49,11 @@ def is_out_ahead(rows: pa.Table, times: Int64Array, sequences: Int64Array, momen
 
 
 def are_released(known: pa.Table, is_new: BoolArray, moment: Moment) -> BoolArray:
-    """Tells which messages have been handed out, if they have not been moved.
+    """Tells which messages have been handed out, assuming that they were not moved.
 
     Args:
-        known: with the columns of KNOWN, but for the topic.
-        is_new: bool, (known,): the message came in only in this tick.
+        known: with the columns of KNOWN, except the topic.
+        is_new: bool, (known,): the message came in in this tick.
         moment: of this tick.
 
     Returns:

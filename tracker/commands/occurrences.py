@@ -1,15 +1,15 @@
-"""Recurring messages: when one of their occurrences is handed out, the next one takes its place."""
+"""Recurring messages: hands out their occurrences, and moves each message on to its next occurrence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences, Message
+from tracker.commands.message_state.current_occurrences import CurrentOccurrence, CurrentOccurrences
+from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
@@ -22,92 +22,35 @@ from tracker.messages import (
     has_occurrences,
     in_order,
     int64,
-    message_ids,
     where,
     with_columns,
 )
-from tracker.recurrence.columns import NEVER, Recurrences
+from tracker.recurrence.columns import NEVER
 from tracker.recurrence.pending import Occurrence, PendingOccurrences
-from tracker.recurrence.recurrence import Misfire, Recurrence
+from tracker.recurrence.recurrence import Misfire
 from tracker.recurrence.start import counts_from
 from tracker.store import Store
+from tracker.subscriptions import numbers_in
 
-# An occurrence that comes so much later than it was due, ms, was missed: with `misfire` skip it is passed over.
+# An occurrence that is later than this, ms, was missed: with the misfire policy `skip` it is not delivered.
 MISFIRE_GRACE_MILLIS = 60_000
 
-# A shard hands out at most this many consecutive occurrences in a tick; the rest comes with the next.
+# The most following occurrences, of all messages, that a shard hands out in a tick; the others come in the next tick.
 MOST_AT_ONCE = 5_000
-
-
-class _Row(NamedTuple):
-    """A recurring message and the occurrence from which its next one follows. Times are ms since the epoch."""
-
-    message: Message
-    rule: Recurrence
-    start: int  # when the first occurrence is
-    number: int
-    since: int  # the next occurrence is later than this
-    published: int
-
-
-class _Rows:
-    """Recurring messages and the occurrences from which their next ones follow. Times are ms since the epoch.
-
-    Args:
-        rows: as MESSAGES, of recurring messages.
-        masks: int64, (rows,): the subscriptions to which they go, as bits.
-
-    Attributes:
-        recurrences: of the rows.
-        numbers: int64, (rows,), of their occurrences.
-        since: int64, (rows,): the next occurrences are later than this.
-        was_due: int64, (rows,): when the occurrences were due, whatever held them back.
-        by_rule: int64, (rows,): when the occurrences are due by the rule.
-        is_paused: bool, (rows,): the message is paused.
-    """
-
-    def __init__(self, rows: pa.Table, masks: Int64Array) -> None:
-        self.recurrences = Recurrences(rows)
-        self.numbers = int64(rows, "occurrence")
-        self.is_paused: BoolArray = int64(rows, "deliver_at") == PAUSED_DELIVER_AT
-        at = pc.if_else(pa.array(self.is_paused), rows["occurrence_at"], rows["deliver_at"])
-        due = pc.coalesce(rows["was_due"], at)
-        # What a rate puts off was not missed, and puts no other one off.
-        named = pc.coalesce(rows["shaped_from"], due)
-        self.since: Int64Array = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
-        self.was_due: Int64Array = due.to_numpy()
-        self.by_rule: Int64Array = pc.coalesce(rows["occurrence_at"], named).to_numpy()
-        self._masks = masks
-        self._position = message_ids(rows)
-
-    def __len__(self) -> int:
-        """The number of rows."""
-        return len(self.numbers)
-
-    def message(self, i: int) -> Message:
-        """Returns the message of a row, which goes to one subscription."""
-        ledger, entry, index = (int(column[i]) for column in self._position)
-        return int(self._masks[i]).bit_length() - 1, ledger, entry, max(index, 0)
-
-    def one(self, i: int) -> _Row:
-        """Returns what the next occurrence of one row depends on."""
-        rule, start = self.recurrences.one(i)
-        published = int(self.recurrences.published[i])
-        return _Row(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]), published)
 
 
 class Occurrences:
     """Hands out the occurrences of recurring messages, and moves each message on to its next one.
 
-    Of a recurring message one row a subscription counts: that of its next occurrence, which follows from the last one,
-    the message's properties and the tick. Numbers rise by one, whatever has been missed.
+    A recurring message has one row that counts for each subscription: that of its pending occurrence. The next one
+    follows from it, the message's properties and the tick. Numbers rise by one, however many occurrences were missed.
 
     Args:
-        store: where the occurrences are kept that were done before a rebuild.
-        operations: to which moves are added.
+        store: where the occurrences that were done before a rebuild are kept.
+        operations: collects the moves.
 
     Attributes:
-        n_misfires: how often a message left out what was missed, for each subscription.
+        n_misfires: how often missed occurrences of a message were left out, counted for each subscription.
     """
 
     def __init__(self, store: Store, operations: Operations) -> None:
@@ -118,19 +61,19 @@ class Occurrences:
     def hand_out(
         self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, shaped: Int64Array
     ) -> tuple[pa.Table, Int64Array]:
-        """Moves the recurring messages that are handed out on to their next occurrence.
+        """Moves recurring messages that are handed out on to their next occurrence.
 
         Args:
             rows: as MESSAGES, in order, due at the cutoff or before.
             masks: int64, (rows,): the subscriptions to which each row goes now, as bits.
             moment: of this tick.
             cutoff: ms since the epoch.
-            shaped: int64, (rows,): the subscriptions for which a row of this topic has a place, as bits. If there are
-                any, no further occurrence of the row's message goes out in this tick.
+            shaped: int64, (rows,): the subscriptions of the row's topic that are shaped, as bits. If there are any, no
+                further occurrence of the row's message goes out in this tick.
 
         Returns:
-            the rows, in order, with those of the following occurrences that are due at the cutoff, too; and their
-            masks, 0 where an occurrence is passed over, because it was missed or has been delivered.
+            the rows, and those of following occurrences that are due at the cutoff, in order; and their masks, which
+            are 0 where an occurrence is skipped, because it was missed or has been delivered.
         """
         if not has_occurrences(rows):
             return rows, masks
@@ -139,25 +82,25 @@ class Occurrences:
             rows, shaped = rows.take(pa.array(index)), shaped[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
         masks, wanted = masks.copy(), masks
-        of = _Rows(_taken(rows, chosen), masks[chosen])
-        is_passed_over = self._are_passed_over(of, moment.now)
-        following = self._next_times(of, moment.now)
-        self.n_misfires += _misfires(of, following, is_passed_over, moment.now, masks[chosen])
+        current = CurrentOccurrences(_take(rows, chosen), masks[chosen])
+        is_skipped = self._are_skipped(current, moment.now)
+        following = self._next_times(current, moment.now)
+        self.n_misfires += _misfires(current, following, is_skipped, moment.now, masks[chosen])
         further: list[tuple[int, Occurrence]] = []
-        pending = PendingOccurrences(np.where(is_passed_over, of.numbers, of.numbers + 1), following)
-        # One by one those of which more has to be done than to wait for the next one.
+        pending = PendingOccurrences(np.where(is_skipped, current.numbers, current.numbers + 1), following)
+        # Rows are looked at one by one unless all that they need is to wait for the next occurrence.
         is_due = (following != NEVER) & (following <= cutoff)
-        for i in np.flatnonzero(is_due | is_passed_over | self._have_done(of)).tolist():
-            row = of.one(i)
+        for i in np.flatnonzero(is_due | is_skipped | self._have_done(current)).tolist():
+            row = current.one(i)
             room = 0 if shaped[chosen[i]] else MOST_AT_ONCE - len(further)
-            others, last = self._following(row, not is_passed_over[i], moment.now, cutoff, room)
+            others, last = self._following(row, not is_skipped[i], moment.now, cutoff, room)
             further += [(int(chosen[i]), one) for one in others]
             pending.put(i, last)
-        masks[chosen[is_passed_over]] = 0
-        self._move_on(rows, wanted, chosen, pending, is_passed_over, moment)
-        # What was held back or put off is one of those that are late, in their order.
+        masks[chosen[is_skipped]] = 0
+        self._move_on(rows, wanted, chosen, pending, is_skipped, moment)
+        # Occurrences that were held back, or put off to a later tick, go out late: in the order in which they were due.
         is_late = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["was_due"]))
-        is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # what has a place goes then
+        is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # those with a place go out at their place
         if not further and not pc.any(is_late).as_py():
             return rows, masks
         has_place = pa.array(shaped & wanted != 0)
@@ -177,38 +120,39 @@ class Occurrences:
         both = in_order(concat([rows, more], rows.schema).append_column(name, pa.array(all_masks)))
         return both.drop_columns([name]), int64(both, name)
 
-    def command(self, kind: str, rows: pa.Table, subscription: int, sequence: int, moment: Moment) -> Int64Array:
-        """Applies a command to the next occurrence of messages.
+    def apply_command(self, kind: str, rows: pa.Table, subscription: int, sequence: int, moment: Moment) -> Int64Array:
+        """Applies a command to the pending occurrences of messages.
 
         Args:
-            kind: of the command: SKIP_NEXT moves a message on to the occurrence after its next one, which is not
-                delivered; PAUSE_SCHEDULE has the next one wait; RESUME_SCHEDULE gives it its time by the rule back.
-            rows: as MESSAGES, those that count for the subscription; of RESUME_SCHEDULE all are paused.
+            kind: of the command. SKIP_NEXT moves a message on to the occurrence after the pending one, which is not
+                delivered; PAUSE_SCHEDULE has the pending one wait; RESUME_SCHEDULE gives it its time by the rule back.
+            rows: as MESSAGES: those that count for the subscription; with RESUME_SCHEDULE all are paused.
             subscription: its number.
             sequence: of the moves.
             moment: of this tick.
 
         Returns:
-            int64, (rows,), ms since the epoch: of a skip, after what time the following occurrence is; of the others,
-            when the next occurrence is due now.
+            int64, (rows,), ms since the epoch. SKIP_NEXT: the next occurrence is later than this. Other kinds: when the
+            pending occurrence is due now.
         """
-        of = _Rows(rows, np.full(rows.num_rows, 1 << subscription))
+        current = CurrentOccurrences(rows, np.full(rows.num_rows, 1 << subscription))
         if kind == SKIP_NEXT:
-            following = self._next_times(of, moment.now)
-            # What is paused stays so.
-            times = np.where(of.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
-            pending = PendingOccurrences(of.numbers + 1, times, np.where(of.is_paused, following, NEVER))
+            following = self._next_times(current, moment.now)
+            # A paused message stays paused.
+            times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
+            pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))
         elif kind == PAUSE_SCHEDULE:
-            pending = PendingOccurrences(of.numbers, np.full(len(of), PAUSED_DELIVER_AT), of.by_rule)
+            pending = PendingOccurrences(current.numbers, np.full(len(current), PAUSED_DELIVER_AT), current.by_rule)
         else:
-            # Late, it is as if it had been held back: `misfire` says what comes of it.
-            was_due = np.where(of.by_rule < moment.now, of.by_rule, NEVER)
-            pending = PendingOccurrences(of.numbers, np.maximum(of.by_rule, moment.now), of.by_rule, was_due)
+            # A late occurrence is treated like one that was held back: by the misfire policy.
+            was_due = np.where(current.by_rule < moment.now, current.by_rule, NEVER)
+            times = np.maximum(current.by_rule, moment.now)
+            pending = PendingOccurrences(current.numbers, times, current.by_rule, was_due)
         self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
-        return of.since if kind == SKIP_NEXT else pending.times
+        return current.since if kind == SKIP_NEXT else pending.times
 
-    def next_rows(self, rows: pa.Table, subscription: int, now: int) -> pa.Table:
-        """Returns rows with the next occurrence of their messages, where theirs was done before a rebuild.
+    def without_done(self, rows: pa.Table, subscription: int, now: int) -> pa.Table:
+        """Replaces occurrences that were done before a rebuild by the next ones that were not.
 
         Args:
             rows: as MESSAGES.
@@ -216,16 +160,16 @@ class Occurrences:
             now: ms since the epoch.
 
         Returns:
-            MESSAGES; without rows of messages of which nothing is left.
+            as MESSAGES: the rows, without messages that have no such occurrence.
         """
         if not self._earlier or not has_occurrences(rows):
             return rows
         chosen = np.flatnonzero(are_recurring(rows))
-        of = _Rows(_taken(rows, chosen), np.full(len(chosen), 1 << subscription))
+        current = CurrentOccurrences(_take(rows, chosen), np.full(len(chosen), 1 << subscription))
         following: dict[int, Occurrence | None] = {}
-        for i in range(len(of)):
-            if int(of.numbers[i]) in self._earlier.done(of.message(i)):
-                following[int(chosen[i])] = self._first_not_done(of.one(i), now)
+        for i in range(len(current)):
+            if int(current.numbers[i]) in self._earlier.done(current.message(i)):
+                following[int(chosen[i])] = self._first_not_done(current.one(i), now)
         if not following:
             return rows
         columns = {name: rows[name].to_pylist() for name in ("occurrence", "deliver_at", "occurrence_at", "was_due")}
@@ -239,8 +183,8 @@ class Occurrences:
         is_left[[i for i, one in following.items() if one is None]] = False
         return where(changed, is_left)
 
-    def _first_not_done(self, row: _Row, now: int) -> Occurrence | None:
-        """Returns the first occurrence after a row's, which was done before a rebuild, that was not; None: none is."""
+    def _first_not_done(self, row: CurrentOccurrence, now: int) -> Occurrence | None:
+        """Returns the first occurrence after `row` that was not done before a rebuild; None: all were done."""
         done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
         found = self._next(row, row.number, *done[row.number].since(now), times)
         while found is not None and found.number in done:
@@ -248,38 +192,48 @@ class Occurrences:
         return found
 
     def rebuild(self, rows: pa.Table) -> None:
-        """Takes over the occurrences that were done before a rebuild: see `OCCURRENCES_DONE`."""
+        """Restores the state after a rebuild, from OCCURRENCES_DONE."""
         self._earlier.rebuild(rows)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         self._earlier.save()
 
-    def _are_passed_over(self, of: _Rows, now: int) -> BoolArray:
-        """Tells which occurrences are not handed out: bool, (rows,)."""
-        is_missed: BoolArray = of.recurrences.have_misfire(Misfire.SKIP) & (now - of.was_due > MISFIRE_GRACE_MILLIS)
-        for i in np.flatnonzero(self._have_done(of)).tolist():
-            is_missed[i] |= int(of.numbers[i]) in self._earlier.done(of.message(i))
-        return is_missed
+    def _are_skipped(self, current: CurrentOccurrences, now: int) -> BoolArray:
+        """Tells which occurrences are skipped, because they were missed or done before a rebuild: bool, (rows,)."""
+        is_late: BoolArray = now - current.was_due > MISFIRE_GRACE_MILLIS
+        is_skipped = current.recurrences.have_misfire(Misfire.SKIP) & is_late
+        for i in np.flatnonzero(self._have_done(current)).tolist():
+            is_skipped[i] |= int(current.numbers[i]) in self._earlier.done(current.message(i))
+        return is_skipped
 
-    def _have_done(self, of: _Rows) -> BoolArray:
-        """Tells of which messages occurrences were done, or rescheduled, before a rebuild: bool, (rows,)."""
+    def _have_done(self, current: CurrentOccurrences) -> BoolArray:
+        """Tells which messages have occurrences that were done, or rescheduled, before a rebuild: bool, (rows,)."""
         if not self._earlier:
-            return np.zeros(len(of), np.bool_)
-        return np.array([of.message(i) in self._earlier for i in range(len(of))], np.bool_)
+            return np.zeros(len(current), np.bool_)
+        return np.array([current.message(i) in self._earlier for i in range(len(current))], np.bool_)
 
-    def _next_times(self, of: _Rows, now: int) -> Int64Array:
-        """Returns when the next occurrences are: int64, (rows,), ms since the epoch, NEVER where there is none."""
-        # With all, too, nothing was missed before the message was published; its producer's clock may be ahead.
-        not_missed = np.where(of.recurrences.have_misfire(Misfire.ALL), np.minimum(of.recurrences.published, now), now)
-        return of.recurrences.following(of.numbers, np.maximum(of.since, not_missed))
+    def _next_times(self, current: CurrentOccurrences, now: int) -> Int64Array:
+        """Returns when the next occurrences are: int64, (rows,), ms since the epoch; NEVER: there is none."""
+        # Even with the policy `all` nothing is missed before the publish time; the producer's clock may be ahead.
+        recurrences = current.recurrences
+        not_missed = np.where(recurrences.have_misfire(Misfire.ALL), np.minimum(recurrences.published, now), now)
+        return recurrences.following(current.numbers, np.maximum(current.since, not_missed))
 
     def _following(
-        self, row: _Row, is_out: bool, now: int, cutoff: int, most: int
+        self, row: CurrentOccurrence, is_out: bool, now: int, cutoff: int, most: int
     ) -> tuple[list[Occurrence], Occurrence | None]:
-        """Returns the occurrences that follow a row's and are due, and then the one that is pending; None: none is."""
+        """Returns the following occurrences that are due, and the one that is pending after them; None: none is.
+
+        Args:
+            row: the current occurrence.
+            is_out: whether it is handed out, not skipped.
+            now: ms since the epoch.
+            cutoff: ms since the epoch.
+            most: how many following occurrences may be handed out.
+        """
         due: list[Occurrence] = []
-        # One that was missed and is passed over gives its number to the next.
+        # A missed occurrence that is skipped passes its number to the next one.
         done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
         number = row.number if is_out or row.number in done else row.number - 1
         since, then = done[number].since(now) if number in done else (row.since, now)
@@ -296,7 +250,7 @@ class Occurrences:
             if found.due > cutoff:
                 break
             elif len(due) >= most:
-                # Not to be taken for one that has been handed out, its time is put off to the next tick's.
+                # It is put off beyond the cutoff, because what is due by the cutoff counts as handed out.
                 at = found.due if found.at is None else found.at
                 found = Occurrence(found.number, cutoff + 1, at, found.due)
                 break
@@ -306,13 +260,18 @@ class Occurrences:
             self._earlier.forget(row.message, found.number if found is not None else number + 1)
         return due, found
 
-    def _next(self, row: _Row, number: int, since: int, now: int, times: Mapping[int, int]) -> Occurrence | None:
-        """Returns what follows an occurrence.
+    def _next(
+        self, row: CurrentOccurrence, number: int, since: int, now: int, times: Mapping[int, int]
+    ) -> Occurrence | None:
+        """Returns the occurrence that follows another one; None: there is none.
 
         Args:
-            since: what follows is later than this, ms since the epoch.
-            now: when the occurrence went out, ms since the epoch: what was missed by then is left out, but for `all`.
-            times: of those that were rescheduled, ms since the epoch.
+            row: an occurrence of the message.
+            number: of the other one.
+            since: the following occurrence is later than this, ms since the epoch.
+            now: when the other one went out, ms since the epoch. Occurrences missed by then are left out, except with
+                the policy `all`.
+            times: by number: when rescheduled occurrences are due, ms since the epoch.
         """
         due = times.get(number + 1)
         if row.rule.misfire is Misfire.ALL:
@@ -333,23 +292,24 @@ class Occurrences:
         is_replaced: BoolArray,
         moment: Moment,
     ) -> None:
-        """Gives messages the row of their pending occurrence, for each subscription to which they went.
+        """Gives messages a new row, that of their pending occurrence, for each subscription to which they went.
 
         Args:
             rows: as MESSAGES.
-            masks: int64, (rows,): those subscriptions, as bits.
+            masks: int64, (rows,): these subscriptions, as bits.
             chosen: int64, (n,): the indexes of the messages' rows.
-            pending: of the n messages.
-            is_replaced: bool, (n,): the row is not handed out.
+            pending: the pending occurrences of the n messages.
+            is_replaced: bool, (n,): the old row is not handed out.
+            moment: of this tick.
         """
-        # A row that goes out and has no successor needs no other one in its place.
+        # A row that is handed out and has no successor needs no new row.
         moves_on = (pending.times != NEVER) | is_replaced
-        for subscription in range(int(masks[chosen].max(initial=0)).bit_length()):
+        for subscription in numbers_in(masks[chosen]):
             at = np.flatnonzero((masks[chosen] >> subscription & 1 > 0) & moves_on)
             if len(at):
                 sequence = self._operations.next_sequence(moment)
-                of = _taken(rows, chosen[at])
-                self._replace(of, subscription, pending.take(at), is_replaced[at], sequence, moment)
+                of_subscription = _take(rows, chosen[at])
+                self._replace(of_subscription, subscription, pending.take(at), is_replaced[at], sequence, moment)
 
     def _replace(
         self,
@@ -360,10 +320,15 @@ class Occurrences:
         sequence: int,
         moment: Moment,
     ) -> None:
-        """Puts the pending occurrences in the place of rows.
+        """Replaces rows by those of pending occurrences.
 
         Args:
-            is_replaced: bool, (rows,): the row is not handed out: the tables have to tell that it is not pending.
+            rows: as MESSAGES.
+            subscription: its number.
+            pending: the pending occurrences, (rows,).
+            is_replaced: bool, (rows,): the old row is not handed out, so the tables have to say that it is not pending.
+            sequence: of the moves.
+            moment: of this tick.
         """
         has_next = pending.times != NEVER
         times = np.where(has_next, pending.times, moment.released)
@@ -373,31 +338,39 @@ class Occurrences:
         self._operations.move_on(rows, subscription, times, numbers, by_rule, was_due, has_next, is_replaced, sequence)
 
 
-def _misfires(of: _Rows, following: Int64Array, is_passed_over: BoolArray, now: int, masks: Int64Array) -> int:
-    """Returns how many messages leave out what was missed, counted for each of their subscriptions.
+def _misfires(
+    current: CurrentOccurrences, following: Int64Array, is_skipped: BoolArray, now: int, masks: Int64Array
+) -> int:
+    """Returns how many messages leave missed occurrences out, counted for each of their subscriptions.
 
     Args:
+        current: the current occurrences, (rows,).
         following: int64, (rows,), ms since the epoch: when the next occurrences are.
-        is_passed_over: bool, (rows,): the occurrence is not handed out.
+        is_skipped: bool, (rows,): the occurrence is not handed out.
+        now: ms since the epoch.
         masks: int64, (rows,): the subscriptions, as bits.
     """
-    has_misfired = is_passed_over.copy()
-    if (of.since < now).any():
-        missed = of.recurrences.following(of.numbers, of.since)
+    has_misfired = is_skipped.copy()
+    if (current.since < now).any():
+        missed = current.recurrences.following(current.numbers, current.since)
         has_misfired |= (missed != NEVER) & (missed <= now) & (following > missed)
     return sum(mask.bit_count() for mask in masks[has_misfired].tolist())
 
 
-def _taken(rows: pa.Table, index: Int64Array) -> pa.Table:
-    """Takes rows by their ascending indexes: all of them without copying what they have."""
+def _take(rows: pa.Table, index: Int64Array) -> pa.Table:
+    """Takes rows by ascending indexes; if these are all rows, they are not copied."""
     return rows if len(index) == rows.num_rows else rows.take(pa.array(index))
 
 
 def _each_subscription(rows: pa.Table, masks: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Repeats recurring messages for each subscription, for what has been done is each one's own.
+    """Repeats recurring messages for each subscription, because each has its own occurrences that were done.
+
+    Args:
+        rows: as MESSAGES.
+        masks: int64, (rows,): the subscriptions, as bits.
 
     Returns:
-        the indexes of rows, and the mask of each: int64, (n,).
+        the indexes of rows, and the mask of each repetition, int64, (n,) each.
     """
     recurs = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
     bits = [

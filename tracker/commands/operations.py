@@ -1,4 +1,4 @@
-"""Rows of the delayed index by which commands take effect, and the sequences that order them."""
+"""Collects the rows that commands and moves add to the delayed index, and gives the sequences that order them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SequencesExhaustedError(DelayLakeError):
 
 
 class Operations:
-    """Collects the rows that commands add to the delayed index, and gives the sequences that order them.
+    """Collects the rows that commands and moves add to the delayed index, and gives the sequences that order them.
 
     Rows of type CANCEL, RESTORE and MOVE are kept until they are sealed; rows of moved messages go to the tracker in
     the same tick.
@@ -46,10 +46,10 @@ class Operations:
 
     Args:
         store: where the rows that wait to be sealed are kept.
-        counts: the property of that name when the store was last saved.
-        moved: the last move of each message.
-        subscriptions: those of each source topic.
-        remembered_millis: how long a move is remembered beyond the last time of its message, ms.
+        counts: the property `counts`, which the caller saves.
+        moved: has the last move of each message.
+        subscriptions: the subscriptions of each source topic.
+        remembered_millis: how long a move is remembered after the last time of its message, ms.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Operations:
 
         Args:
             operation: CANCEL, RESTORE or MOVE.
-            rows: with the other columns of CANCEL_ROWS; sequence, deliver_at and attempt may be missing.
-            sequence: of all rows, or int64, (rows,).
+            rows: with the columns of CANCEL_ROWS except operation, sequence and deliver_at; attempt is optional.
+            sequence: of all rows; or int64, (rows,).
             deliver_at: int64, (rows,), ms since the epoch.
         """
         n = rows.num_rows
@@ -101,9 +101,9 @@ class Operations:
             rows: as MESSAGES, the rows that the messages have.
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the new rows are due.
-            sequence: of all moves, or int64, (rows,).
+            sequence: of all moves; or int64, (rows,).
             was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
-            shaped_from: the same; None: null, for what shaping has done before does not count any more.
+            shaped_from: likewise. None, null, ends the effect of earlier shaping.
         """
         self.moves.append(self.moved(rows, subscription, times, sequence, was_due, shaped_from))
 
@@ -122,9 +122,9 @@ class Operations:
             rows: as MESSAGES, the rows that the messages have.
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the new rows are due.
-            sequence: of all moves, or int64, (rows,).
+            sequence: of all moves; or int64, (rows,).
             was_due: the new rows' column of that name, int64, (rows,), ms since the epoch; None: null.
-            shaped_from: the same; None: null.
+            shaped_from: likewise.
 
         Returns:
             the new rows, as MESSAGES, (rows,), in the order of `rows`.
@@ -149,7 +149,7 @@ class Operations:
             moved = with_columns(
                 moved, occurrence_at=pc.if_else(pc.is_valid(rows["occurrence"]), by_rule, rows["occurrence_at"])
             )
-        # The MOVE row tells which of the two counts, so it stays until both are past.
+        # The MOVE row says which of the two rows counts, so it is kept until both are past.
         self.add("MOVE", moved, sequence, np.maximum(times, int64(rows, "deliver_at")))
         return moved
 
@@ -165,17 +165,17 @@ class Operations:
         is_replaced: BoolArray,
         sequence: int,
     ) -> None:
-        """Puts another occurrence of recurring messages in the place of one; `take_moves` returns the new rows.
+        """Replaces the pending occurrences of recurring messages by their next ones; `take_moves` returns the new rows.
 
         Args:
-            rows: as MESSAGES, the rows of the occurrences until now.
+            rows: as MESSAGES: the rows of the occurrences pending so far.
             subscription: its number.
             times: int64, (rows,), ms since the epoch: when the next occurrences are due.
-            numbers: int64, (rows,): theirs.
-            by_rule: int64, (rows,), ms since the epoch: when they are due by their rule; null: then.
-            was_due: int64, (rows,), ms since the epoch: when they were due, where they are late; null: they are not.
+            numbers: int64, (rows,): numbers of the next occurrences.
+            by_rule: int64, (rows,), ms since the epoch: when they are due by their rule; null: at `times`.
+            was_due: int64, (rows,), ms since the epoch: when late ones were due; null: not late.
             has_next: bool, (rows,): there is a next occurrence.
-            is_replaced: bool, (rows,): the occurrence until now is not handed out, which the delayed index has to tell.
+            is_replaced: bool, (rows,): the occurrence pending so far is not handed out. The delayed index gets a MOVE.
             sequence: of the moves.
         """
         position, n = message_ids(rows), rows.num_rows
@@ -209,7 +209,7 @@ class Operations:
         return self._cancels.take_all()
 
     def next_sequences(self, moment: Moment, steps: Int64Array) -> Int64Array:
-        """Returns the next sequence plus each of the steps; later sequences come after the highest of them.
+        """Returns the next sequence plus each step. The sequences of later calls are higher than all of these.
 
         Args:
             moment: of this tick.
@@ -225,7 +225,7 @@ class Operations:
         sequences: Int64Array = first + steps
         last = int(sequences.max(initial=first))
         if last >> SEQUENCE_BITS > moment.tick:
-            # One more would be a sequence of the next tick, and win over what happens then.
+            # A further one would be a sequence of the next tick, and override the commands of that tick.
             raise SequencesExhaustedError(
                 f"more than {1 << SEQUENCE_BITS:,} commands and moves in tick {moment.tick} of a shard"
             )
@@ -233,10 +233,10 @@ class Operations:
         return sequences
 
     def next_sequence(self, moment: Moment) -> int:
-        """Returns the next sequence of this shard, higher than all before (see SEQUENCE_BITS).
+        """Returns the next sequence of this shard, higher than all earlier ones (see SEQUENCE_BITS).
 
         Raises:
-            SequencesExhaustedError: the tick has had all its sequences.
+            SequencesExhaustedError: the tick has no sequences left.
         """
         return int(self.next_sequences(moment, np.zeros(1, np.int64))[0])
 

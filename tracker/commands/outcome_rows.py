@@ -15,21 +15,21 @@ from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
-# Issuer of outcomes that no command caused, and the request id of what a schedule key supersedes.
+# The issuer of outcomes that no command caused, and the request id of outcomes of superseded messages.
 ISSUED_BY = "delaylake"
 SUPERSEDED_ID = "superseded"
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Commands, and the known messages that each names: `command` and `row` are indexes, a pair each."""
+    """Pairs of a command and a known message that it names."""
 
-    commands: pa.Table
-    command: Int64Array
-    known: pa.Table
-    row: Int64Array
-    is_released: BoolArray  # of each known message
-    payload_rows: pa.Table
+    commands: pa.Table  # as COMMAND_ROWS
+    command: Int64Array  # (pairs,): index of the command
+    known: pa.Table  # as KNOWN
+    row: Int64Array  # (pairs,): index of the known message
+    is_released: BoolArray  # (known,): the message has been handed out, assuming that it was not moved
+    payload_rows: pa.Table  # as MESSAGES: rows of the messages that commands move or restore
 
 
 def outcomes_of(
@@ -42,26 +42,25 @@ def outcomes_of(
     starts: BoolArray,
     subscription: int | str,
 ) -> pa.Table:
-    """Builds an outcome for each chosen pair, or one for all pairs of an entry that get one result.
+    """Builds an outcome for each chosen pair, or one for all pairs of an entry that share one result.
 
     Args:
-        subscriptions: those of each source topic.
+        subscriptions: the subscriptions of each source topic.
         pairs: of commands and messages.
-        chosen: int64, (n,): indexes of pairs, those of one command adjacent.
+        chosen: int64, (n,): indexes of pairs; those of one command are adjacent.
         result: int64, (n,): numbers of the enum Result.
         reason: n reasons, one line each, or empty.
-        is_shared: bool, (n,): the pair shares one result with its entry; the entry's result is that of the command's
-            first pair.
+        is_shared: bool, (n,): the pair shares one result with its entry: that of the command's first pair.
         starts: bool, (n,): the pair is the first of its command.
         subscription: its number, or ALSO_LATER.
 
     Returns:
-        OUTCOME_ROWS without deliver_at and sequence; batch_index is -1 where a row is for a whole entry.
+        as OUTCOME_ROWS; deliver_at and sequence are null, batch_index is -1 where a row is for a whole entry.
     """
     answered = np.flatnonzero(starts | ~is_shared)
     of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
     of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
-    # A client counts an entry that it named whole as one: its messages are not summed up where their results differ.
+    # A client counts an entry that it named whole as one: so outcomes of its single messages are not summed up.
     is_named = is_shared[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
     values = {
         **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "body")},
@@ -79,13 +78,13 @@ def outcomes_of(
 
 
 def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
-    """Builds an outcome for each command and subscription, without deliver_at and sequence.
+    """Builds an outcome for each command and subscription; deliver_at and sequence are null.
 
     Args:
-        subscriptions: those of each source topic.
+        subscriptions: the subscriptions of each source topic.
         commands: as COMMAND_ROWS.
-        result: a number of the enum Result; None: the columns `result` and `reason` of each command.
-        reason: one line, with a result.
+        result: a number of the enum Result; None: take `result` and `reason` from the commands.
+        reason: one line; only with a result.
     """
     if not commands.num_rows:
         return empty_table(OUTCOME_ROWS)
@@ -103,14 +102,14 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
 def superseded(
     rows: pa.Table, names: pa.Array, yields_to: pa.Array, since: pa.Array, sequence: int, now: int
 ) -> pa.Table:
-    """Builds the outcomes of messages that another one with their schedule key supersedes.
+    """Builds the outcomes of superseded messages, as OUTCOME_ROWS.
 
     Args:
         rows: as KNOWN.
-        names: strings, (rows,): the subscription.
-        yields_to: strings, (rows,): the position of the other message.
+        names: strings, (rows,): names of the subscriptions.
+        yields_to: strings, (rows,): the position of the message that supersedes each.
         since: int64, (rows,), ms since the epoch: when the first message of the key was published.
-        sequence: as of a command.
+        sequence: of all outcomes.
         now: ms since the epoch.
     """
     n = rows.num_rows
@@ -138,12 +137,12 @@ def out_of_batch(
     size: Int64Array,
     is_named: BoolArray,
 ) -> list[pa.Table]:
-    """Builds INVALID outcomes for commands that name a batch index which their known entry does not have.
+    """Builds INVALID outcomes, as OUTCOME_ROWS, for commands whose known entry lacks the batch index that they name.
 
     Args:
-        subscriptions: those of each source topic.
+        subscriptions: the subscriptions of each source topic.
         commands: as COMMAND_ROWS.
-        command: int64, (pairs,): the index of a command; paired with each known message of its entry.
+        command: int64, (pairs,): the index of a command, for each known message of its entry.
         size: int64, (pairs,): the number of messages in the entry.
         is_named: bool, (pairs,): the command names the message.
     """

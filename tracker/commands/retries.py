@@ -1,4 +1,4 @@
-"""Retries: messages that were handed out, and are delivered once more because a consumer failed on them."""
+"""Retries: messages on which a consumer failed are delivered once more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.backoff import Backoff
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
@@ -25,15 +26,15 @@ from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
-# The operations of the outcomes of messages that were sent back for a retry, and of dead letters that were re-driven.
+# Operations in outcomes: of messages that were sent back for a retry, and of dead letters that were re-driven.
 SENT_BACK = "SENT_BACK"
 REDRIVE = "REDRIVE"
 
-_REDRIVE_ID = "redrive-"  # begins the request id of these outcomes, which so is no command's
+_REDRIVE_ID = "redrive-"  # prefix of the request id in REDRIVE outcomes, so that it is not that of a command
 _DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
-# The clocks of the machines that send and that read may differ by this. A message that is due later than that from now
-# can have reached no consumer, although it may be handed out.
+# The largest difference of the clocks of the sending and the reading machine. A message that is due later than this
+# from now has reached no consumer yet, even if it has been handed out.
 CLOCKS_MILLIS = 1_000
 
 
@@ -45,19 +46,19 @@ def retry_rows(
     subscription: int,
     now: int,
 ) -> tuple[pa.Table, Int64Array]:
-    """Numbers retries of messages for a subscription, and decides when they go out.
+    """Numbers retries of messages for a subscription, and decides when they are due.
 
     Args:
-        rows: as MESSAGES, the row of each message's last attempt.
-        commands: as COMMAND_ROWS, (rows,): the command for each.
-        last_due: int64, (rows,), ms since the epoch: when the message was due last, as far as it is known.
-        subscriptions: those of each source topic.
+        rows: as MESSAGES: the row of each message's last attempt.
+        commands: as COMMAND_ROWS, (rows,): the command for each message.
+        last_due: int64, (rows,), ms since the epoch: when the message was due last; 0: not known.
+        subscriptions: the subscriptions of each source topic.
         subscription: its number.
         now: ms since the epoch.
 
     Returns:
         the rows with `attempt` and `retry_reasons` of the retries; and when these are due, int64, (rows,), ms since the
-        epoch: later than before.
+        epoch: later than the message was due before.
     """
     given, after, fixed = (commands[name].to_pylist() for name in ("attempt", "after_millis", "deliver_at"))
     attempts, times, reasons = [], [], []
@@ -65,32 +66,35 @@ def retry_rows(
     columns = [rows[name].to_pylist() for name in ("topic", "ledger_id", "entry_id", "batch_index", "retry_reasons")]
     before = attempts_of(rows).tolist()
     for i, (topic, ledger, entry, batch_index, so_far) in enumerate(zip(*columns, strict=True)):
-        backoff = subscriptions.backoff(topic, subscription)
         attempt = given[i] or before[i] + 1
-        if attempt > backoff.attempts:
-            wait = 0
-        else:
-            wait = after[i] or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {names[i]}")
+        message = f"{ledger}:{entry}:{max(batch_index, 0)} {names[i]}"
+        wait = _wait_millis(subscriptions.backoff(topic, subscription), attempt, message, after[i])
         attempts.append(attempt)
         times.append(min(fixed[i] or now + wait, MAX_TIME_MILLIS - 1))
         reasons.append(with_reason(so_far, commands["reason"][i].as_py() or ""))
     retried = with_columns(rows, attempt=pa.array(attempts, pa.int32()), retry_reasons=pa.array(reasons, pa.string()))
-    # Views and listings tell by the time which of a message's rows was delivered.
+    # The times differ, because views and listings recognise by its time which row of a message was delivered.
     due = int64(rows, "deliver_at")
     least = np.maximum(last_due, np.where(due <= MAX_TIME_MILLIS, due, 0)) + 1
     return retried, np.maximum(np.array(times, np.int64), least)
 
 
+def _wait_millis(backoff: Backoff, attempt: int, message: str, asked_millis: int | None) -> int:
+    """Returns how long a retry waits, ms: as long as it was asked to, else by the backoff; a dead letter not at all."""
+    return 0 if attempt > backoff.attempts else asked_millis or backoff.wait_millis(attempt, message)
+
+
 @dataclass(frozen=True)
 class SentBackMessages:
-    """New messages with their decided times, some of which were sent back for a retry, or re-driven.
+    """A tick's messages, after the decisions about those that were sent back for a retry, or re-driven.
 
     Attributes:
-        messages: as MESSAGES: those that were sent back have the time of their retry, or a reason to reject them. What
-            is re-driven has no attempt any more.
-        commands: as COMMAND_ROWS: they are for one subscription, so these skip them for all others, later ones too.
+        messages: as MESSAGES. Those that were sent back have the time of their retry, or a reason to reject them. Those
+            that were re-driven have no attempt any more.
+        commands: as COMMAND_ROWS: a message that was sent back is for one subscription, so these commands skip it for
+            all others, later ones included.
         outcomes: as OUTCOME_ROWS: one for each message that was sent back and not rejected, in the order of `messages`.
-        row: int64, (outcomes,): the index of its message.
+        row: int64, (outcomes,): the index of the message of each outcome.
     """
 
     messages: pa.Table
@@ -100,11 +104,11 @@ class SentBackMessages:
 
 
 def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -> SentBackMessages:
-    """Decides when messages that were sent back are due, and for whom.
+    """Decides when messages that were sent back are due, and for which subscription.
 
     Args:
-        messages: as MESSAGES, new ones; those with an attempt, which may be 0, were sent back.
-        subscriptions: those of each source topic.
+        messages: as MESSAGES: those that came in. The ones with an attempt, which may be 0, were sent back.
+        subscriptions: the subscriptions of each source topic.
         now: ms since the epoch.
     """
     none = SentBackMessages(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), np.zeros(0, np.int64))
@@ -123,14 +127,13 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
         given = dict(properties)
         name, known = given[RETRY_SUBSCRIPTION], list(subscriptions.names.get(topic, ()))
         number = known.index(name) if name in known else -1
-        if number < 0 or not subscriptions.wanted(topic) >> number & 1:
+        if number < 0 or not subscriptions.active(topic) >> number & 1:
             reasons[i] = f"{RETRY_SUBSCRIPTION}: the topic has no subscription {name[:100]!r}"
             continue
         wait = 0
         if attempt:
-            backoff = subscriptions.backoff(topic, number)
-            wait = wait_millis(given) or backoff.wait_millis(attempt, f"{ledger}:{entry}:{max(batch_index, 0)} {name}")
-            wait = 0 if attempt > backoff.attempts else wait
+            message = f"{ledger}:{entry}:{max(batch_index, 0)} {name}"
+            wait = _wait_millis(subscriptions.backoff(topic, number), attempt, message, wait_millis(given))
         times[i] = min(now + wait, MAX_TIME_MILLIS - 1)
         others[i] = ~(1 << number)
         details.append(_outcome_details(given, attempt))
@@ -180,7 +183,7 @@ def _skips(messages: pa.Table, masks: Int64Array, subscriptions: Subscriptions) 
         "request_id": pa.repeat(RETRY_OF, n),
         "kind": pa.repeat(SKIP, n),
         "operation": pa.repeat(SKIP.upper(), n),
-        "subscriptions": pa.array(masks & by_topic(messages, subscriptions.wanted)),
+        "subscriptions": pa.array(masks & by_topic(messages, subscriptions.active)),
         "deliver_at": pa.repeat(0, n),
         "issued_by": pa.repeat(ISSUED_BY, n),
         "issued_at": messages["publish_time"],

@@ -1,1 +1,1 @@
-"""Schedule keys: of the messages with the same key one is delivered."""
+"""Schedule keys: one of a topic's messages with the same key waits, and supersedes the others."""

@@ -1,6 +1,7 @@
-"""Schedule keys whose messages are in the delayed index alone: of each some bits of its hash, and about when it is due.
+"""Cold schedule keys: only the delayed index has their messages.
 
-A hit must be looked up in the delayed index: there are a few false positives.
+The state has a fingerprint of each cold key, and about when its message is due. A hit has to be looked up in the
+delayed index, because there are a few false positives.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ import numpy.typing as npt
 
 from tracker.messages import BoolArray, Int64Array
 
-# Of a key's hash these bits are known, those included that say which bucket of the map it is in.
-PRINT_BITS = 38
+# A fingerprint is this many low bits of a key's hash. The lowest of them are the number of the key's bucket.
+FINGERPRINT_BITS = 38
 
-# Keys whose messages are due in the same such time, ms, are a group: what is read of the index for a key.
+# Keys whose messages are due in the same span of this length, ms, are a group. A lookup reads a group's time range.
 GROUP_MILLIS = 1 << 19
 
-# How many there are, bits that the bucket's number says, bits that are counted, bytes of the others and of the groups,
-# and the first group.
+# The number of keys; how many low bits the bucket's number has; how many high bits are stored as counts; bytes of the
+# other bits, and of a group; the first group.
 _HEADER = struct.Struct("<IBBBBq")
-_COUNTED_FROM = 256
+_COUNTED_FROM = 256  # keys: fewer have no counts
 
 _Time = TypeVar("_Time", int, Int64Array)
 
 
 def group_of(time: _Time) -> _Time:
-    """Returns the group of a message that is due at a time, ms since the epoch; or of each, int64, (n,)."""
+    """Returns the group of a message that is due at a time, ms since the epoch; or of n messages, int64, (n,)."""
     return time // GROUP_MILLIS
 
 
@@ -38,80 +39,80 @@ def times_of(groups: tuple[int, int]) -> tuple[int, int]:
 
 
 class ColdKeys:
-    """The cold keys of a bucket of the map: for each a print, the low PRINT_BITS of its hash, and its group.
+    """The cold keys of a bucket: the fingerprint and the group of each.
 
-    Sorted prints are packed without the bits that the bucket's number says, and with a count for each value of up to
-    eight of the highest bits instead of these.
+    Fingerprints are packed in order, without the low bits, which the bucket's number has. Up to eight of the highest
+    bits are left out, too: instead there is a count of the fingerprints for each value of these bits.
 
     Args:
         data: as `pack` returns it; empty: no keys. It is unpacked when it is needed.
-        number: the bucket's.
+        number: the bucket's number.
     """
 
     def __init__(self, data: bytes = b"", number: int = 0) -> None:
         self._data, self._number = data, number
         self._n = _HEADER.unpack_from(data)[0] if data else 0
-        self._prints = self._groups = np.zeros(0, np.int64)
+        self._fingerprints = self._groups = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         """The number of keys."""
         return self._n
 
-    def groups_of(self, print_: int) -> list[int]:
-        """Returns the groups that a key with a print may be in."""
+    def groups_of(self, fingerprint: int) -> list[int]:
+        """Returns the groups of all keys with a fingerprint; ascending."""
         if not self._n:
             return []
-        prints, groups = self._columns()
-        found: list[int] = np.unique(groups[prints == print_]).tolist()
+        fingerprints, groups = self._columns()
+        found: list[int] = np.unique(groups[fingerprints == fingerprint]).tolist()
         return found
 
-    def add(self, prints: Int64Array, groups: Int64Array) -> None:
+    def add(self, fingerprints: Int64Array, groups: Int64Array) -> None:
         """Adds keys.
 
         Args:
-            prints: int64, (n,): the low PRINT_BITS of their hashes.
-            groups: int64, (n,): the groups of their messages, as `group_of` returns them.
+            fingerprints: int64, (n,).
+            groups: int64, (n,), as `group_of` returns them.
         """
         old = self._columns()
-        self._set(np.append(old[0], prints), np.append(old[1], groups))
+        self._set(np.append(old[0], fingerprints), np.append(old[1], groups))
 
-    def remove(self, print_: int, group: int) -> None:
-        """Removes one key of a print and group, which is here."""
-        prints, groups = self._columns()
-        at = np.flatnonzero((prints == print_) & (groups == group))[0]
-        self._set(np.delete(prints, at), np.delete(groups, at))
+    def remove(self, fingerprint: int, group: int) -> None:
+        """Removes one key with a fingerprint and a group. There has to be one."""
+        fingerprints, groups = self._columns()
+        at = np.flatnonzero((fingerprints == fingerprint) & (groups == group))[0]
+        self._set(np.delete(fingerprints, at), np.delete(groups, at))
 
     def drop_before(self, group: int) -> int:
-        """Removes the keys of all groups before one, and returns how many there were."""
-        prints, groups = self._columns()
+        """Removes the keys of all groups before a group, and returns how many there were."""
+        fingerprints, groups = self._columns()
         stays = groups >= group
         n = self._n - int(stays.sum())
         if n:
-            self._set(prints[stays], groups[stays])
+            self._set(fingerprints[stays], groups[stays])
         return n
 
     def split(self, bit: int) -> ColdKeys:
         """Removes the keys whose hash has a bit set, and returns them."""
         other = ColdKeys()
         if self._n:
-            prints, groups = self._columns()
-            goes: BoolArray = prints >> bit & 1 > 0
-            other._set(prints[goes], groups[goes])
-            self._set(prints[~goes], groups[~goes])
+            fingerprints, groups = self._columns()
+            goes: BoolArray = fingerprints >> bit & 1 > 0
+            other._set(fingerprints[goes], groups[goes])
+            self._set(fingerprints[~goes], groups[~goes])
         return other
 
     def pack(self, level: int) -> bytes:
         """Returns the keys as bytes.
 
         Args:
-            level: how many low bits of their hashes the bucket's number says.
+            level: how many low bits of the fingerprints are those of the bucket's number.
         """
         if self._data or not self._n:
             return self._data
-        bits = PRINT_BITS - level
+        bits = FINGERPRINT_BITS - level
         counted = (bits - 1) % 8 + 1 if _COUNTED_FROM <= self._n < 1 << 16 else 0
-        order = np.argsort(self._prints)
-        rest, groups = self._prints[order] >> level, self._groups[order]
+        order = np.argsort(self._fingerprints)
+        rest, groups = self._fingerprints[order] >> level, self._groups[order]
         least = int(groups.min())
         widths = -(-(bits - counted) // 8), (int(groups.max() - least).bit_length() + 7) // 8
         counts = np.bincount(rest >> bits - counted, minlength=1 << counted) if counted else np.zeros(0)
@@ -132,16 +133,16 @@ class ColdKeys:
             rest = _wide(values[at : at + n * widths[0]], n)
             if counted:
                 counts = values[_HEADER.size : at].view("<u2")
-                rest |= np.repeat(np.arange(1 << counted), counts) << PRINT_BITS - level - counted
-            self._prints = rest << level | self._number & (1 << level) - 1
+                rest |= np.repeat(np.arange(1 << counted), counts) << FINGERPRINT_BITS - level - counted
+            self._fingerprints = rest << level | self._number & (1 << level) - 1
             self._groups = _wide(values[at + n * widths[0] :], n) + least
             self._data = b""
-            # Unpacked once, it is packed anew where the bucket is written.
-        return self._prints, self._groups
+            # `pack` packs them again if the bucket is written.
+        return self._fingerprints, self._groups
 
-    def _set(self, prints: Int64Array, groups: Int64Array) -> None:
+    def _set(self, fingerprints: Int64Array, groups: Int64Array) -> None:
         self._data = b""
-        self._prints, self._groups, self._n = prints, groups, len(prints)
+        self._fingerprints, self._groups, self._n = fingerprints, groups, len(fingerprints)
 
 
 def _narrow(values: Int64Array, width: int) -> bytes:
@@ -150,7 +151,7 @@ def _narrow(values: Int64Array, width: int) -> bytes:
 
 
 def _wide(data: npt.NDArray[np.uint8], n: int) -> Int64Array:
-    """Returns the n numbers of which `_narrow` has made bytes, int64, (n,)."""
+    """Returns the n numbers that `_narrow` has packed, int64, (n,)."""
     wide = np.zeros((n, 8), np.uint8)
     if len(data):
         wide[:, : len(data) // n] = data.reshape(n, -1)

@@ -1,4 +1,4 @@
-"""How the messages of schedule keys stand: which wait, and how one is superseded."""
+"""The delivery state of messages with a schedule key: which ones wait; and cancelling those that are superseded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.commands.control import Control
+from tracker.commands.delivery_state import delivery_state
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.moment import Moment, are_released
 from tracker.commands.outcome_rows import superseded
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.commands.standing import standing
 from tracker.messages import BoolArray, concat, int64, message_ids, where
-from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic
+from tracker.subscriptions import ALSO_LATER, Subscriptions, by_topic, numbers_in
 
 
 class KeyedMessages:
-    """Tells how messages with a schedule key stand, and cancels those that are superseded.
+    """Tells which messages with a schedule key wait, and cancels those that are superseded.
 
     Args:
-        control: has what commands have done to messages.
-        subscriptions: those of each source topic.
+        control: knows which messages commands have cancelled and moved.
+        subscriptions: the subscriptions of each source topic.
     """
 
     def __init__(self, control: Control, subscriptions: Subscriptions) -> None:
@@ -32,17 +32,17 @@ class KeyedMessages:
     def supersede(
         self, rows: pa.Table, yields_to: pa.Array, since: pa.Array, is_new: BoolArray, moment: Moment
     ) -> pa.Table:
-        """Cancels messages that another one with their schedule key supersedes, for all subscriptions they wait for.
+        """Cancels superseded messages, for all subscriptions for which they wait.
 
         Args:
             rows: as KNOWN, distinct messages.
-            yields_to: strings, (rows,): the position of the other message.
+            yields_to: strings, (rows,): the position of the message of the same key that supersedes each.
             since: int64, (rows,), ms since the epoch: when the first message of the key was published.
-            is_new: bool, (rows,): the message came in only in this tick: neither the tracker nor a table gets its row.
+            is_new: bool, (rows,): the message came in in this tick. Its row goes neither to the tracker nor to a table.
             moment: of this tick.
 
         Returns:
-            OUTCOME_ROWS, also for subscriptions that are added later.
+            as OUTCOME_ROWS, also for subscriptions that are added later.
 
         Raises:
             SequencesExhaustedError: the tick has more commands and moves than there are sequences.
@@ -50,13 +50,13 @@ class KeyedMessages:
         is_released = are_released(rows, is_new, moment)
         kept = where(rows, ~is_new)
         wanted = self._remaining.mask_with_removed(kept) != 0
-        masks = by_topic(rows, self._subscriptions.known)
+        masks = by_topic(rows, self._subscriptions.all_of)
         is_cancelled = np.zeros(rows.num_rows, np.bool_)
         outcomes = []
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
+        for subscription in numbers_in(masks):
             chosen = np.flatnonzero(masks >> subscription & 1)
             of_chosen = rows.take(pa.array(chosen))
-            cancelled, is_late, moves, moved_to = standing(
+            cancelled, is_late, moves, moved_to = delivery_state(
                 self._remaining, subscription, of_chosen, is_released[chosen], moment
             )
             is_retry = self._remaining.moved.are_retries(subscription, *message_ids(of_chosen))
@@ -74,7 +74,7 @@ class KeyedMessages:
             outcomes.append(superseded(done, names, yields_to.take(at), since.take(at), sequence, moment.now))
             is_kept = ~is_new[chosen]
             self._operations.add("CANCEL", where(outcomes[-1], is_kept), sequence, until[is_kept])
-        # A subscription that is added later gets what waits in the delayed index, but for these.
+        # A subscription that is added later gets the messages that wait in the delayed index, except these.
         later = np.flatnonzero(is_cancelled & ~is_new)
         if len(later):
             at, names = pa.array(later), pa.repeat(ALSO_LATER, len(later))
@@ -86,25 +86,26 @@ class KeyedMessages:
         return concat(outcomes, OUTCOME_ROWS)
 
     def are_waiting(self, rows: pa.Table, moment: Moment) -> tuple[BoolArray, BoolArray, BoolArray]:
-        """Tells which messages of earlier ticks wait for a subscription.
+        """Tells which messages of earlier ticks wait.
 
         Args:
             rows: as KNOWN.
             moment: of this tick.
 
         Returns:
-            three masks, bool, (rows,): which wait for any subscription; which for one for which their time has not
-            come, so that they are not held back, while none has had them; and of which the time has come for all, also
-            where they are cancelled.
+            three masks, bool, (rows,):
+            1. The message waits for at least one subscription.
+            2. It waits for its time (is not held back) for at least one subscription, and none has got it yet.
+            3. Its time has come for all subscriptions, whether it is cancelled or not.
         """
         is_released = _are_released_before(rows, moment)
-        masks = by_topic(rows, self._subscriptions.known)
+        masks = by_topic(rows, self._subscriptions.all_of)
         wanted = self._remaining.without_removed(rows, masks)
         waits, waits_for_time, has_been_had, is_past = np.zeros((4, rows.num_rows), np.bool_)
         is_past[:] = True
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
+        for subscription in numbers_in(masks):
             is_of = masks >> subscription & 1 > 0
-            cancelled, is_late, _, moved_to = standing(self._remaining, subscription, rows, is_released, moment)
+            cancelled, is_late, _, moved_to = delivery_state(self._remaining, subscription, rows, is_released, moment)
             # A retry has nothing to do with the message's schedule key.
             is_late |= self._remaining.moved.are_retries(subscription, *message_ids(rows))
             is_waiting = is_of & ~cancelled & ~is_late
@@ -115,10 +116,10 @@ class KeyedMessages:
         return waits, waits_for_time & ~has_been_had, is_past
 
     def are_past_for_all(self, rows: pa.Table, moment: Moment) -> BoolArray:
-        """Tells of which messages of earlier ticks the time has come for all subscriptions, whatever their topic.
+        """Tells which messages of earlier ticks are past for all subscriptions. They need no topic.
 
         Args:
-            rows: with the columns of KNOWN, but for the topic.
+            rows: with the columns of KNOWN, except the topic.
             moment: of this tick.
 
         Returns:
@@ -126,20 +127,20 @@ class KeyedMessages:
         """
         is_released = _are_released_before(rows, moment)
         past = np.ones(rows.num_rows, np.bool_)
-        for subscription in range(self._subscriptions.most):
+        for subscription in range(self._subscriptions.max_count):
             is_retry = self._remaining.moved.are_retries(subscription, *message_ids(rows))
-            past &= standing(self._remaining, subscription, rows, is_released, moment).is_late | is_retry
+            past &= delivery_state(self._remaining, subscription, rows, is_released, moment).is_late | is_retry
         return past
 
     def are_cancelled(self, rows: pa.Table) -> BoolArray:
-        """Tells which messages are cancelled for any subscription, whatever their topic: bool, (rows,)."""
+        """Tells which messages are cancelled for at least one subscription: bool, (rows,). They need no topic."""
         found = np.zeros(rows.num_rows, np.bool_)
         if self._remaining.cancelled:
-            for subscription in range(self._subscriptions.most):
+            for subscription in range(self._subscriptions.max_count):
                 found |= self._remaining.cancelled.contains(subscription, *message_ids(rows))
         return found
 
 
 def _are_released_before(rows: pa.Table, moment: Moment) -> BoolArray:
-    """Tells which messages of earlier ticks have been handed out, if they have not been moved."""
+    """Tells which messages of earlier ticks have been handed out, unless they were moved: bool, (rows,)."""
     return are_released(rows, np.zeros(rows.num_rows, np.bool_), moment)

@@ -1,4 +1,4 @@
-"""The last message of each schedule key, packed in the store by linear hashing.
+"""The map of schedule keys to their last messages, packed in the store by linear hashing.
 
 Linear hashing: https://en.wikipedia.org/wiki/Linear_hashing
 """
@@ -11,29 +11,31 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tracker.keys.cold_keys import PRINT_BITS, ColdKeys, group_of
-from tracker.keys.packed_bucket import KeyHash, Live, PackedBucket
+from tracker.keys.cold_keys import FINGERPRINT_BITS, ColdKeys, group_of
+from tracker.keys.packed_bucket import KeyHash, LastMessage, PackedBucket
 from tracker.messages import BoolArray, int64
 from tracker.store import Store
 
-__all__ = ["KeyHash", "Live", "LiveKeys", "lives", "positions"]
+__all__ = ["KeyHash", "LastMessage", "LiveKeys", "last_messages", "positions"]
 
-# Rows of a bucket, about: a value of the store is a call and so many rows to read and write. A cold key is an eighth.
+# About how many rows a bucket has. More would mean more bytes for each key that is read or written, fewer more store
+# calls. _COLD_A_ROW cold keys count as one row.
 _BUCKET_ROWS = 256
 _COLD_A_ROW = 8
 
-# The whole map is swept in so many calls, or more.
+# A sweep of the whole map takes at least this many calls.
 _SWEEPS = 120
 
-# Begins a value that has more than a PackedBucket: the number of its rows that are old, and its bytes.
+# Header of a bucket with cold or old keys: _MAGIC, `PackedBucket.n_old`, bytes of the PackedBucket that follows. A
+# bucket without them is stored as the PackedBucket alone.
 _MAGIC = b"\0keys 3\0"
 _HEADER = struct.Struct("<8sII")
 
-_PRINT = (1 << PRINT_BITS) - 1
+_FINGERPRINT_MASK = (1 << FINGERPRINT_BITS) - 1
 
 
 class _Bucket:
-    """A part of the map: its keys whose last message is here, and those where the delayed index alone has it."""
+    """A part of the map: its hot keys, with their last messages, and its cold keys."""
 
     def __init__(self, data: bytes, number: int) -> None:
         if data.startswith(_MAGIC):
@@ -52,14 +54,14 @@ class _Bucket:
 
 
 class LiveKeys:
-    """A map of keys' hashes to `Live`. It reads and writes only the buckets of the keys that it is asked for.
+    """A map from the hashes of keys to `LastMessage`. A call reads and writes only the buckets of its keys.
 
-    A key that is not put for a while is cold, where the delayed index has its message. The map knows of it no more than
-    about when its message is due.
+    A key that is not put for a while becomes cold, if the delayed index has its message. The map then has only a
+    fingerprint of the key, and about when its message is due.
 
     Args:
         store: where the buckets are kept.
-        table: the store's table that has them; beside it there is one with `_meta` after its name.
+        table: the store's table of the buckets; the map's metadata is in the table with `_meta` after this name.
     """
 
     def __init__(self, store: Store, table: str = "schedule_keys") -> None:
@@ -67,7 +69,7 @@ class LiveKeys:
         self._table, self._meta = table, f"{table}_meta"
         self._saved = store.get(self._meta, (0, 0))
         saved: list[int] = np.frombuffer(self._saved, "<i8").tolist() if self._saved else [0, 1, 0]
-        # What an earlier version has written has no cold keys, and not when the sweep was begun.
+        # Earlier versions did not write the last two: the number of cold keys, and when the sweep began.
         self._n_rows, self._n_buckets, self._swept, self._n_cold, self._begun = [*saved, 0, 0][:5]
         self._buckets: dict[int, _Bucket] = {}
         self._changed: set[int] = set()
@@ -81,48 +83,48 @@ class LiveKeys:
         """The number of keys that are cold."""
         return self._n_cold
 
-    def find(self, hashes: Iterable[KeyHash]) -> dict[KeyHash, Live]:
-        """Returns the last messages of those of the keys that have one, and are not cold."""
-        found: dict[KeyHash, Live] = {}
+    def find(self, hashes: Iterable[KeyHash]) -> dict[KeyHash, LastMessage]:
+        """Returns the last messages of those keys that are hot."""
+        found: dict[KeyHash, LastMessage] = {}
         if self._n_rows:
             for key in hashes:
-                if (live := self._load(self._bucket_of(key)).hot.get(key)) is not None:
-                    found[key] = live
+                if (message := self._load(self._bucket_of(key)).hot.get(key)) is not None:
+                    found[key] = message
         return found
 
     def find_cold(self, hashes: Iterable[KeyHash]) -> dict[KeyHash, list[int]]:
-        """Returns in which groups, see `GROUP_MILLIS`, the messages of keys are due that may be cold; few are not."""
+        """Returns by key the groups in which its message may be due (see `GROUP_MILLIS`), if it is probably cold."""
         found: dict[KeyHash, list[int]] = {}
         if self._n_cold:
             for key in hashes:
-                if groups := self._load(self._bucket_of(key)).cold.groups_of(key[0] & _PRINT):
+                if groups := self._load(self._bucket_of(key)).cold.groups_of(key[0] & _FINGERPRINT_MASK):
                     found[key] = groups
         return found
 
-    def warm(self, key: KeyHash, live: Live) -> None:
+    def warm(self, key: KeyHash, message: LastMessage) -> None:
         """Makes a cold key hot again.
 
         Args:
-            key: its hash; `find_cold` has returned it with the group of `live`.
-            live: its last message, which has been found in the delayed index.
+            key: the hash of the key; `find_cold` returned it with the group of `message`.
+            message: its last message, found in the delayed index.
         """
         number = self._bucket_of(key)
-        self._load(number).cold.remove(key[0] & _PRINT, group_of(live.deliver_at))
+        self._load(number).cold.remove(key[0] & _FINGERPRINT_MASK, group_of(message.deliver_at))
         self._n_cold -= 1
-        self.update({key: live})
+        self.update({key: message})
 
-    def update(self, changes: Mapping[KeyHash, Live | None]) -> None:
+    def update(self, changes: Mapping[KeyHash, LastMessage | None]) -> None:
         """Sets the last messages of keys that are not cold.
 
         Args:
-            changes: by the hash of a key its last message; None removes the key, if it is there.
+            changes: by the hash of a key: its last message; None removes the key, if the map has it.
         """
-        for key, live in changes.items():
+        for key, message in changes.items():
             number = self._bucket_of(key)
             bucket = self._load(number).hot
             before = len(bucket)
-            if live is not None:
-                bucket.put(key, live)
+            if message is not None:
+                bucket.put(key, message)
             elif not bucket.remove(key):
                 continue
             self._n_rows += len(bucket) - before
@@ -133,16 +135,17 @@ class LiveKeys:
     def sweep(
         self, judge: Callable[[pa.Table], tuple[BoolArray, BoolArray]], load_horizon: int, now: int, idle_millis: int
     ) -> None:
-        """Removes the keys whose message's time has come, in a part of the map; the next call goes on with another.
+        """Removes keys whose message is past, in a part of the map; the next call continues with the next part.
 
-        Those that were not put since they were swept before may become cold.
+        A key that was not put since the previous sweep may become cold.
 
         Args:
-            judge: tells of messages, with the columns of positions and deliver_at, of which the time has come, and
-                which the delayed index has, beyond the load horizon: bool, (rows,), each.
-            load_horizon: ms since the epoch: a cold key whose message was due before it is not cold any more.
+            judge: gets messages with the columns of `LastMessage`. Returns which are past, and which ones only the
+                delayed index need keep, since it has them and they are due beyond the load horizon: bool, (rows,) each.
+            load_horizon: ms since the epoch: the messages of cold keys due before it have been loaded, so that these
+                keys are removed from the cold ones.
             now: ms since the epoch.
-            idle_millis: the whole map is swept in this time, or a longer one.
+            idle_millis: a sweep of the whole map takes at least this time, ms.
         """
         chosen: list[tuple[int, _Bucket]] = []
         for number in self._next_swept(now, idle_millis) if len(self) else ():
@@ -161,7 +164,7 @@ class LiveKeys:
             self._reset()
 
     def _next_swept(self, now: int, idle_millis: int) -> range:
-        """Returns the buckets whose turn it is, and counts them as swept."""
+        """Returns the numbers of the buckets to sweep in this call, and counts them as swept."""
         if self._swept >= self._n_buckets or now < self._begun:
             self._swept, self._begun = 0, now
         past = min(now - self._begun, idle_millis) / idle_millis if idle_millis else 1
@@ -174,7 +177,7 @@ class LiveKeys:
         becomes_cold = rests & ~past & (np.arange(len(hot)) < hot.n_old)
         if becomes_cold.any():
             groups = group_of(int64(hot.positions(), "deliver_at"))
-            bucket.cold.add((hot.hashes() & _PRINT)[becomes_cold], groups[becomes_cold])
+            bucket.cold.add((hot.hashes() & _FINGERPRINT_MASK)[becomes_cold], groups[becomes_cold])
             self._n_cold += int(becomes_cold.sum())
         if (goes := past | becomes_cold).any():
             hot.remove_where(goes)
@@ -185,7 +188,7 @@ class LiveKeys:
             self._changed.add(number)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         for number in sorted(self._changed):
             if data := self._buckets[number].pack(self._level(number)):
                 self._store.put(self._table, (number, 0), data)
@@ -198,19 +201,19 @@ class LiveKeys:
             self._saved = data
 
     def _bucket_of(self, key: KeyHash) -> int:
-        # The buckets below n_buckets - 2^level are split already, by one more bit.
+        # A number beyond the last bucket means that its bucket is not split yet: the key is in the bucket to be split.
         bits = (self._n_buckets - 1).bit_length()
         number = key[0] & ((1 << bits) - 1)
         return number if number < self._n_buckets else number & ((1 << bits - 1) - 1)
 
     def _level(self, number: int) -> int:
-        """Returns how many low bits of its keys' hashes a bucket's number says."""
+        """Returns how many low bits of its keys' hashes are the bucket's number."""
         bits = (self._n_buckets - 1).bit_length()
         half = 1 << bits >> 1
         return bits if number >= half or number + half < self._n_buckets else bits - 1
 
     def _split(self) -> None:
-        """Adds a bucket, and gives it its part of the one that had its keys."""
+        """Adds a bucket, and moves its keys there from the bucket that had them."""
         new = self._n_buckets
         old = new & ((1 << new.bit_length() - 1) - 1)
         bit, bucket = new.bit_length() - 1, self._load(old)
@@ -232,13 +235,13 @@ class LiveKeys:
         return self._buckets[number]
 
 
-def lives(rows: pa.Table) -> list[Live]:
-    """Returns messages, a row each with the columns of `Live`, as `Live`."""
-    columns = [rows[name].to_pylist() for name in Live._fields]
-    return [Live(*values) for values in zip(*columns, strict=True)]
+def last_messages(rows: pa.Table) -> list[LastMessage]:
+    """Returns the rows of a table with the columns of `LastMessage` as `LastMessage`."""
+    columns = [rows[name].to_pylist() for name in LastMessage._fields]
+    return [LastMessage(*values) for values in zip(*columns, strict=True)]
 
 
-def positions(live: list[Live]) -> pa.Table:
-    """Returns messages with the columns of `Live`."""
-    columns = zip(*live, strict=True) if live else [()] * len(Live._fields)
-    return pa.table(dict(zip(Live._fields, (pa.array(c, pa.int64()) for c in columns), strict=True)))
+def positions(messages: list[LastMessage]) -> pa.Table:
+    """Returns messages as a table with the columns of `LastMessage`, int64."""
+    columns = zip(*messages, strict=True) if messages else [()] * len(LastMessage._fields)
+    return pa.table(dict(zip(LastMessage._fields, (pa.array(c, pa.int64()) for c in columns), strict=True)))

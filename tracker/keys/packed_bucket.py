@@ -1,4 +1,4 @@
-"""A bucket of schedule keys: for each its hash and its last message, in as few bytes as the numbers need."""
+"""A bucket of schedule keys: the hash and the last message of each key, in as few bytes as the numbers need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tracker.properties.message_position import MessagePosition
 
 KeyHash = tuple[int, int]
 
-# A value begins with this, then with each number's least value and bytes. Earlier versions wrote _OLD_ROW alone.
+# Header of a packed bucket: _MAGIC, then the minimum and the width in bytes of each column of LastMessage. Earlier
+# versions wrote rows of _OLD_ROW without a header.
 _MAGIC = b"\0keys 2\0"
 _HEADER = struct.Struct("<8s7q7B")
 _HASH = struct.Struct("<qq")
@@ -27,16 +28,16 @@ _OLD_ROW = np.dtype(
 )
 
 
-class Live(NamedTuple):
-    """The last message of a key: its position, and when it is due as it came, ms since the epoch."""
+class LastMessage(NamedTuple):
+    """The last message of a schedule key: the one that waits, or has just come due. Times are ms since the epoch."""
 
     ledger_id: int
     entry_id: int
     partition: int
     batch_index: int
     batch_size: int
-    deliver_at: int
-    since: int  # when the first message since the key began anew was published, ms since the epoch
+    deliver_at: int  # the time with which it came, also if it was moved since
+    since: int  # publish time of the first message since the key began anew
 
     @property
     def position(self) -> MessagePosition:
@@ -45,20 +46,22 @@ class Live(NamedTuple):
 
 
 class PackedBucket:
-    """A map of keys' hashes to `Live`, as rows of bytes: the hash, and each number less the least one of its column.
+    """A map from the hashes of keys to `LastMessage`.
+
+    Its rows are bytes: the hash, and the difference of each number from its column's minimum.
 
     Args:
-        data: as `pack` returns it, or as an earlier version has written it; empty: no keys.
-        n_old: see below.
+        data: as `pack` returns it, or as an earlier version wrote it; empty: no keys.
+        n_old: initial value of the attribute.
 
     Attributes:
-        n_old: so many rows, the first ones, have not been put since this was set. A row that is put becomes the last.
+        n_old: the first `n_old` rows have not been put since the caller set this. `put` moves a row to the end.
     """
 
     def __init__(self, data: bytes = b"", n_old: int = 0) -> None:
         self.n_old = n_old
-        self._least = [0] * len(Live._fields)
-        self._widths = [0] * len(Live._fields)
+        self._least = [0] * len(LastMessage._fields)
+        self._widths = [0] * len(LastMessage._fields)
         self._rows = bytearray()
         if data.startswith(_MAGIC):
             _, *numbers = _HEADER.unpack_from(data)
@@ -67,7 +70,7 @@ class PackedBucket:
         elif data:
             old = np.frombuffer(data, _OLD_ROW)
             hashes = np.stack([old["hash"], old["check"]], axis=1)
-            self._fill(hashes, np.stack([old[name].astype(np.int64) for name in Live._fields], axis=1))
+            self._fill(hashes, np.stack([old[name].astype(np.int64) for name in LastMessage._fields], axis=1))
 
     def __len__(self) -> int:
         """The number of keys."""
@@ -77,7 +80,7 @@ class PackedBucket:
     def _row_bytes(self) -> int:
         return _HASH.size + sum(self._widths)
 
-    def get(self, key: KeyHash) -> Live | None:
+    def get(self, key: KeyHash) -> LastMessage | None:
         """Returns the last message of a key; None: it has none."""
         at = self._find(key)
         if at < 0:
@@ -86,25 +89,25 @@ class PackedBucket:
         for least, width in zip(self._least, self._widths, strict=True):
             values.append(least + int.from_bytes(self._rows[at : at + width], "little"))
             at += width
-        return Live._make(values)
+        return LastMessage._make(values)
 
-    def put(self, key: KeyHash, live: Live) -> None:
+    def put(self, key: KeyHash, message: LastMessage) -> None:
         """Sets the last message of a key."""
         try:
             row = _HASH.pack(*key) + b"".join(
                 (value - least).to_bytes(width, "little")
-                for value, least, width in zip(live, self._least, self._widths, strict=True)
+                for value, least, width in zip(message, self._least, self._widths, strict=True)
             )
         except OverflowError:
             self.remove(key)
             hashes, values = self._columns()
-            self._fill(np.append(hashes, [key], axis=0), np.append(values, [live], axis=0))
+            self._fill(np.append(hashes, [key], axis=0), np.append(values, [message], axis=0))
             return
         self.remove(key)
         self._rows += row
 
     def remove(self, key: KeyHash) -> bool:
-        """Removes a key; tells whether it was there."""
+        """Removes a key; returns whether it was there."""
         at = self._find(key)
         if at >= 0:
             self.n_old -= at < self.n_old * self._row_bytes
@@ -112,15 +115,15 @@ class PackedBucket:
         return at >= 0
 
     def positions(self) -> pa.Table:
-        """Returns the messages with the columns of `Live`, a row for each key."""
-        return pa.table(dict(zip(Live._fields, self._columns()[1].T.copy(), strict=True)))
+        """Returns the messages with the columns of `LastMessage`, a row for each key."""
+        return pa.table(dict(zip(LastMessage._fields, self._columns()[1].T.copy(), strict=True)))
 
     def hashes(self) -> Int64Array:
-        """Returns the first half of each key's hash, int64, (keys,), as `positions` has them."""
+        """Returns the first half of each key's hash, int64, (keys,), in the order of `positions`."""
         return self._columns()[0][:, 0].copy()
 
     def remove_where(self, mask: BoolArray) -> None:
-        """Removes keys by a bool array, (keys,), as `positions` has them."""
+        """Removes the keys for which a mask is true: bool, (keys,), in the order of `positions`."""
         self.n_old -= int(mask[: self.n_old].sum())
         self._rows = bytearray(self._as_rows()[~mask].tobytes())
 
@@ -140,7 +143,7 @@ class PackedBucket:
         return _HEADER.pack(_MAGIC, *self._least, *self._widths) + self._rows
 
     def _find(self, key: KeyHash) -> int:
-        """Returns where the row of a key begins; -1: there is none."""
+        """Returns the offset of a key's row in `_rows`; -1: there is none."""
         wanted, n = _HASH.pack(*key), self._row_bytes
         at = self._rows.find(wanted)
         while at > 0 and at % n:
@@ -151,10 +154,10 @@ class PackedBucket:
         return np.frombuffer(bytes(self._rows), np.uint8).reshape(-1, self._row_bytes)
 
     def _columns(self) -> tuple[Int64Array, Int64Array]:
-        """Returns the hashes, int64, (keys, 2), and the numbers of `Live`, int64, (keys, 7)."""
+        """Returns the hashes, int64, (keys, 2), and the numbers of `LastMessage`, int64, (keys, 7)."""
         rows = self._as_rows()
         hashes = np.ascontiguousarray(rows[:, : _HASH.size]).view("<i8")
-        values = np.empty((len(rows), len(Live._fields)), np.int64)
+        values = np.empty((len(rows), len(LastMessage._fields)), np.int64)
         at = _HASH.size
         for i, (least, width) in enumerate(zip(self._least, self._widths, strict=True)):
             wide = np.zeros((len(rows), 8), np.uint8)
@@ -164,12 +167,12 @@ class PackedBucket:
         return hashes, values
 
     def _fill(self, hashes: Int64Array, values: Int64Array) -> None:
-        """Takes other keys, as `_columns` returns them."""
+        """Replaces all keys; the arguments are as `_columns` returns them."""
         if not len(hashes):
             self._rows = bytearray()
             return
         self._least = values.min(axis=0).tolist()
-        # Whatever the numbers are, what they have above the least one is below 2^64.
+        # The difference of two int64 fits into a uint64.
         above = values.astype(np.uint64) - values.min(axis=0).astype(np.uint64)
         self._widths = [(int(most).bit_length() + 7) // 8 for most in above.max(axis=0)]
         parts = [np.ascontiguousarray(hashes, "<i8").view(np.uint8)]

@@ -1,4 +1,4 @@
-"""Of the messages with the same schedule key one waits: which one, and what becomes of the others."""
+"""Decides which of the messages with the same schedule key waits. The others are superseded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracker.commands.moment import Moment
 from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.keyed_messages import KeyedMessages
-from tracker.keys.live_keys import KeyHash, Live, LiveKeys, lives, positions
+from tracker.keys.live_keys import KeyHash, LastMessage, LiveKeys, last_messages, positions
 from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
 from tracker.keys.taken_over import TakenOver
 from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
@@ -27,43 +27,43 @@ from tracker.subscriptions import Subscriptions
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
-# For a message's time, ms since the epoch: it waits whenever another one was published, or it does not.
+# Values of `_KeyState.until`: the message waits for its time, whenever the next one was published; or it does not.
 _ALWAYS = MAX_TIME_MILLIS + 1
 _NEVER = -1
 
 
 @dataclass
-class _Last:
-    """The last message of a key, as far as a tick has got.
+class _KeyState:
+    """The state of a key while a tick's messages are decided on, one after another.
 
     Attributes:
-        row: its index among the tick's messages; None: it came in earlier.
-        until: a message that was published before this time, ms since the epoch, has found it waiting for its time.
-        is_held: whether it waits although its time has come, as it is held back.
+        message: the last message of the key so far.
+        row: the message's index among the tick's messages; None: it came in earlier.
+        until: ms since the epoch: for messages published before, the message still waits for its time.
+        is_held: whether the message is held back: its time has come, but it still waits.
     """
 
-    live: Live
+    message: LastMessage
     row: int | None
     until: int
     is_held: bool = False
 
 
-class _Standing(NamedTuple):
-    """The fate of a topic's messages that are due when they come in."""
+class _DueHandling(NamedTuple):
+    """How a topic's messages that are due when they come in are handled."""
 
     is_held: bool  # they are held back for all subscriptions
-    may_wait: bool  # for some they may be held back, or get a place later
+    may_wait: bool  # for some subscriptions they may be held back, or shaped
 
 
 @dataclass(frozen=True)
-class Taken:
-    """New messages, as they count by their schedule keys.
+class DecidedMessages:
+    """A tick's messages, after the decisions about their schedule keys.
 
     Attributes:
-        messages: as MESSAGES, the same rows, some with another time.
-        dropped: bool, (messages,): superseded by another one that came in the same tick, or by one that waits: these
-            are not added to the tracker.
-        outcomes: OUTCOME_ROWS of what is superseded.
+        messages: as MESSAGES: the same rows, some with another `deliver_at`.
+        dropped: bool, (messages,): the message is superseded at once, and is not added to the tracker.
+        outcomes: as OUTCOME_ROWS: of all superseded messages.
     """
 
     messages: pa.Table
@@ -74,18 +74,18 @@ class Taken:
 class Superseding:
     """Decides which message of a schedule key waits.
 
-    A message counts from the tick in which it comes in. Messages of one partition count in their order; those of
-    several partitions in the same tick by when they were published. One whose time has come when it comes in is
-    delivered, and the key begins anew with the next message that was published after that time.
+    The messages of a tick are decided on one after another: those of a partition in their order, those of several
+    partitions by publish time. A message that is due when it comes in is delivered, and the key begins anew with the
+    next message that was published after its time.
 
-    A key that no message or command has named for a while is cold: its last message is in the delayed index alone,
-    where it is found when one names it again, and it is loaded again with that message.
+    A key that no message or command has named for a while becomes cold: only the delayed index has its last message.
+    The key becomes hot again when a message or command names it, or when its last message is loaded.
 
     Args:
         store: where the last message of each key is kept.
-        control: tells where commands leave it, and cancels what is superseded.
-        subscriptions: those of each source topic.
-        idle_millis: for how long at least nothing has named a key that becomes cold.
+        control: knows which messages commands have cancelled and moved, and cancels superseded ones.
+        subscriptions: the subscriptions of each source topic.
+        idle_millis: a key becomes cold when nothing has named it for at least this time, ms.
     """
 
     def __init__(self, store: Store, control: Control, subscriptions: Subscriptions, idle_millis: int) -> None:
@@ -95,12 +95,12 @@ class Superseding:
         self._idle_millis = idle_millis
         self._keys = LiveKeys(store)
         self._taken_over = TakenOver(store)
-        self._new: set[KeyHash] = set()  # keys of which a message has come in this tick
+        self._new: set[KeyHash] = set()  # keys whose last message came in in this tick
         self._find_keyed: FindKeyed = none_sealed
         self._load_horizon = 0
 
     def __len__(self) -> int:
-        """The number of keys that are kept, some of them longer than their message waits."""
+        """The number of keys, hot and cold; the messages of some do not wait any more."""
         return len(self._keys)
 
     @property
@@ -112,14 +112,13 @@ class Superseding:
         """Begins a tick.
 
         Args:
-            find_keyed: reads a version of the delayed index that has what was sealed before the last tick that has
-                called `sweep`.
-            load_horizon: ms since the epoch: what is due before it is in state.
+            find_keyed: reads a delayed index that has all buckets sealed before the last call of `sweep`.
+            load_horizon: ms since the epoch: messages due before it are in state.
         """
         self._new, self._find_keyed, self._load_horizon = set(), find_keyed, load_horizon
 
-    def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> Taken:
-        """Takes new messages in, before they are added to the tracker.
+    def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> DecidedMessages:
+        """Decides on new messages, before they are added to the tracker.
 
         Args:
             messages: as MESSAGES, in any order.
@@ -131,69 +130,71 @@ class Superseding:
         rows = messages.take(pa.array(chosen))
         topics, keys = rows["topic"].to_pylist(), rows["schedule_key"].to_pylist()
         hash_of = {pair: key_hash(*pair) for pair in set(zip(topics, keys, strict=True))}
-        last = self._last([(*pair, hashed) for pair, hashed in sorted(hash_of.items())], moment)
+        states = self._states([(*pair, hashed) for pair, hashed in sorted(hash_of.items())], moment)
         due, published = int64(rows, "deliver_at").copy(), rows["publish_time"].to_pylist()
         counts_at, recurs = times.tolist(), are_recurring(rows).tolist()
         since = np.zeros(rows.num_rows, np.int64)
         dropped = np.zeros(rows.num_rows, np.bool_)
-        # A message that was cancelled before a rebuild comes in again.
+        # After a rebuild, messages that had been cancelled come in again.
         is_gone = (
             self._control.subscription_mask(rows) == 0
             if self._control.has_exceptions
             else np.zeros(rows.num_rows, np.bool_)
         )
-        standing = {topic: self._standing(topic) for topic in set(topics)}
-        ids = [rows[name].to_pylist() for name in Live._fields[:5]]
+        handling = {topic: self._due_handling(topic) for topic in set(topics)}
+        ids = [rows[name].to_pylist() for name in LastMessage._fields[:5]]
         at = [MessagePosition(*position) for position in zip(*ids[:4], strict=True)]
         own_since = self._taken_over.take(topics, at)
-        superseded: list[tuple[str, str, _Last, Live]] = []  # topic, key, a message, and the one that it yields to
+        # Topic, key, the superseded message, and the message that it yields to.
+        superseded: list[tuple[str, str, _KeyState, LastMessage]] = []
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
             hashed = hash_of[topic, key]
-            before = last.get(hashed)
+            before = states.get(hashed)
             waits_for_time = before is not None and before.until > counts_at[i]
-            # Moved for a subscription alone, it may come in again after a rebuild: it is not before itself.
-            is_itself = before is not None and before.live.position == at[i]
+            # A message moved for one subscription only may come in again after a rebuild: it does not precede itself.
+            is_itself = before is not None and before.message.position == at[i]
             since[i] = own_since.get(at[i], published[i])
             if before is not None and (waits_for_time or is_itself):
-                since[i] = before.live.since
+                since[i] = before.message.since
             rule = key_rule(dict(properties))
             if rule.mode is Mode.DEBOUNCE and rule.debounce_max_millis is not None:
                 due[i] = min(int(due[i]), int(since[i]) + rule.debounce_max_millis)
-            live = Live._make([*(column[i] for column in ids), int(due[i]), int(since[i])])
+            message = LastMessage._make([*(column[i] for column in ids), int(due[i]), int(since[i])])
             if is_gone[i]:
                 continue
             if rule.mode is Mode.KEEP and before is not None and waits_for_time and not is_itself:
-                superseded.append((topic, key, _Last(live, i, _ALWAYS), before.live))
+                superseded.append((topic, key, _KeyState(message, i, _ALWAYS), before.message))
                 dropped[i] = True
                 continue
-            # What is held back has been kept long enough for a message that would keep it.
+            # With the mode `keep`, a new message yields only to one that waits for its time, not to one held back.
             waits = before is not None and (waits_for_time or before.is_held) and not is_itself
             if before is not None and waits and rule.mode is not Mode.KEEP:
-                superseded.append((topic, key, before, live))
+                superseded.append((topic, key, before, message))
                 if before.row is not None:
                     dropped[before.row] = True
-            # Of one that recurs the next occurrence waits.
-            is_due = live.deliver_at <= moment.now and not recurs[i] and not is_itself
-            last[hashed] = _Last(live, i, live.deliver_at if is_due else _ALWAYS, is_due and standing[topic].is_held)
-        changed = {hashed: one for hashed, one in last.items() if one.row is not None}
-        may_wait = {hash_of[pair] for pair in hash_of if standing[pair[0]].may_wait}
+            # A recurring message waits also after it was due: for its next occurrence.
+            is_due = message.deliver_at <= moment.now and not recurs[i] and not is_itself
+            until = message.deliver_at if is_due else _ALWAYS
+            states[hashed] = _KeyState(message, i, until, is_due and handling[topic].is_held)
+        changed = {hashed: state for hashed, state in states.items() if state.row is not None}
+        may_wait = {hash_of[pair] for pair in hash_of if handling[pair[0]].may_wait}
         self._keys.update(
-            {key: one.live if one.until == _ALWAYS or key in may_wait else None for key, one in changed.items()}
+            {h: state.message if state.until == _ALWAYS or h in may_wait else None for h, state in changed.items()}
         )
         self._new = set(changed)
         outcomes = self._supersede(superseded, moment)
-        return Taken(*_with(messages, chosen, due, since, dropped), outcomes)
+        return DecidedMessages(*_with_decisions(messages, chosen, due, since, dropped), outcomes)
 
     def resolve(self, commands: pa.Table, moment: Moment) -> tuple[pa.Table, pa.Table]:
-        """Puts the messages that wait in the place of the keys by which commands name them.
+        """Finds the messages that commands name by schedule key, and sets the positions of these commands.
 
         Args:
             commands: as COMMAND_ROWS.
-            moment: of this tick, in which messages have been taken in.
+            moment: of this tick, whose messages have been decided on.
 
         Returns:
-            the COMMAND_ROWS: the position stays -1 where no message waits; and as KNOWN the messages that came in
-            before this tick.
+            the commands, as COMMAND_ROWS, with a position of -1 if no message waits; and the found messages of
+            earlier ticks, as KNOWN.
         """
         is_by_key = pc.and_(pc.is_valid(commands["schedule_key"]), pc.less(commands["ledger_id"], 0))
         is_by_key = pc.and_(is_by_key, pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
@@ -220,21 +221,21 @@ class Superseding:
         )
         return resolved, where(known, is_there & ~is_new)
 
-    def name(self, known: pa.Table, moment: Moment) -> None:
-        """Loads again the cold keys of messages that commands name by their ids.
+    def warm_named(self, known: pa.Table, moment: Moment) -> None:
+        """Makes the keys of messages that commands name by id hot again.
 
         Args:
-            known: as KNOWN, messages that this shard has.
+            known: as KNOWN: messages of this shard.
             moment: of this tick.
         """
         self._find([(*pair, key_hash(*pair)) for pair in _keyed_pairs(known)], moment)
 
-    def load(self, segment: pa.Table, moment: Moment) -> None:
-        """Loads again the cold keys whose last messages are loaded.
+    def warm_loaded(self, segment: pa.Table, moment: Moment) -> None:
+        """Makes the keys hot again whose last messages are loaded.
 
         Args:
-            segment: as MESSAGES.
-            moment: of this tick, when commands have been applied.
+            segment: as MESSAGES: the rows that are loaded.
+            moment: of this tick, whose commands have been applied.
         """
         if not self._keys.n_cold:
             return
@@ -244,16 +245,16 @@ class Superseding:
         self._warm(rows, hash_of, groups, moment)
 
     def sweep(self, moment: Moment, load_horizon: int) -> None:
-        """Forgets the keys whose message's time has come, in a part of those that are kept; others become cold.
+        """Forgets keys whose message is past, and makes idle ones cold, in a part of the map.
 
         Args:
             moment: of this tick, which ends a seal epoch.
-            load_horizon: of this tick.
+            load_horizon: of this tick, ms since the epoch.
         """
 
         def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
-            # What is due beyond the load horizon came to the mutable bucket. It was sealed when this was last called,
-            # so the index has it. A cancelled message would not be found by its key, but is told of.
+            # A message due beyond the load horizon went to the mutable bucket, and was sealed by the last call. The key
+            # of a cancelled one stays hot: the index does not find it, but commands that name it get an answer.
             rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._messages.are_cancelled(rows)
             return self._messages.are_past_for_all(rows, moment), rests
 
@@ -261,50 +262,50 @@ class Superseding:
         self._taken_over.sweep(moment.now)
 
     def rebuild(self, rows: pa.Table) -> None:
-        """Takes over rebuilt keys: see `LIVE_KEYS`."""
+        """Restores the keys after a rebuild, from LIVE_KEYS."""
         comes_again = pc.is_valid(rows["comes_again"]).to_numpy(zero_copy_only=False)
         self._taken_over.add(where(rows, comes_again))
         rows = where(rows, ~comes_again)
         hashes = [key_hash(*pair) for pair in zip(*_pairs(rows), strict=True)]
-        self._keys.update(dict(zip(hashes, lives(rows), strict=True)))
+        self._keys.update(dict(zip(hashes, last_messages(rows), strict=True)))
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         self._keys.save()
         self._taken_over.save()
 
-    def _last(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _Last]:
-        """Returns the last message of each of some keys, given as topic, key and hash, before this tick."""
+    def _states(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _KeyState]:
+        """Returns the states of keys (topic, key, hash) before this tick; keys without a last message are left out."""
         found = self._find(names, moment)
         if not found:
             return {}
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
         waits, for_time, _ = self._messages.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
         return {
-            hashed: _Last(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
+            hashed: _KeyState(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
             for i, (_, _, hashed) in enumerate(there)
         }
 
-    def _standing(self, topic: str) -> _Standing:
-        """Tells what becomes of a topic's messages that are due when they come in."""
-        wanted = self._subscriptions.wanted(topic)
-        held = self._control.held_back(topic) & wanted
-        return _Standing(held == wanted, bool(held or self._subscriptions.shaping.get(topic)))
+    def _due_handling(self, topic: str) -> _DueHandling:
+        """Returns how a topic's messages that are due when they come in are handled."""
+        active = self._subscriptions.active(topic)
+        held = self._control.held_back(topic) & active
+        return _DueHandling(held == active, bool(held or self._subscriptions.shaping.get(topic)))
 
-    def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, Live]:
-        """Returns the last messages of those of the keys that have one; cold ones are loaded again."""
+    def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, LastMessage]:
+        """Returns the last messages of keys (topic, key, hash) that have one; makes cold keys hot again."""
         found, groups = self._look(hashed for _, _, hashed in names)
         groups = {hashed: [g for g in of if times_of((g, g))[1] >= self._load_horizon] for hashed, of in groups.items()}
         if all_groups := sorted({group for of in groups.values() for group in of}):
             hash_of = {(topic, key): hashed for topic, key, hashed in names if groups.get(hashed)}
             rows = self._find_keyed(hash_of.keys(), all_groups)
-            # What was due before has been loaded.
+            # Messages due before have been loaded, so that their keys are hot or past.
             rows = where(rows, int64(rows, "deliver_at") >= self._load_horizon)
             found |= self._warm(rows, hash_of, groups, moment)
         return found
 
-    def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, Live], dict[KeyHash, list[int]]]:
-        """Returns the last messages of the keys that have one, and of others that may be cold in which groups."""
+    def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, LastMessage], dict[KeyHash, list[int]]]:
+        """Returns the last messages of the hot ones of some keys, and the groups of those that may be cold."""
         hashes = list(hashes)
         found = self._keys.find(hashes)
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
@@ -315,13 +316,13 @@ class Superseding:
         hash_of: Mapping[tuple[str, str], KeyHash],
         groups: Mapping[KeyHash, list[int]],
         moment: Moment,
-    ) -> dict[KeyHash, Live]:
-        """Loads again the cold keys whose last message is among some rows; returns their last messages.
+    ) -> dict[KeyHash, LastMessage]:
+        """Makes the cold keys hot again whose last messages are among some rows; returns these messages.
 
         Args:
             rows: with the columns of KEYED.
-            hash_of: by topic and key.
-            groups: of keys that are not hot, in which they may be cold.
+            hash_of: by topic and key: the key's hash.
+            groups: the groups of keys that may be cold.
             moment: of this tick.
         """
         chosen = [
@@ -332,15 +333,15 @@ class Superseding:
         if not rows.num_rows:
             return {}
         rows = where(rows, self._messages.are_waiting(rows.select(KNOWN.names), moment)[0])
-        found = {hash_of[pair]: live for pair, live in last_of_keys(rows).items()}
-        for hashed, live in found.items():
-            self._keys.warm(hashed, live)
+        found = {hash_of[pair]: message for pair, message in last_of_keys(rows).items()}
+        for hashed, message in found.items():
+            self._keys.warm(hashed, message)
         return found
 
-    def _supersede(self, superseded: list[tuple[str, str, _Last, Live]], moment: Moment) -> pa.Table:
+    def _supersede(self, superseded: list[tuple[str, str, _KeyState, LastMessage]], moment: Moment) -> pa.Table:
         if not superseded:
             return empty_table(OUTCOME_ROWS)
-        rows = _as_known([(topic, key, one.live) for topic, key, one, _ in superseded])
+        rows = _as_known([(topic, key, one.message) for topic, key, one, _ in superseded])
         others = [other for _, _, _, other in superseded]
         yields_to = pa.array([str(other.position) for other in others])
         is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
@@ -349,14 +350,14 @@ class Superseding:
 
 
 def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Returns indexes of messages in the order in which they count, and as of when they do: ms since the epoch."""
+    """Orders messages by position within a partition, by publish time across them; returns indexes and these times."""
     rows = messages.take(pa.array(chosen))
     topics = rows["topic"].combine_chunks().dictionary_encode().indices.to_numpy()
     partition, *position, published = (
         int64(rows, name) for name in ("partition", "ledger_id", "entry_id", "batch_index", "publish_time")
     )
     order = np.lexsort([*position[::-1], partition, topics])
-    # No message counts earlier than one before it in its partition, whatever its producer's clock says.
+    # No message counts as published before its predecessor in the partition, whatever its producer's clock says.
     counts_at = published[order]
     starts = np.flatnonzero(np.diff(partition[order], prepend=-2) | np.diff(topics[order], prepend=-1))
     ends = np.append(starts[1:], len(order))[: len(starts)]  # none, where there are no messages
@@ -366,10 +367,10 @@ def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64
     return chosen[order[by_time]], counts_at[by_time]
 
 
-def _with(
+def _with_decisions(
     messages: pa.Table, chosen: Int64Array, due: Int64Array, since: Int64Array, dropped: BoolArray
 ) -> tuple[pa.Table, BoolArray]:
-    """Returns messages with the times of the chosen ones, and which of all are dropped."""
+    """Sets the times of the chosen messages; returns all messages, and a mask of those that are dropped."""
     all_due, all_dropped = int64(messages, "deliver_at").copy(), np.zeros(messages.num_rows, np.bool_)
     all_since, has_since = np.zeros((2, messages.num_rows), np.int64)
     all_due[chosen], all_dropped[chosen], all_since[chosen], has_since[chosen] = due, dropped, since, 1
@@ -377,9 +378,9 @@ def _with(
     return with_columns(messages, deliver_at=pa.array(all_due), key_since=times), all_dropped
 
 
-def _as_known(named: list[tuple[str, str, Live]]) -> pa.Table:
+def _as_known(named: list[tuple[str, str, LastMessage]]) -> pa.Table:
     """Returns messages, each with its topic and key, as KNOWN."""
-    rows = positions([live for _, _, live in named])
+    rows = positions([message for _, _, message in named])
     values = {name: rows[name] for name in rows.column_names}
     values |= {"topic": pa.array([topic for topic, _, _ in named], pa.string())}
     values |= {"schedule_key": pa.array([key for _, key, _ in named], pa.string())}
@@ -387,7 +388,7 @@ def _as_known(named: list[tuple[str, str, Live]]) -> pa.Table:
 
 
 def _keyed_pairs(rows: pa.Table) -> list[tuple[str, str]]:
-    """Returns the topics and keys of those of the rows that have a key, each once."""
+    """Returns the distinct pairs of topic and key of the rows that have a key."""
     return sorted({pair for pair in zip(*_pairs(rows), strict=True) if pair[1] is not None})
 
 

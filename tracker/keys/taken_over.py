@@ -1,4 +1,4 @@
-"""Since when a message has its schedule key that had taken the key over before a rebuild, and comes in again."""
+"""Messages that superseded another one of their schedule key before a rebuild, and come in again after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tracker.keys.live_keys import KeyHash, LiveKeys, lives
+from tracker.keys.live_keys import KeyHash, LiveKeys, last_messages
 from tracker.messages import BoolArray, int64
 from tracker.properties.message_position import MessagePosition
 from tracker.properties.schedule_key import key_hash
@@ -15,9 +15,10 @@ from tracker.store import Store
 
 
 class TakenOver:
-    """Messages to which another one of their key has yielded, with the time since which the key goes on.
+    """Remembers, for messages that superseded another one of their key before a rebuild, when the key began.
 
-    When such a message comes in again it does not find the other one: without this, its key would begin anew with it.
+    Such a message comes in again after the rebuild, but the superseded one does not wait any more. Without this the key
+    would begin anew with the message, and `debounceMax` would count from it.
 
     Args:
         store: where they are kept.
@@ -27,16 +28,19 @@ class TakenOver:
         self._rows = LiveKeys(store, "schedule_keys_taken_over")
 
     def add(self, rows: pa.Table) -> None:
-        """Adds messages that come in again: of LIVE_KEYS those with `comes_again`."""
-        named = zip(rows["topic"].to_pylist(), lives(rows), strict=True)
-        self._rows.update({_hash_of(topic, live.position): live for topic, live in named})
+        """Adds the rows of LIVE_KEYS that have `comes_again`."""
+        named = zip(rows["topic"].to_pylist(), last_messages(rows), strict=True)
+        self._rows.update({_hash_of(topic, message.position): message for topic, message in named})
 
     def take(self, topics: Iterable[str], positions: Sequence[MessagePosition]) -> dict[MessagePosition, int]:
-        """Returns since when the keys go on of those of some messages that are here, ms since the epoch; forgets them.
+        """Looks messages up, forgets the ones found, and returns when their keys began.
 
         Args:
-            topics: of each message.
-            positions: of the messages.
+            topics: the topic of each message.
+            positions: the position of each message.
+
+        Returns:
+            by position: publish time of the first message since the key began anew, ms since the epoch.
         """
         if not len(self._rows):
             return {}
@@ -46,7 +50,7 @@ class TakenOver:
         return {position: found[one].since for one, position in zip(hashes, positions, strict=True) if one in found}
 
     def sweep(self, now: int) -> None:
-        """Forgets what has been kept long enough, in a part of all.
+        """Forgets messages that have been remembered long enough, in a part of the map.
 
         Args:
             now: ms since the epoch.
@@ -58,7 +62,7 @@ class TakenOver:
         self._rows.sweep(judge, now, now, 0)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         self._rows.save()
 
 

@@ -1,1 +1,1 @@
-"""The properties of a message that say when it is due and in whose place, and what makes them wrong."""
+"""Reads and checks the properties of messages: time, schedule key, retry, position, and those of delivered messages."""

@@ -1,4 +1,4 @@
-"""The position of a message on its source topic, and its text: in `delaylake.messageId` and the tables' `position`."""
+"""The position of a message on its source topic, and its text in `delaylake.messageId` and the tables' `position`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXT = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:(-1|[0-9]{1,9}):(-1|[0-9]{1,9})")
 
 
 def is_position(text: str) -> bool:
-    """Whether a text is a position as `str` writes it, with numbers that fit the tables' columns."""
+    """Tells whether a text is a position as `str` writes it, with numbers that fit the tables' columns."""
     return _TEXT.fullmatch(text) is not None
 
 
@@ -44,7 +44,7 @@ def position_of(columns: Mapping[str, Sequence[Any]], row: int) -> MessagePositi
     """Returns the position of a row.
 
     Args:
-        columns: by name, with those of MESSAGES.
-        row: its index.
+        columns: the columns of MESSAGES, by name.
+        row: index of the row.
     """
     return MessagePosition(*(columns[name][row] for name in MessagePosition._fields))

@@ -1,4 +1,4 @@
-"""Messages that are sent back for a retry: their properties, and what makes them wrong."""
+"""Reads and checks the properties of messages that a consumer sends back for a retry."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ RETRY_SUBSCRIPTION = "retrySubscription"
 RETRY_REASON = "retryReason"
 RETRY_AFTER = "retryAfter"
 
-# A dead letter that is sent back by a re-drive has these instead of reason and wait: the id of the re-drive's request,
-# and who asked for it.
+# A re-driven dead letter has these instead of reason and wait: the id of the re-drive's request, and its issuer.
 REDRIVE_REQUEST = "redriveRequest"
 REDRIVE_BY = "redriveBy"
 
-# What a message that was sent back is not delivered with: a consumer that sends it back again copies its properties.
+# Properties that are removed from a retry before it is delivered: a consumer that sends it back copies its properties.
 NOT_PASSED_ON = (RETRY_SUBSCRIPTION, RETRY_REASON, RETRY_AFTER, REDRIVE_REQUEST, REDRIVE_BY)
 
-MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # that a retry may wait
-MAX_REASON = 1_000  # characters of why a retry is asked for; more are cut off
+MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # the longest wait of a retry
+MAX_REASON = 1_000  # characters of a retry's reason; more are cut off
 
-_MAX_REASONS = 8_000  # characters of all reasons, as JSON: the oldest are left out
+_MAX_REASONS = 8_000  # characters of all reasons as JSON; beyond these the oldest reasons are left out
 _ID = re.compile(r"[0-9]{1,18}:[0-9]{1,18}(:-?[0-9]{1,9}){0,2}")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 class RetryProperties(NamedTuple):
-    """A message that is sent back: it is a retry of this number, for these reasons, a JSON list.
+    """The properties of a message that was sent back."""
 
-    The number of a dead letter that is re-driven is 0, without reasons: its attempts begin anew.
-    """
-
-    attempt: int
-    reasons: str | None
+    attempt: int  # number of the retry, from 1; 0: a re-driven dead letter, whose attempts begin anew
+    reasons: str | None  # JSON list of the reasons for this retry and earlier ones; None: re-driven
 
 
 def sent_back(properties: Mapping[str, str]) -> RetryProperties:
-    """Reads the properties of a message that is sent back, as it comes from its source topic.
+    """Reads the properties of a message that was sent back to its source topic.
+
+    Args:
+        properties: the message's, with RETRY_OF.
 
     Raises:
         BadScheduleError: one of them is missing or can't be read.
@@ -62,10 +61,10 @@ def sent_back(properties: Mapping[str, str]) -> RetryProperties:
 
 
 def wait_millis(properties: Mapping[str, str]) -> int:
-    """Returns how long a retry that is sent back is to wait, ms; 0: as the subscription's backoff says.
+    """Returns the wait that a message which was sent back asks for, ms; 0: the subscription's backoff decides.
 
     Raises:
-        BadScheduleError: the property can't be read, or says too long.
+        BadScheduleError: the property can't be read, or is longer than MAX_AFTER_MILLIS.
     """
     if (after := properties.get(RETRY_AFTER)) is None:
         return 0
@@ -76,7 +75,7 @@ def wait_millis(properties: Mapping[str, str]) -> int:
 
 
 def with_reason(so_far: str | None, reason: str) -> str:
-    """Adds a reason to a JSON list of them; what is no such list counts as empty."""
+    """Adds a reason to a JSON list of reasons; a text that is no such list counts as an empty one."""
     try:
         listed = json.loads(so_far or "[]")
     except (ValueError, RecursionError):

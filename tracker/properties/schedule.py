@@ -1,4 +1,4 @@
-"""When a message is due: the properties deliverAt and deliverAfter, and what makes them wrong."""
+"""Reads and checks the properties deliverAt and deliverAfter, which say when a message is due."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ DELIVER_AFTER = "deliverAfter"
 
 MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
-# As Pulsar puts it.
+# Pulsar's own wording.
 TOO_FAR = "Exceeds max allowed delivery delay of {} milliseconds"
 
 
 class BadScheduleError(DelayLakeError):
-    """A message's time of delivery is not valid. The error's message is the reason, one line."""
+    """A property about a message's delivery is not valid. The error's message is the reason, one line."""
 
 
 def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_delay_millis: int = 0) -> int:
-    """Returns the time at which a message is due; one whose properties name no time is due at once.
+    """Returns the time at which a message is due. A message without deliverAt and deliverAfter is due at once.
 
     Args:
-        properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time; where
-            both are there, `deliverAt` counts.
+        properties: the message's. `deliverAt` is ms since the epoch, `deliverAfter` ms from the publish time; if it
+            has both, `deliverAt` counts.
         publish_time: ms since the epoch, by the producer's clock, which may be ahead.
         now: when the message came in, ms since the epoch.
         max_delay_millis: the longest delay from the publish time that is accepted, ms; 0: any.
@@ -56,14 +56,14 @@ def duration(name: str, text: str) -> int:
     """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms.
 
     Args:
-        name: the property's, for the error.
+        name: the property's name, for the error.
         text: its value.
 
     Returns:
         ms.
 
     Raises:
-        BadScheduleError: it is none.
+        BadScheduleError: the value is no such duration.
     """
     try:
         millis = parse_duration(text)

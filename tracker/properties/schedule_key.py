@@ -1,4 +1,4 @@
-"""The properties of a message that has a schedule key, and what makes them wrong."""
+"""Reads and checks the properties of messages with a schedule key."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MAX_KEY_BYTES = 512
 
 
 class Mode(StrEnum):
-    """The way in which a message treats the one of its key that waits."""
+    """Which of two messages with the same schedule key is delivered, if one waits and another comes in."""
 
-    REPLACE = "replace"  # takes its place
-    KEEP = "keep"  # yields to it
-    DEBOUNCE = "debounce"  # takes its place, but is due at the latest `debounceMax` after the first one was published
+    REPLACE = "replace"  # the new one
+    KEEP = "keep"  # the one that waits
+    DEBOUNCE = "debounce"  # the new one, due at the latest `debounceMax` after the key's first message was published
 
 
 class KeyRule(NamedTuple):
-    """How a message with a schedule key gets on with others of the key."""
+    """How a message with a schedule key supersedes, or yields to, the one of its key that waits."""
 
     mode: Mode
     debounce_max_millis: int | None  # None: no limit
@@ -35,7 +35,7 @@ def schedule_key(properties: Mapping[str, str]) -> str | None:
     """Returns the schedule key of a message; None: it has none.
 
     Raises:
-        BadScheduleError: the key is empty or too long, or one of the properties that go with it can't be read.
+        BadScheduleError: the key is empty or too long, or `scheduleMode` or `debounceMax` can't be read.
     """
     key = properties.get(SCHEDULE_KEY)
     if key is None:
@@ -58,10 +58,10 @@ def check_key(key: str) -> None:
 
 
 def key_rule(properties: Mapping[str, str]) -> KeyRule:
-    """Reads how a message with a schedule key gets on with others of the key.
+    """Reads `scheduleMode` and `debounceMax`.
 
     Raises:
-        BadScheduleError: a property can't be read.
+        BadScheduleError: one of them can't be read.
     """
     mode = properties.get(SCHEDULE_MODE, Mode.REPLACE)
     if mode not in list(Mode):
@@ -71,7 +71,7 @@ def key_rule(properties: Mapping[str, str]) -> KeyRule:
 
 
 def key_hash(topic: str, key: str) -> tuple[int, int]:
-    """Returns a hash of 128 bits of a topic's schedule key, as two numbers of 64 bits, signed."""
-    # Topics are names without a NUL.
+    """Returns a 128-bit hash of a topic's schedule key, as two signed 64-bit numbers."""
+    # A topic's name has no NUL, so different pairs give different texts.
     digest = hashlib.blake2b(f"{topic}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)

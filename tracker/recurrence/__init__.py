@@ -1,1 +1,1 @@
-"""Recurring messages: when the occurrences of a schedule are, by its properties alone."""
+"""Recurring messages: computes when the occurrences of a schedule are, from its properties alone."""

@@ -1,4 +1,4 @@
-"""When many recurring messages come next: columns of them, of which those with the same rule are looked at together."""
+"""Computes the next occurrences of many recurring messages in columns; those with the same rule together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tracker.recurrence.recurrence import (
 from tracker.recurrence.start import first_of
 from tracker.recurrence.time_zones import TimeZones, used
 
-# In arrays of times: there is none.
+# In arrays of times: there is no time.
 NEVER = -1
 
 _OF_RULE = (REPEAT, TIME_ZONE, REPEAT_UNTIL, REPEAT_TIMES, MISFIRE)
@@ -34,10 +34,10 @@ _Properties = tuple[tuple[str, str], ...]
 
 
 class Recurrences:
-    """How the messages of a table recur.
+    """The rules by which the messages of a table recur.
 
     Args:
-        rows: with the columns properties and publish_time, all of recurring messages.
+        rows: with the columns properties and publish_time; all of recurring messages.
     """
 
     def __init__(self, rows: pa.Table) -> None:
@@ -61,23 +61,23 @@ class Recurrences:
         return len(self._published)
 
     def have_misfire(self, misfire: Misfire) -> BoolArray:
-        """Tells whose missed occurrences are dealt with in this way: bool, (messages,)."""
+        """Tells which messages have a misfire policy: bool, (messages,)."""
         return np.array([rule.misfire is misfire for rule in self._rules], np.bool_)[self._rule_of]
 
     def one(self, i: int) -> tuple[Recurrence, int]:
-        """Returns how a message recurs, and when its first occurrence is, ms since the epoch."""
+        """Returns the rule of a message, and when its first occurrence is, ms since the epoch."""
         properties = tuple(self._properties[i].as_py() or ())
         return self._rules[self._rule_of[i]], _start(used(), properties, int(self._published[i]))
 
     def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
-        """Returns when the occurrences after given ones are.
+        """Returns when the next occurrences are.
 
         Args:
-            numbers: int64, (messages,): of the given ones.
-            after: int64, (messages,), ms since the epoch: the results are later.
+            numbers: int64, (messages,): numbers of the occurrences before them.
+            after: int64, (messages,), ms since the epoch: the next occurrences are later than this.
 
         Returns:
-            int64, (messages,), ms since the epoch; NEVER where there is none.
+            int64, (messages,), ms since the epoch; NEVER: there is none.
         """
         found = np.full(len(self), NEVER, np.int64)
         if not self._rules:
@@ -90,13 +90,13 @@ class Recurrences:
         return found
 
     def _following(self, rule: Recurrence, rows: Int64Array, after: Int64Array) -> Int64Array:
-        """Returns when the messages of a rule occur next: int64, (rows,)."""
+        """Returns when the next occurrences of messages with one rule are: int64, (rows,), ms since the epoch."""
         starts = self._starts(rows)
         if rule.every_millis is not None:
             starts = np.where(starts < 0, self._published[rows] + rule.every_millis, starts)
             steps = np.maximum(0, (after - starts) // rule.every_millis + 1)
             return _in_time(rule, np.where(after < starts, starts, starts + steps * rule.every_millis))
-        # Without a time of its own the first occurrence is the rule's first after the publish time.
+        # A message without a time of its own has its first occurrence at the rule's first time after its publish time.
         is_alone = (after < self._published[rows]) & (starts < 0) if rule.is_cron else np.ones(len(rows), np.bool_)
         found = np.empty(len(rows), np.int64)
         for i in np.flatnonzero(is_alone).tolist():
@@ -109,13 +109,13 @@ class Recurrences:
         return np.where(after < starts, _in_time(rule, starts), found)
 
     def _starts(self, rows: Int64Array) -> Int64Array:
-        """Returns the times that messages name for their first occurrence, int64, (rows,), ms; -1: they name none."""
+        """Returns the times that messages name for their first occurrence, int64, (rows,), ms; -1: none is named."""
         index = pa.array(rows)
         at, after = self._at.take(index), self._after.take(index)
         times = _numbers(at)
         later = _numbers(after)
         starts = np.where((times < 0) & (later >= 0), self._published[rows] + later, times)
-        # Such as +5 and -0.
+        # Texts such as +5 and -0.
         is_odd = (times < 0) & at.is_valid().to_numpy(zero_copy_only=False)
         is_odd |= (starts < 0) & after.is_valid().to_numpy(zero_copy_only=False)
         for i in np.flatnonzero(is_odd).tolist():
@@ -124,7 +124,7 @@ class Recurrences:
 
 
 def _values(properties: pa.MapArray, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Returns by name a property of each row, as strings; null: the row does not have it."""
+    """Returns, by property name, the property's value in each row, as strings; null: the row lacks it."""
     offsets = properties.offsets.to_numpy()
     keys = properties.keys.slice(offsets[0], offsets[-1] - offsets[0])
     items = properties.items.slice(offsets[0], offsets[-1] - offsets[0])
@@ -143,10 +143,10 @@ def _values(properties: pa.MapArray, names: Sequence[str]) -> dict[str, pa.Array
 
 
 def _groups(columns: Sequence[pa.Array]) -> tuple[Int64Array, Int64Array]:
-    """Groups rows with the same texts.
+    """Groups rows that have the same texts in all columns.
 
     Returns:
-        for each row the number of its group, and for each group the first of its rows; int64.
+        the number of each row's group, int64, (rows,); and the index of each group's first row, int64, (groups,).
     """
     groups = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -161,7 +161,7 @@ def _groups(columns: Sequence[pa.Array]) -> tuple[Int64Array, Int64Array]:
 
 
 def _numbers(texts: pa.Array) -> Int64Array:
-    """Reads texts as numbers, int64, (texts,): -1 where one is null or not of digits alone."""
+    """Reads texts as numbers, int64, (texts,); -1: the text is null, or has other characters than digits."""
     if texts.null_count == len(texts):
         return np.full(len(texts), -1, np.int64)
     is_plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN_NUMBER), False)
@@ -170,7 +170,7 @@ def _numbers(texts: pa.Array) -> Int64Array:
 
 
 def _in_time(rule: Recurrence, times: Int64Array) -> Int64Array:
-    """Returns times that are not after the end of a rule; NEVER for the others."""
+    """Returns times, int64, (n,), with NEVER instead of those after the end of a rule."""
     return np.where(times > rule.last_millis, NEVER, times)
 
 

@@ -12,7 +12,10 @@ _SECOND = timedelta(seconds=1)
 
 
 class CronRule:
-    """The times of a cron expression, as Debian's cron reads it: see `tracker.recurrence.wall_clock.Rule`.
+    """The wall times of a cron expression, as Debian's cron reads it: a `tracker.recurrence.wall_clock.Rule`.
+
+    Args:
+        expression: five fields, or six of which the first are seconds.
 
     Raises:
         ValueError: it can't be read.
@@ -21,9 +24,9 @@ class CronRule:
     def __init__(self, expression: str) -> None:
         fields = expression.split()
         if len(fields) not in (5, 6):
-            raise ValueError(f"has {len(fields)} fields: a cron expression has five, or six with seconds")
+            raise ValueError(f"{len(fields)} fields: a cron expression has five, or six with seconds")
         try:
-            # Without a time zone: what its changes do is decided elsewhere.
+            # Without a time zone: `tracker.recurrence.wall_clock` handles its changes.
             self._sim = CronSim(expression, _EPOCH)
         except CronSimError as error:
             message = str(error)
@@ -31,7 +34,7 @@ class CronRule:
         self.every_pass = any(field.startswith("*") for field in fields[-5:-3])
 
     def after(self, wall: int) -> int | None:
-        """Returns the first time after a wall time; None: not within 50 years."""
+        """Returns the first wall time of the rule after another; None: there is none within 50 years."""
         sim = copy(self._sim)
         sim.dt = _EPOCH + timedelta(seconds=wall)
         found = next(sim, None)

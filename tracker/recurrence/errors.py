@@ -1,4 +1,4 @@
-"""The error of a recurring message's wrong properties."""
+"""The error about a recurring message's properties."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class RecurrenceError(BadScheduleError):
     """A property of a recurring message can't be read. The error's message begins with the property's name.
 
     Attributes:
-        property_name: which one.
-        reason: what is wrong with it, without the name.
+        property_name: name of the property.
+        reason: the error's message without the name.
     """
 
     def __init__(self, property_name: str, reason: str) -> None:

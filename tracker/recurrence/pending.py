@@ -1,4 +1,4 @@
-"""The occurrences that wait, one for each of some recurring messages."""
+"""The pending occurrences of recurring messages: the ones that wait."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Occurrence(NamedTuple):
 
     number: int  # from 1
     due: int
-    at: int | None = None  # when it is due by its rule; None: `due`
-    was_due: int | None = None  # when it was due, where it is late
+    at: int | None = None  # when it is due by the rule; None: at `due`
+    was_due: int | None = None  # when a late one was due; None: not late
 
 
 class PendingOccurrences:
-    """The occurrences that wait from now on, int64, (n,).
+    """The pending occurrences of n messages in columns, int64, (n,). Times are ms since the epoch.
 
     Attributes:
         numbers: from 1.
-        times: ms since the epoch; NEVER: there is none.
-        by_rule: when they are due by their rule; NEVER: the same as `times`.
-        was_due: when they were due, where they are late; NEVER: they are not.
+        times: when they are due; NEVER: there is none.
+        by_rule: when they are due by the rule; NEVER: at `times`.
+        was_due: when late ones were due; NEVER: not late.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PendingOccurrences:
         self.was_due = np.full(len(numbers), NEVER, np.int64) if was_due is None else was_due
 
     def put(self, i: int, one: Occurrence | None) -> None:
-        """Sets one of them; None: there is none."""
+        """Sets the occurrence of the i-th message; None: there is none."""
         if one is None:
             self.times[i] = NEVER
         else:
@@ -50,6 +50,6 @@ class PendingOccurrences:
             self.was_due[i] = NEVER if one.was_due is None else one.was_due
 
     def take(self, index: Int64Array) -> PendingOccurrences:
-        """Returns some of them; `index`: int64, (m,)."""
+        """Returns the occurrences of some messages, by their indexes, int64, (m,)."""
         columns = (self.numbers, self.times, self.by_rule, self.was_due)
         return PendingOccurrences(*(column[index] for column in columns))

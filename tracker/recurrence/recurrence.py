@@ -1,4 +1,4 @@
-"""The properties of a recurring message, and when its occurrences are."""
+"""Reads the properties of a recurring message, and computes its occurrences."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tracker.recurrence import rrule_parts
 from tracker.recurrence.cron import CronRule
 from tracker.recurrence.errors import RecurrenceError
 from tracker.recurrence.rrule import CalendarRule
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, TimeZones, time_zone, used
+from tracker.recurrence.time_zones import TimeZones, time_zone, used
 from tracker.recurrence.wall_clock import Rule, next_instant, wall_time
 
-__all__ = ["TIME_ZONE_DATA_VERSION", "Misfire", "Recurrence", "RecurrenceError"]
+__all__ = ["Misfire", "Recurrence", "RecurrenceError"]
 
 REPEAT = "repeat"
 TIME_ZONE = "timeZone"
@@ -30,21 +30,21 @@ SHORTEST_MILLIS = 1_000
 _EVERY = "@every "
 _UTC_NAMES = ("UTC", "Etc/UTC")
 _EPOCH = datetime(1970, 1, 1)
-_PROBE_FROM = 54 * 365 * 86_400  # some time in 2023: a rule that never occurs from then on is refused
+_PROBE_FROM = 54 * 365 * 86_400  # a time in 2023: a rule without an occurrence after it is refused
 
 
 class Misfire(StrEnum):
-    """The fate of occurrences whose time has passed, as while the job was down."""
+    """The misfire policy: how many occurrences are delivered whose time passed while they could not be handed out."""
 
-    ONCE = "once"  # one is delivered for all of them
-    ALL = "all"  # each one is delivered
-    SKIP = "skip"  # none is
+    ONCE = "once"  # one for all of them
+    ALL = "all"  # each of them
+    SKIP = "skip"  # none
 
 
 class Recurrence:
-    """When a schedule's message recurs. Immutable; occurrences count from 1, and no two of them are at the same time.
+    """The rule by which a message recurs. Immutable. Occurrences are numbered from 1, and all at different times.
 
-        rule = Recurrence.parse("0 9 * * MON-FRI", "Europe/Berlin")
+        rule = Recurrence("0 9 * * MON-FRI", "Europe/Berlin")
         start = rule.first(published_millis, None)
         number, at = rule.next_occurrence(1, start, start, now_millis)
 
@@ -55,13 +55,29 @@ class Recurrence:
         time_zone: the property `timeZone`.
         until_millis: no occurrence is later than this; None: no such end. An RRULE's UNTIL counts, too.
         times: the number of the last occurrence; None: no such end. An RRULE's COUNT counts, too.
-        misfire: what becomes of missed occurrences.
+        misfire: the policy for missed occurrences.
     """
 
     def __init__(
-        self, repeat: str, time_zone_name: str, until_millis: int | None, times: int | None, misfire: str
+        self,
+        repeat: str,
+        time_zone: str = "UTC",
+        until_millis: int | None = None,
+        times: int | None = None,
+        misfire: str = Misfire.ONCE,
     ) -> None:
-        """As `parse`, which keeps what it has read."""
+        """Reads how a message recurs.
+
+        Args:
+            repeat: a cron expression of five or six fields, `@every` and a duration, or an RFC 5545 RRULE.
+            time_zone: IANA name of the zone whose wall clock a cron expression or RRULE means.
+            until_millis: no occurrence is later, ms since the epoch; None: no such end.
+            times: how many occurrences there are; None: no such end.
+            misfire: the policy for missed occurrences, a value of `Misfire`.
+
+        Raises:
+            RecurrenceError: one of them can't be read, or the rule never recurs, or more often than once a second.
+        """
         if not repeat or len(repeat.encode("utf-8", "surrogatepass")) > MAX_REPEAT_BYTES:
             raise RecurrenceError(REPEAT, f"is empty or has more than {MAX_REPEAT_BYTES} bytes")
         if misfire not in list(Misfire):
@@ -70,43 +86,20 @@ class Recurrence:
             raise RecurrenceError(REPEAT_TIMES, f"is less than 1: {times}")
         if until_millis is not None and not 0 <= until_millis <= MAX_TIME_MILLIS:
             raise RecurrenceError(REPEAT_UNTIL, f"is no time up to the year 9999: {until_millis}")
-        self.repeat, self.time_zone, self.misfire = repeat, time_zone_name, Misfire(misfire)
+        self.repeat, self.time_zone, self.misfire = repeat, time_zone, Misfire(misfire)
         self.until_millis, self.times = until_millis, times
-        self._zone = _zone(time_zone_name)
+        self._zone = _zone(time_zone)
         self._every: int | None = None
         self._cron: CronRule | None = None
         self._parts: rrule_parts.Parts | None = None
         self._read()
 
     @classmethod
-    def parse(
-        cls,
-        repeat: str,
-        time_zone: str = "UTC",
-        until_millis: int | None = None,
-        times: int | None = None,
-        misfire: str = Misfire.ONCE,
-    ) -> Recurrence:
-        """Reads how a message recurs.
-
-        Args:
-            repeat: a cron expression of five or six fields, `@every` and a duration, or an RFC 5545 RRULE.
-            time_zone: IANA name of the zone whose wall clock cron expression or RRULE mean.
-            until_millis: no occurrence is later, ms since the epoch.
-            times: how many occurrences there are.
-            misfire: what becomes of missed occurrences.
-
-        Raises:
-            RecurrenceError: one of them can't be read, or the rule never recurs, or more often than once a second.
-        """
-        return _parsed(used(), repeat, time_zone, until_millis, times, misfire)
-
-    @classmethod
     def of_properties(cls, properties: Mapping[str, str]) -> Recurrence | None:
-        """Reads how a message recurs from its properties; None: it does not.
+        """Reads how a message recurs from its properties, and caches the result; None: it does not recur.
 
         Raises:
-            RecurrenceError: as `parse`.
+            RecurrenceError: a property can't be read, or the rule never recurs, or more often than once a second.
         """
         repeat = properties.get(REPEAT)
         if repeat is None:
@@ -122,12 +115,12 @@ class Recurrence:
 
     @property
     def every_millis(self) -> int | None:
-        """How far apart occurrences are, if that is all that the rule says."""
+        """The interval of an `@every` rule, ms; None: the rule is of another kind."""
         return self._every
 
     @property
     def is_cron(self) -> bool:
-        """Whether the rule is a cron expression: its times depend on neither the first occurrence nor the message."""
+        """Whether the rule is a cron expression, whose times do not depend on the first occurrence."""
         return self._cron is not None
 
     @property
@@ -136,9 +129,12 @@ class Recurrence:
         return MAX_TIME_MILLIS if self.until_millis is None else self.until_millis
 
     def first(self, published_millis: int, deliver_at: int | None) -> int | None:
-        """Returns when the first occurrence is: at `deliver_at`, else the rule's first after the publish time.
+        """Returns when the first occurrence is, ms since the epoch; None: it would be after the schedule's end.
 
-        None: it would be later than the end of the schedule.
+        Args:
+            published_millis: when the message was published, ms since the epoch.
+            deliver_at: the time that the message names for it, ms since the epoch; None: the rule's first time after
+                the publish time.
         """
         if deliver_at is not None:
             return self._in_time(deliver_at)
@@ -146,11 +142,11 @@ class Recurrence:
         return self._in_time(self._next(published_millis, start))
 
     def following(self, after_millis: int, start_millis: int) -> int | None:
-        """Returns when the next occurrence after a time is; None: the schedule ends before.
+        """Returns when the next occurrence after a time is, ms since the epoch; None: the schedule ends before.
 
         Args:
-            after_millis: the result is later.
-            start_millis: the first occurrence, from which `@every` counts, and which is the DTSTART of an RRULE.
+            after_millis: the result is later than this, ms since the epoch.
+            start_millis: the first occurrence, ms since the epoch: the origin of `@every`, and DTSTART of an RRULE.
         """
         if after_millis < start_millis:
             return self._in_time(start_millis)
@@ -159,19 +155,19 @@ class Recurrence:
     def next_occurrence(
         self, number: int, at_millis: int, start_millis: int, now_millis: int
     ) -> tuple[int, int] | None:
-        """Returns what follows an occurrence that is handed out; None: nothing.
+        """Returns the occurrence that follows one that is handed out; None: there is none.
 
-        With the policy `all` it is the next one by the rule, however late. Else it is the first one after `now_millis`:
-        what has been missed in between has no number, the occurrence handed out has made up for it (`once`).
+        With the policy `all` it is the next one by the rule, however late. With other policies it is the first one
+        after `now_millis`; missed ones in between have no numbers.
 
         Args:
-            number: of the one handed out.
-            at_millis: when that was due by the rule.
-            start_millis: when the first one was due.
-            now_millis: what is due up to this time is missed.
+            number: of the occurrence that is handed out.
+            at_millis: when this was due by the rule, ms since the epoch.
+            start_millis: when the first occurrence was due, ms since the epoch.
+            now_millis: occurrences due up to this time, ms since the epoch, are missed.
 
         Returns:
-            Number and time of the next one.
+            number of the following occurrence, and its time, ms since the epoch.
         """
         if self.times is not None and number >= self.times:
             return None
@@ -179,7 +175,7 @@ class Recurrence:
         return None if at is None else (number + 1, at)
 
     def _next(self, after: int, start: int) -> int | None:
-        """As `following`, without the end."""
+        """Returns the same as `following`, but ignores the schedule's end."""
         if self._every is not None:
             return start + max(0, (after - start) // self._every + 1) * self._every
         # An RRULE's occurrences have the ms of its DTSTART.
@@ -231,7 +227,7 @@ class Recurrence:
 
 
 def recurrence_of(properties: Mapping[str, str]) -> Recurrence:
-    """Reads how a message recurs of which it is known that it does.
+    """Reads how a recurring message recurs.
 
     Args:
         properties: the message's.

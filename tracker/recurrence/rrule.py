@@ -1,7 +1,7 @@
-"""An RFC 5545 recurrence rule (RRULE): which wall times recur.
+"""An RFC 5545 recurrence rule (RRULE): computes its wall times.
 
-dateutil says which days of a month or year match. Stepping from period to period is done here, because dateutil steps
-from DTSTART on, however long ago that is, and looks for a rule without a match until the year 9999.
+dateutil finds the matching days of a month or year. This module steps from period to period, because dateutil would
+step from DTSTART on, however long ago that is, and would search up to the year 9999 if nothing matches.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tracker.recurrence.rrule_parts import Parts
 _DAY = 86_400
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
-# How many periods are looked at for a match: 50 years of them, at least.
+# How many periods are searched for a match: those of 50 years, at least.
 _PERIODS = {"YEARLY": 51, "MONTHLY": 601, "WEEKLY": 2_610, "DAILY": 18_263}
-_STEPS = 20_000  # of a frequency below a day: days, hours, minutes and seconds passed over
+_STEPS = 20_000  # for HOURLY and below: how many days, hours, minutes or seconds without a match are searched
 
 _UNIT = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
 
 
 class CalendarRule:
-    """The times of a recurrence rule from its DTSTART on: see `tracker.recurrence.wall_clock.Rule`."""
+    """The wall times of a recurrence rule from its DTSTART on: a `tracker.recurrence.wall_clock.Rule`."""
 
     def __init__(self, parts: Parts, start: int) -> None:
-        """Reads a rule. The parts that it leaves open are as in DTSTART, as the RFC has it.
+        """Reads a rule. Missing parts are taken from DTSTART, as the RFC says.
 
         Args:
             parts: the rule's.
@@ -45,7 +45,7 @@ class CalendarRule:
         self._days = _days(parts, self._first_day)
 
     def after(self, wall: int) -> int | None:
-        """Returns the first time after a wall time, which is DTSTART or later; None: not within 50 years."""
+        """Returns the first wall time of the rule after another, which is DTSTART or later; None: none in 50 years."""
         if self.every_pass:
             return self._after_in_days(wall)
         for days in self._periods(date.fromordinal(_EPOCH_DAY + wall // _DAY)):
@@ -55,7 +55,7 @@ class CalendarRule:
         return None
 
     def _after_among(self, days: list[int], wall: int) -> int | None:
-        """Of the times of one period's days (days since the epoch, ascending) the first after `wall`."""
+        """Returns the first time after `wall` on the days of a period (days since the epoch, ascending)."""
         times = len(self._hours) * len(self._minutes) * len(self._seconds)
         total = len(days) * times
 
@@ -74,7 +74,7 @@ class CalendarRule:
         return self._hours[hour] * 3_600 + self._minutes[minute] * 60 + self._seconds[second]
 
     def _periods(self, day: date) -> Iterator[list[int]]:
-        """The matching days of the period that `day` is in, and of those that follow; of every n-th by the interval."""
+        """Yields the matching days of each period, every n-th by the interval, from the one that `day` is in."""
         parts, start, interval = self._parts, self._first_day, self._parts.interval
         limit = _PERIODS[parts.frequency]
         if parts.frequency == "YEARLY":
@@ -87,7 +87,7 @@ class CalendarRule:
                 yield [first + number for number in days_of_month(self._days, month // 12, month % 12 + 1)]
         else:
             length = 7 if parts.frequency == "WEEKLY" else 1
-            # A week's first day, counted from day 0 of the ordinals, which would be a Sunday.
+            # The first day of a week, relative to ordinal 0, which would be a Sunday.
             shift = (parts.week_start + 1) % 7 if length == 7 else 0
             period = _aligned((day.toordinal() - shift) // length, (start.toordinal() - shift) // length, interval)
             for number in range(period, date.max.toordinal() // length, interval)[:limit]:
@@ -101,7 +101,7 @@ class CalendarRule:
         return day.day in days_of_month(self._days, day.year, day.month)
 
     def _after_in_days(self, wall: int) -> int | None:
-        """As `after`, of a frequency of hours, minutes or seconds."""
+        """Returns the same as `after`, for a frequency of hours, minutes or seconds."""
         unit = _UNIT[self._parts.frequency]
         interval, anchor = self._parts.interval * unit, self._start // unit * unit
         at = _aligned(wall // unit * unit, anchor, interval)
@@ -129,7 +129,7 @@ class CalendarRule:
 
 
 def _aligned(value: int, anchor: int, interval: int) -> int:
-    """The first of `anchor + n * interval` that is not before `value`."""
+    """Returns the least `anchor + n * interval` that is not below `value`."""
     return value + (anchor - value) % interval
 
 

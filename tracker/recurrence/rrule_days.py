@@ -1,4 +1,4 @@
-"""Which days of a month or of a year a recurrence rule's BYMONTH, BYDAY and their like choose; dateutil says it."""
+"""Finds, with dateutil, the days of a month or year that the BY parts of a recurrence rule choose."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ONE_YEAR, _ONE_MONTH = 10_000, 120_000
 
 
 class Days(NamedTuple):
-    """The parts of a rule that choose days. An empty one chooses nothing out."""
+    """The parts of a rule that choose days. An empty part excludes no day."""
 
     by_month: tuple[int, ...]
-    by_month_day: tuple[int, ...]  # from the end where negative
-    by_year_day: tuple[int, ...]  # from the end where negative
+    by_month_day: tuple[int, ...]  # negative: counted from the end
+    by_year_day: tuple[int, ...]  # negative: counted from the end
     by_week_number: tuple[int, ...]
-    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; which one of the month or year, 0 for each
+    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; its number within the month or year, 0: each
     week_start: int
 
     @property
@@ -37,7 +37,7 @@ def days_of_year(days: Days, year: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=65_536)
 def days_of_month(days: Days, year: int, month: int) -> tuple[int, ...]:
-    """Returns the days of a month that match, ascending. Which Friday it is is counted in the month."""
+    """Returns the days of a month that match, ascending. The number in a BYDAY counts within the month."""
     if days.by_month and month not in days.by_month:
         return ()
     found = rrule(MONTHLY, datetime(year, month, 1), interval=_ONE_MONTH, **_arguments(days, ()))
@@ -54,6 +54,6 @@ def _arguments(days: Days, otherwise: range | tuple[()]) -> dict[str, Any]:
         "byweekday": by_day,
     }
     given = {name: value for name, value in chosen.items() if value}
-    if not given.keys() - {"bymonth"}:  # dateutil would take the day of the period's first
+    if not given.keys() - {"bymonth"}:  # without any part dateutil would only choose the period's first day
         given["bymonthday"] = range(1, 32)
     return {**given, "wkst": days.week_start}

@@ -16,7 +16,7 @@ _UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z)?)?")
 
 
 class Parts(NamedTuple):
-    """A recurrence rule. An empty tuple: the part is not there."""
+    """The parts of a recurrence rule. An empty tuple means that the rule lacks the part."""
 
     frequency: str
     interval: int
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     by_week_number: tuple[int, ...]
     by_year_day: tuple[int, ...]
     by_month_day: tuple[int, ...]
-    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; which one of the month or year, 0 for each
+    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; its number within the month or year, 0: each
     by_hour: tuple[int, ...]
     by_minute: tuple[int, ...]
     by_second: tuple[int, ...]
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def parse(text: str) -> Parts:
-    """Reads a recurrence rule as `FREQ=MONTHLY;BYDAY=-1FR`, with `RRULE:` before it or not.
+    """Reads a recurrence rule such as `FREQ=MONTHLY;BYDAY=-1FR`, with or without `RRULE:` before it.
 
     Raises:
         ValueError: it can't be read, or has parts that do not go together.
@@ -65,7 +65,7 @@ def parse(text: str) -> Parts:
     return parts
 
 
-# Part: field, greatest, whether it may count from the end.
+# By part: the field of Parts, the greatest value, whether it may count from the end.
 _NUMBERS = {
     "BYMONTH": ("by_month", 12, False),
     "BYWEEKNO": ("by_week_number", 53, True),
@@ -119,7 +119,7 @@ def _positive(name: str, text: str) -> int:
 
 
 def _until(text: str) -> datetime:
-    """A day ends with its last second."""
+    """Reads an UNTIL; a day without a time ends with its last second."""
     match = _UNTIL.fullmatch(text)
     if match:
         try:
@@ -131,7 +131,7 @@ def _until(text: str) -> datetime:
 
 
 def _check(parts: Parts) -> None:
-    """Raises ValueError for parts that do not go together by the RFC's table, or that are not supported."""
+    """Checks that the RFC allows the parts together, and that they are supported; raises ValueError if not."""
     frequency = parts.frequency
     numbered = any(number for _, number in parts.by_day)
     wrong = {

@@ -1,4 +1,4 @@
-"""When a recurring message begins."""
+"""Computes when a recurring message has its first occurrence."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from tracker.recurrence.recurrence import REPEAT, REPEAT_UNTIL, recurrence_of
 
 
 def is_occurrence(properties: Mapping[str, str]) -> bool:
-    """Whether a message is a delivered occurrence, whose destination is a source topic, too, or that was sent again.
+    """Tells whether a message is a delivered occurrence that comes in: from a destination, or because it is sent again.
 
-    It has the properties of its schedule, but the schedule goes on where it began.
+    It has the properties of its schedule, but begins no new one: the schedule continues where it began.
     """
     return MESSAGE_ID in properties and OCCURRENCE in properties
 
 
 def counts_from(last: int, published: int, now: int) -> int:
-    """Returns from when on occurrences are looked for that were missed since the last one, ms since the epoch.
+    """Returns the time after which occurrences count as missed, ms since the epoch.
 
-    Nothing is missed before the message was published. Its producer's clock may be ahead, so at the latest it is now.
+    That is the last occurrence or the publish time, whichever is later. A producer's clock may be ahead, so a publish
+    time after `now` counts as `now`.
 
     Args:
-        last: when the last occurrence was due.
-        published: when the message was published.
-        now: the time of the caller.
+        last: when the last occurrence was due, ms since the epoch.
+        published: when the message was published, ms since the epoch.
+        now: ms since the epoch.
     """
     return max(last, min(published, now))
 
@@ -35,19 +36,20 @@ def first_of(properties: Mapping[str, str], published: int, max_delay_millis: in
     """Returns when the first occurrence of a recurring message is, ms since the epoch.
 
     Args:
-        properties: the message's. A time that they name is that of the first occurrence.
+        properties: the message's. `deliverAt` or `deliverAfter` is the time of the first occurrence.
         published: when it was published, ms since the epoch.
-        max_delay_millis: the longest delay until then that is accepted, ms; 0: any.
+        max_delay_millis: the longest delay of the first occurrence that is accepted, ms; 0: any.
 
     Raises:
-        BadScheduleError: a property can't be read, or the first occurrence would be after the end or too late.
+        BadScheduleError: a property can't be read, or the first occurrence would be after the schedule's end, or too
+            late.
     """
     rule = recurrence_of(properties)
     has_time = DELIVER_AT in properties or DELIVER_AFTER in properties
     named = deliver_at(properties, published, published, max_delay_millis) if has_time else None
     first = rule.first(published, named)
     if first is None:
-        # The rule's own end counts, too, where it is the first one; and nothing is after the year 9999.
+        # The schedule may end by `repeatUntil`, by the rule's UNTIL, or with the year 9999: the error names the first.
         if rule.until_millis is None:
             raise RecurrenceError(REPEAT, "has no occurrence up to the year 9999")
         if properties.get(REPEAT_UNTIL) is None or int(properties[REPEAT_UNTIL]) > rule.until_millis:

@@ -21,7 +21,7 @@ class TimeZones:
     """The time zones of one version of the IANA database.
 
     Args:
-        files: a folder such as the package `tzdata` is: with a file `zones`, the names, and a folder `zoneinfo`.
+        files: a folder like the package `tzdata`: with a file `zones`, which has the names, and a folder `zoneinfo`.
     """
 
     def __init__(self, files: Traversable) -> None:
@@ -30,14 +30,14 @@ class TimeZones:
 
     @classmethod
     def unpack(cls, packed: bytes) -> TimeZones:
-        """Returns time zones that `pack` has packed."""
+        """Returns the time zones that `pack` has packed."""
         return cls(zipfile.Path(zipfile.ZipFile(io.BytesIO(packed))))
 
     def pack(self) -> bytes:
-        """Returns all of them as a ZIP archive, some 400 KB."""
+        """Returns all time zones as a ZIP archive, about 400 KB."""
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            # With `ZipInfo` members have no time of now: the same zones are the same bytes.
+            # `ZipInfo` gives members a fixed time, so that the same zones are the same bytes.
             archive.writestr(zipfile.ZipInfo("zones"), "\n".join(sorted(self._names)), zipfile.ZIP_DEFLATED)
             for name in sorted(self._names):
                 archive.writestr(zipfile.ZipInfo(f"zoneinfo/{name}"), self._file(name), zipfile.ZIP_DEFLATED)
@@ -65,7 +65,7 @@ class TimeZones:
 
 @lru_cache
 def packaged() -> TimeZones:
-    """Returns the time zones of the package `tzdata`, whatever the machine has: TIME_ZONE_DATA_VERSION."""
+    """Returns the time zones of the package `tzdata` (TIME_ZONE_DATA_VERSION), not those of the machine."""
     return TimeZones(resources.files("tzdata"))
 
 
@@ -73,13 +73,13 @@ _used: ContextVar[TimeZones | None] = ContextVar("time zones", default=None)
 
 
 def used() -> TimeZones:
-    """Returns the time zones by which rules and windows are computed now: outside of `using` those `packaged`."""
+    """Returns the time zones in use: those of the enclosing `using`, else those of `packaged`."""
     return _used.get() or packaged()
 
 
 @contextmanager
 def using(time_zones: TimeZones | None) -> Iterator[None]:
-    """Has a block computed by the time zones of another version; None: by `packaged`."""
+    """Uses other time zones for a block; None: those of `packaged`."""
     token = _used.set(time_zones)
     try:
         yield
@@ -88,7 +88,7 @@ def using(time_zones: TimeZones | None) -> Iterator[None]:
 
 
 def time_zone(name: str) -> ZoneInfo:
-    """Returns a time zone of those that are used now.
+    """Returns one of the time zones in use.
 
     Raises:
         KeyError: there is no such time zone.

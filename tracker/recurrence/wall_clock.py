@@ -1,4 +1,4 @@
-"""From a rule's times, as a clock on the wall shows them, to instants. Gaps and overlaps are as Vixie cron has them."""
+"""Converts a rule's wall times to instants. Changes of the offset from UTC are handled as in Vixie cron."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ _WEEK = 7 * 86_400  # no time zone changes its offset there and back within a we
 
 
 class Rule(Protocol):
-    """Which times recur, as a clock on the wall shows them.
+    """A rule that says which wall times recur.
 
-    A wall time is an int: the seconds between 1970-01-01T00:00:00 and the time shown, as if each day had 24 hours.
+    A wall time is an int: the seconds between 1970-01-01T00:00:00 and the time that a wall clock shows, as if each day
+    had 24 hours.
     """
 
-    every_pass: bool  # more often than once an hour: in an hour that the clock shows twice it recurs twice, too
+    # Whether it recurs in both passes of an hour that the clock shows twice: unless it is of certain times of the day.
+    every_pass: bool
 
     def after(self, wall: int) -> int | None:
-        """Returns the first wall time of the rule after another; None: there is none, or not within 50 years."""
+        """Returns the first wall time of the rule after another; None: there is none within 50 years."""
 
 
 def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
     """Returns when a rule next recurs.
 
-    Where the clock is put forward, a rule of certain times of the day recurs at the end of the gap for those within
-    it, and any other passes the gap over. Where the clock is put back, a rule of certain times of the day recurs in
-    the first of the two passes only, any other in both.
+    When the clock is put forward, a rule of certain times of the day recurs at the end of the gap instead of within it;
+    any other rule ignores the gap. When the clock is put back, a rule of certain times of the day recurs only in the
+    first of the two passes, any other rule in both.
 
     Args:
         rule: on the wall clock.
-        zone: the clock's; None: UTC.
+        zone: the wall clock's time zone; None: UTC.
         after: the result is later than this, seconds since the epoch.
 
     Returns:
-        Seconds since the epoch; None: there is none.
+        seconds since the epoch; None: there is none.
     """
     try:
         if zone is None:
@@ -45,7 +47,7 @@ def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
 
 
 def wall_time(zone: ZoneInfo | None, instant: int) -> int:
-    """Returns what a zone's clock (None: UTC's) shows at an instant, seconds since the epoch."""
+    """Returns the wall time of a zone (None: UTC) at an instant, seconds since the epoch."""
     return instant if zone is None else instant + _offset(zone, instant)
 
 
@@ -57,7 +59,7 @@ def _every_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
         change = _first_change(zone, after, instant)
         if change is None:
             return instant
-        # From there on the clock shows other times: it is asked again from the second before.
+        # From the change on the clock shows other times: search again from the second before it.
         after, offset = change, _offset(zone, change)
         shown = after + offset - 1
     return None
@@ -67,7 +69,7 @@ def _first_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
     offset = _offset(zone, after)
     shown = after + offset
     first = _instant(zone, shown)
-    if first < after:  # the second pass: all that it shows has been
+    if first < after:  # in the second pass: all times that it shows were in the first pass
         change = _change(zone, first, after)
         shown = max(shown, change - 1 + _offset(zone, first))
     wall = rule.after(shown)
@@ -75,17 +77,17 @@ def _first_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
 
 
 def _instant(zone: ZoneInfo, wall: int) -> int:
-    """The first time at which the clock shows `wall`, or the end of the gap in which it would."""
+    """Returns the first instant at which the clock shows `wall`; if `wall` is in a gap, the end of the gap."""
     shown = _datetime(wall)
     before = _seconds(zone.utcoffset(shown))
     after = _seconds(zone.utcoffset(shown.replace(fold=1)))
-    if before >= after:  # plain, or twice: the earlier
+    if before >= after:  # the clock shows it once, or twice: the earlier instant
         return wall - before
     return _change(zone, wall - after - 1, wall - before)
 
 
 def _change(zone: ZoneInfo, low: int, high: int) -> int:
-    """As `_first_change`, of a zone that has another offset at `high` than at `low`."""
+    """Returns the same as `_first_change`, for a zone whose offset at `high` differs from that at `low`."""
     change = _first_change(zone, low, high)
     if change is None:
         raise LookupError(f"{zone} keeps its offset between {low} and {high}")
@@ -93,7 +95,7 @@ def _change(zone: ZoneInfo, low: int, high: int) -> int:
 
 
 def _first_change(zone: ZoneInfo, low: int, high: int) -> int | None:
-    """The first instant after `low`, up to `high`, from which on the offset is another; None: it stays."""
+    """Returns the first instant after `low`, up to `high`, with another offset than `low`; None: it stays."""
     offset = _offset(zone, low)
     while low < high:
         end = min(low + _WEEK, high)

@@ -1,1 +1,1 @@
-"""Shaped release: what comes due beyond a subscription's rate, or outside its windows, is moved to the next place."""
+"""Shaped release: messages due beyond a subscription's rate, or outside its windows, are moved to the next place."""

@@ -1,7 +1,7 @@
-"""A token bucket that gives places in time, in columns: the generic cell rate algorithm (ITU-T I.371).
+"""A token bucket on columns, which gives messages places in time: the generic cell rate algorithm (ITU-T I.371).
 
-Its whole state is one time, `next`: when the place after the last one given would be, if nothing were saved up. A place
-is at most `burst - 1` intervals before it, so that in any time t there are at most `burst + t / interval` places.
+Its whole state is one time: the next place, if no burst were saved up. A place may be up to `burst - 1` intervals
+before this time, so that a span t has at most `burst + t / interval` places.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from tracker.messages import Int64Array
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 
 FloatArray = npt.NDArray[np.float64]
 
-_TOLERANCE = 1e-6  # of an interval: what rounding may take from a time
+_TOLERANCE = 1e-6  # intervals: the largest rounding error of a time
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The places of one shard. Those of all shards together are as many as rate and burst allow, and no more.
+    """A shard's part of a subscription's token bucket. All shards together give as many places as rate and burst allow.
 
-    A shard has its share of the rate and of the burst. Where the burst has less than one message for each shard, there
-    is nothing to save up: all shards' places are on one grid, of which each shard has every n-th.
+    A shard has its share of the rate and of the burst. If the burst is less than one message for each shard, no burst
+    is saved up: the places of all n shards are on one grid, and each shard has every n-th.
 
     Attributes:
-        interval: between two places of the shard, ms.
-        burst: of the shard; 0: places are on the grid.
-        offset: of the shard's places on the grid, ms.
+        interval: time between two places of the shard, ms.
+        burst: the shard's share, messages; 0: its places are on the grid.
+        offset: the shard's first place on the grid, ms.
     """
 
     interval: float
@@ -38,22 +38,22 @@ class Bucket:
     offset: float = 0.0
 
     @staticmethod
-    def of(rate: float, burst: int, place: Place) -> Bucket:
+    def of(rate: float, burst: int, shard_id: ShardId) -> Bucket:
         """Returns a shard's part of a rate, messages a second, and of a burst."""
-        interval = 1000 / rate * place.shards
-        if burst < place.shards:
-            return Bucket(interval, 0, 1000 / rate * place.number)
-        return Bucket(interval, burst // place.shards + (place.number < burst % place.shards))
+        interval = 1000 / rate * shard_id.shards
+        if burst < shard_id.shards:
+            return Bucket(interval, 0, 1000 / rate * shard_id.number)
+        return Bucket(interval, burst // shard_id.shards + (shard_id.number < burst % shard_id.shards))
 
     def places(self, times: FloatArray, next_time: float) -> tuple[FloatArray, float]:
         """Gives each message the next free place at its time or later.
 
         Args:
-            times: float64, (n,), ms, ascending: before which the messages must not go.
-            next_time: the state, ms; any time long past: nothing was given.
+            times: float64, (n,), ms, ascending: the earliest time of each message.
+            next_time: the bucket's state, ms; any time long past: no place was given.
 
         Returns:
-            the places, float64, (n,), ms, ascending; and the state after them.
+            the places, float64, (n,), ms, ascending; and the state after them, ms.
         """
         if not len(times):
             return times, next_time
@@ -63,7 +63,7 @@ class Bucket:
             slots = np.maximum(np.maximum.accumulate(first[1:] - order), first[0]) + order
             places = slots * self.interval + self.offset
             return np.maximum(places, times), float(places[-1] + self.interval)
-        # The state after the i-th one is `least[i] + (i + 1) * interval`.
+        # The state after the i-th place is `least[i] + (i + 1) * interval`.
         least = np.maximum(np.maximum.accumulate(times - order * self.interval), next_time)
         before = np.append(next_time, least[:-1]) + order * self.interval
         return np.maximum(times, before - (self.burst - 1) * self.interval), float(least[-1] + n * self.interval)
@@ -85,7 +85,7 @@ class Bucket:
         order = np.argsort(keys, kind="stable")
         of_keys, starts = np.unique(keys[order], return_index=True)
         counts = np.diff(np.append(starts, len(keys)))
-        # By key, or of all keys the first ones, the second ones and so on: whichever takes fewer rounds.
+        # Either key by key, or the first messages of all keys, then the second ones, and so on: in fewer rounds.
         if len(of_keys) <= counts.max(initial=0):
             for key, start, count in zip(of_keys.tolist(), starts.tolist(), counts.tolist(), strict=True):
                 rows = order[start : start + count]
@@ -108,14 +108,14 @@ class Bucket:
 
 
 def own_ranks(counts: Sequence[int], own: int) -> Int64Array:
-    """Returns which of the places that shards have together are one shard's, from 0 on: each one's are spread evenly.
+    """Divides consecutive places among shards, each shard's spread evenly; returns the ranks of one shard's places.
 
     Args:
-        counts: how many places each shard has.
+        counts: how many places each shard gets.
         own: the shard's number.
 
     Returns:
-        int64, (counts[own],), ascending. The shards' ranks are distinct, and none is left out.
+        int64, (counts[own],), ascending, from 0. Each rank belongs to exactly one shard.
     """
     shards = np.repeat(np.arange(len(counts)), counts)
     evenly = np.concatenate([(np.arange(n) + 0.5) / max(n, 1) for n in counts]) if counts else np.zeros(0)

@@ -1,4 +1,4 @@
-"""Open time: the milliseconds that windows leave open, counted on, and real time made of them again."""
+"""Open time: a clock, in ms, that runs only while a window is open; and its conversion from and to real time."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _MONDAY_MILLIS = 4 * _DAY_MILLIS  # 1970-01-05 was a Monday
 
 _DAYS_AT_ONCE = 28
 
-# So many days are asked for by a calendar, from the origin on: a hundred years. Later it is always open.
+# The windows are computed for so many days from the origin on: a hundred years. After that it is always open.
 _MOST_DAYS = 36_525
-_LAST_DAY = date(9999, 12, 25)  # of all calendars: a window may end two days later, in any time zone
+_LAST_DAY = date(9999, 12, 25)  # a window may end two days later, in any time zone, and no date is after 9999
 _FOREVER = 1e18
 
 
 class OpenTime:
     """A monotone map between real time and open time, which stands still while no window is open.
 
-    A bucket that is filled in open time gives no places while the windows are closed, and saves none up either.
+    A token bucket that is filled in open time gives no places while the windows are closed, and saves no burst up.
 
     Args:
-        windows: none: it is always open, and both times are the same. After a hundred years, or the year 9999, it is
-            always open.
-        since: ms since the epoch: no earlier time is asked for. Open time begins with the week before it.
+        windows: empty: it is always open, and open time is real time. From a hundred years on, or from the end of the
+            year 9999, it is always open.
+        since: ms since the epoch: the earliest time that will be asked for. Open time begins in the week before it.
     """
 
     def __init__(self, windows: Sequence[OpenWindow], since: float) -> None:
         self._windows = windows
         origin = int((since - _MONDAY_MILLIS) // _WEEK_MILLIS - 1) * _WEEK_MILLIS + _MONDAY_MILLIS
-        # A day more on both sides: a day of a time zone begins up to 14 hours before that of UTC.
+        # Two days earlier: a day begins up to 14 hours before that of UTC, depending on the time zone.
         self._origin = origin
         self._day = datetime.fromtimestamp(origin / 1000, UTC).date() - timedelta(days=2)
         self._last_day = min(self._day, _LAST_DAY - timedelta(days=_MOST_DAYS)) + timedelta(days=_MOST_DAYS)
@@ -47,7 +47,14 @@ class OpenTime:
         self._spans: list[tuple[float, float]] = []
 
     def to_open(self, times: FloatArray) -> FloatArray:
-        """Returns the open time at real times, ms, both float64, (n,): while it is closed that of the next opening."""
+        """Converts real times, ms since the epoch, to open time, ms; while closed, to that of the next opening.
+
+        Args:
+            times: float64, (n,).
+
+        Returns:
+            float64, (n,).
+        """
         if not self._windows or not len(times):
             return times
         self._extend_to(float(times.max()))
@@ -57,7 +64,14 @@ class OpenTime:
         return np.where(at < 0, 0, self._open_before[first] + within)
 
     def to_real(self, opens: FloatArray) -> FloatArray:
-        """Returns the real times of open times, ms since the epoch, both float64, (n,); at an opening that of it."""
+        """Converts open times, ms, to real times, ms since the epoch; at an opening, to its real time.
+
+        Args:
+            opens: float64, (n,).
+
+        Returns:
+            float64, (n,).
+        """
         if not self._windows or not len(opens):
             return opens
         while not len(self._starts) or opens.max() >= self._total:
@@ -66,7 +80,7 @@ class OpenTime:
         return self._starts[at] + (opens - self._open_before[at])
 
     def is_open(self, times: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tells at which real times, ms, it is open: bool, (n,)."""
+        """Tells at which real times, ms since the epoch, it is open: bool, (n,)."""
         if not self._windows or not len(times):
             return np.ones(len(times), np.bool_)
         self._extend_to(float(times.max()))
@@ -87,7 +101,7 @@ class OpenTime:
         return int(datetime(self._day.year, self._day.month, self._day.day, tzinfo=UTC).timestamp() * 1000)
 
     def _extend(self) -> None:
-        """Adds the windows of some more days; more of them each time, so that a long queue takes few steps."""
+        """Adds the windows of further days; more days each time, so that places far ahead take few steps."""
         days = max(_DAYS_AT_ONCE, len(self._starts) // max(1, len(self._windows)))
         for _ in range(min(days, (self._last_day - self._day).days)):
             self._spans += self._of_day(self._day)
@@ -116,7 +130,8 @@ class OpenTime:
 def _millis(day: date, minutes: int, zone: str) -> int:
     """Returns a time of day in a time zone as ms since the epoch.
 
-    A time that the clocks skip is that much later; of one that comes twice it is the first.
+    A time that the clocks skip is moved after the gap, by as much as it is within it. A time that comes twice means the
+    first of the two.
     """
     local = datetime(day.year, day.month, day.day, tzinfo=time_zone(zone)) + timedelta(minutes=minutes)
     return int(local.timestamp() * 1000)

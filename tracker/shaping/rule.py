@@ -1,4 +1,4 @@
-"""The rule by which a subscription's messages are shaped, as offsets record it."""
+"""The shaping rule of a subscription, rate and windows, as offsets record it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from conf.shaping import DAYS, Rate, Window, minutes
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A span of time that comes again every week.
+    """A span of time, every week, in which messages may go out.
 
     Attributes:
-        days: on which it begins, Monday is 0.
+        days: weekdays on which the window begins; Monday is 0.
         start: minutes from midnight.
-        end: minutes from midnight of the day on which it begins, more than `start`; it may be on the next day.
-        time_zone: its name.
+        end: minutes from midnight of the day on which the window begins; more than `start`, perhaps on the next day.
+        time_zone: IANA name.
     """
 
     days: tuple[int, ...]
@@ -32,10 +32,10 @@ class ShapingRule:
     """How a subscription's messages are shaped.
 
     Attributes:
-        rate: messages a second; None: any number.
-        burst: how many may go at once after a rest.
-        is_per_key: whether rate and burst are for each key, or for the subscription as a whole.
-        windows: when messages go out; none: always.
+        rate: messages a second; None: no limit.
+        burst: how many messages may go out at once after a pause.
+        is_per_key: whether rate and burst are those of each key, or of the subscription as a whole.
+        windows: when messages may go out; empty: always.
     """
 
     rate: float | None
@@ -53,7 +53,12 @@ class ShapingRule:
 
 
 def rule_of(rate: Rate | None, windows: Sequence[Window]) -> str | None:
-    """Returns the rule of a subscription's settings as JSON; None: its messages are not shaped."""
+    """Returns a subscription's shaping rule as JSON; None: its messages are not shaped.
+
+    Args:
+        rate: the subscription's setting; None: no rate.
+        windows: the subscription's setting.
+    """
     if rate is None and not windows:
         return None
     rule: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Shapes what comes due: gives each message for a subscription with a rate or windows its place in time."""
+"""Shapes due messages: gives each message for a subscription with a rate or windows its place in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tracker.buckets.waiting_rows import Queue
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
-from tracker.dead_letter_targets import dead_letter_masks
+from tracker.dead_letter_targets import dead_letters_in
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -29,73 +29,71 @@ from tracker.messages import (
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.shaping.rule import ShapingRule
 from tracker.shaping.target import Target, TargetState
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic
 
 _TABLE = "shaping"
 
-# So many ticks whose releases have not arrived are kept, each with its time; of more the first ones count as one.
+# How many unconfirmed ticks are remembered with their times. Beyond these, the first two are merged into one.
 _MOST_UNCONFIRMED = 100
 
-# A place this much after the time of its message is none: the two are the same but for rounding, ms.
+# The largest rounding error of a place, ms: one that is this much after its message's time is at this time.
 _TOLERANCE_MILLIS = 0.01
 
-# After a start it takes about so long until what is in flight can be sent again, ms.
+# About how long it takes after a start until messages in flight can be sent again, ms.
 _START_MILLIS = 3_000
 
 _PLACED = MESSAGES.append(pa.field("subscription_mask", pa.int64()))
 
-# By source topic and subscription: a time, ms since the epoch, after which there are places, and how many messages that
-# wait get one in each shard.
+# The places that a tick's offset gives, by source topic and subscription: a time, ms since the epoch, after which they
+# are; and by shard how many waiting messages get one.
 Places = Mapping[str, Mapping[str, tuple[int, Sequence[int]]]]
 
 
 class Shaped(NamedTuple):
-    """Due rows, sorted by when their subscriptions have room for them."""
+    """Due rows after shaping. A row for a subscription that is in none of these fields was moved to its place."""
 
     masks: Int64Array  # (rows,): the subscriptions to which each row goes as it is, as bits
-    placed: pa.Table  # further rows for this release, as MESSAGES and `subscription_mask`, int64: with another time
-    waiting: list[tuple[Queue, pa.Table]]  # rows, as MESSAGES, that come due again when there are places for them
+    placed: pa.Table  # further rows for this release, with another time: MESSAGES and `subscription_mask`, int64
+    waiting: list[tuple[Queue, pa.Table]]  # as MESSAGES: rows without a place, which are to wait in their queues
 
 
 class Shaper:
     """Gives messages places: at most as many as their subscription's rate and burst allow, and within its windows.
 
-    What comes due takes the next free place from its time on. One whose place is after the cutoff is moved there, and
-    goes out when it comes due there; so it is listed, cancelled and rebuilt as any moved message. Its row has in
-    `shaped_from` when it was due at first, by which it is known to have a place.
+    A due message takes the next free place from its time on. If the place is after the cutoff, the message is moved
+    there, and goes out when it comes due again; so it can be listed, cancelled and rebuilt as any moved message. A row
+    that has a place has its original time in `shaped_from`.
 
-    What is beyond a shard's own share of the rate waits for the next tick, whose offset has places for all shards' rows
-    together: to each its share by what it has waiting. So the whole rate is used, however messages lie in the shards.
+    Messages beyond a shard's own share of the rate wait for the next tick. Its offset has places for the waiting rows
+    of all shards, divided by how many wait in each. So the whole rate is used, however messages are distributed.
 
-    Places that could not be kept, because the job stood still, are put off, all of a subscription by the same time: a
-    row that was given its place before is moved on by it when it comes due.
+    If places were missed, because the job stood still, all places of the subscription are postponed by the same time. A
+    row that got its place before is moved by this time when it comes due.
 
     Args:
         store: where the state is kept.
-        subscriptions: those of each source topic, with their rules.
-        operations: to which moves are added.
-        place: which shard this is.
+        subscriptions: the subscriptions of each source topic, with their shaping rules.
+        operations: collects the moves.
+        shard_id: which shard this is.
     """
 
-    def __init__(self, store: Store, subscriptions: Subscriptions, operations: Operations, place: Place) -> None:
+    def __init__(self, store: Store, subscriptions: Subscriptions, operations: Operations, shard_id: ShardId) -> None:
         self._store = store
         self._subscriptions = subscriptions
         self._operations = operations
-        self._place = place
+        self._shard_id = shard_id
         self._saved = store.get(_TABLE, (0, 0))
         saved = json.loads(self._saved) if self._saved else {}
-        if isinstance(saved, list):  # an earlier version's
-            saved = {"targets": saved}
         self._targets = {
-            (topic, number): Target(self._rule(topic, number), place, TargetState(*state))
+            (topic, number): Target(self._rule(topic, number), shard_id, TargetState(*state))
             for topic, number, *state in saved.get("targets", ())
         }
-        # Ticks whose releases have not arrived, as [tick, its time in ms], ascending, since shards share places.
+        # Unconfirmed ticks, as [tick, its time in ms since the epoch], ascending; needed where shards share places.
         self._unconfirmed: list[list[int]] = saved.get("unconfirmed", [])
         self._this_tick: list[int] = []
-        self.n_moved = 0  # messages that this tick has given a place after its cutoff
+        self.n_moved = 0  # messages that this tick moved to a place after its cutoff
 
     def __bool__(self) -> bool:
         """Whether any subscription's messages are shaped."""
@@ -106,7 +104,7 @@ class Shaper:
 
         Args:
             moment: of this tick.
-            confirmed: the last tick whose releases have arrived.
+            confirmed: number of the last confirmed tick.
         """
         self._unconfirmed = [one for one in self._unconfirmed if one[0] > confirmed]
         self._this_tick = [moment.tick, moment.now]
@@ -115,7 +113,7 @@ class Shaper:
         """Returns by source topic and subscription how many rows wait for a later tick, and the last place given, ms.
 
         Args:
-            counts: how many rows wait, by queue.
+            counts: by queue: how many rows wait.
         """
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, name), n in counts.items():
@@ -123,15 +121,14 @@ class Shaper:
             found.setdefault(topic, {})[name] = [n, self._target(topic, number).state.last]
         return found
 
-    def give(self, places: Places, counts: Mapping[Queue, int]) -> None:
-        """Takes over the places that the tick's offset gives to what waits in all shards.
+    def assign(self, places: Places, counts: Mapping[Queue, int]) -> None:
+        """Takes this shard's part of the places that the tick's offset gives to waiting rows of all shards.
 
-        All shards get each other's numbers, so that each knows which places are its own: every shard's are spread
-        evenly among all of them.
+        The places of each shard are spread evenly among all of them (see `tracker.shaping.bucket.own_ranks`).
 
         Args:
-            places: of the tick's offset.
-            counts: how many rows wait since an earlier tick, by queue.
+            places: those of the tick's offset.
+            counts: by queue: how many rows have waited since an earlier tick.
         """
         for (topic, name), n in counts.items():
             if (number := self._number(topic, name)) is not None:
@@ -139,16 +136,16 @@ class Shaper:
         for topic, names in places.items():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
                 if name in names and self._rule(topic, number) is not None:
-                    self._target(topic, number).give(*names[name])
+                    self._target(topic, number).assign(*names[name])
 
-    def most_of_waiting(self, queue: Queue) -> int | None:
-        """Returns how many rows of a queue come due again in this tick; None: all, because they are shaped no more."""
+    def max_from_queue(self, queue: Queue) -> int | None:
+        """Returns how many rows of a queue come due again in this tick; None: all, as they are not shaped any more."""
         number = self._number(*queue)
-        return None if number is None else self._target(queue[0], number).most_of_waiting
+        return None if number is None else self._target(queue[0], number).max_from_queue
 
     @property
-    def until(self) -> dict[str, dict[str, int]]:
-        """By source topic and subscription's name the last place given, ms since the epoch."""
+    def last_places(self) -> dict[str, dict[str, int]]:
+        """By source topic and subscription name: the last place given, ms since the epoch."""
         found: dict[str, dict[str, int]] = {}
         for (topic, number), target in self._targets.items():
             names = self._subscriptions.names.get(topic, ())
@@ -156,58 +153,58 @@ class Shaper:
                 found.setdefault(topic, {})[names[number]] = target.state.last
         return found
 
-    def begin_again(self, since: Mapping[tuple[str, int], int], moment: Moment) -> None:
-        """Puts places off after a start, by as long as what is in flight is sent later than it was to be.
+    def postpone_in_flight(self, since: Mapping[tuple[str, int], int], moment: Moment) -> None:
+        """Postpones places after a start, by as much as messages in flight are sent late.
 
-        Where shards share places, it is by as long as that of any of them may be.
+        Where shards share places, all of them postpone by the same time: the most that any of them may need.
 
         Args:
-            since: by topic and subscription when the first message is due that is in flight, ms since the epoch.
+            since: by topic and subscription number: when its first message in flight is due, ms since the epoch.
             moment: of this tick.
         """
         until = moment.now + _START_MILLIS
         unsent = min([moment.released + 1, *(time for _, time in self._unconfirmed)])
         for target in self._targets.values():
-            target.put_off_with_others(unsent, until, moment)
+            target.postpone_in_all_shards(unsent, until, moment)
         for (topic, number), first in since.items():
             rule = self._rule(topic, number)
             if rule is not None and rule.rate is not None and first < until:
                 target = self._target(topic, number)
-                if not target.is_put_off_at(moment):
-                    target.put_off(first, until, moment)
+                if not target.is_postponed_at(moment):
+                    target.postpone(first, until, moment)
 
     def rebuild(self, until: Mapping[str, Mapping[str, int]]) -> None:
-        """Begins after a rebuild: what comes due goes after the last place that was given.
+        """Begins after a rebuild: messages that come due go after the last place that was given.
 
         Args:
-            until: as the property of that name, of all shards together.
+            until: as `last_places`, of all shards together.
         """
         for topic, rules in self._subscriptions.shaping.items():
             for number in rules:
                 last = until.get(topic, {}).get(self._subscriptions.names[topic][number], 0)
                 if last:
-                    self._target(topic, number).begin_after(last)
+                    self._target(topic, number).rebuild(last)
 
-    def notice_late(self, rows: pa.Table, moment: Moment) -> None:
-        """Puts the places of subscriptions off some of whose due rows could not be kept to theirs.
+    def postpone_late(self, rows: pa.Table, moment: Moment) -> None:
+        """Postpones the places of subscriptions whose rows have missed theirs.
 
         Args:
-            rows: as MESSAGES: all that come due in this tick, before any of them is shaped.
+            rows: as MESSAGES: all rows that come due in this tick, before any of them is shaped.
             moment: of this tick.
         """
         for target in self._targets.values():
-            target.put_off_with_others(moment.released + 1, moment.now, moment)
-        self._notice_own_late(rows, moment)
+            target.postpone_in_all_shards(moment.released + 1, moment.now, moment)
+        self._postpone_own_late(rows, moment)
 
-    def _notice_own_late(self, rows: pa.Table, moment: Moment) -> None:
-        """Puts places off where rows, as MESSAGES, that come due in this tick could not be kept to theirs."""
+    def _postpone_own_late(self, rows: pa.Table, moment: Moment) -> None:
+        """Postpones, in this shard alone, places of subscriptions whose rows (as MESSAGES) have missed theirs."""
         if rows["shaped_from"].null_count == rows.num_rows:
             return
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
         # A row that has a place is for one subscription.
         own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
-        for topic, number, chosen in self._by_target(placed, self.shaped(placed) & own):
-            self._target(topic, number).notice_late(placed.take(pa.array(chosen)), moment)
+        for topic, number, chosen in self._by_target(placed, self.shaped_masks(placed) & own):
+            self._target(topic, number).postpone_late(placed.take(pa.array(chosen)), moment)
 
     def shape(self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, *, have_waited: bool) -> Shaped:
         """Gives due rows their places; those with a place after the cutoff are moved there.
@@ -217,10 +214,10 @@ class Shaper:
             masks: int64, (rows,): the subscriptions that each row goes to, as bits.
             moment: of this tick.
             cutoff: of this tick, ms since the epoch.
-            have_waited: whether what comes due again in this tick is among the rows: it goes first.
+            have_waited: whether the rows taken from the queues in this tick are among the rows; they go first.
         """
         nothing = empty_table(_PLACED)
-        shaped = masks & self.shaped(rows)
+        shaped = masks & self.shaped_masks(rows)
         if not shaped.any():
             return Shaped(masks, nothing, [])
         masks = masks.copy()
@@ -237,9 +234,9 @@ class Shaper:
                 waiting.append((queue, self._of_subscription(where(of_target, has_none), number)))
                 chosen, of_target, due = chosen[~has_none], where(of_target, ~has_none), due[~has_none]
                 places, has_place = places[~has_none], has_place[~has_none]
-            # The last place that there is has no end: later would be that of what is held back.
+            # The last possible time is a place for any number of messages: the times beyond it have other meanings.
             at = np.ceil(np.minimum(places, MAX_TIME_MILLIS) - _TOLERANCE_MILLIS).astype(np.int64)
-            # What is overdue goes at once as it is, where there is a place now.
+            # An overdue row goes out as it is, if there is a place now.
             is_kept = at <= np.where(has_place, due, np.maximum(due, moment.now))
             masks[chosen[~is_kept]] &= ~(1 << number)
             is_later = ~is_kept & (at > cutoff)
@@ -259,7 +256,7 @@ class Shaper:
         return Shaped(masks, concat(placed, nothing.schema), waiting)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         if not self._targets and self._saved is None:
             return
         state = [[*key, *vars(t.state).values()] for key, t in sorted(self._targets.items())]
@@ -273,26 +270,26 @@ class Shaper:
         if not any(target.shares_places for target in self._targets.values()):
             return {}
         ticks = [*self._unconfirmed, self._this_tick]
-        if len(ticks) > _MOST_UNCONFIRMED:  # the earlier time counts until the later tick is confirmed
+        if len(ticks) > _MOST_UNCONFIRMED:  # merged: the earlier time counts until the later tick is confirmed
             ticks[:2] = [[ticks[1][0], min(ticks[0][1], ticks[1][1])]]
         return {"unconfirmed": ticks}
 
     def forget_past(self, now: int) -> None:
-        """Forgets buckets that are full again, and places that are past, ms since the epoch."""
+        """Forgets token buckets that are full again, and places before `now`, ms since the epoch."""
         self._targets = {key: target for key, target in self._targets.items() if target.state.forget_past(now)}
 
     def _of_subscription(self, rows: pa.Table, number: int) -> pa.Table:
-        """Returns rows as they are, but for one subscription."""
+        """Returns rows for one subscription only."""
         return with_columns(rows, subscription=self._subscriptions.names_of(rows["topic"], number))
 
     def _target(self, topic: str, number: int) -> Target:
         key = topic, number
         if key not in self._targets:
-            self._targets[key] = Target(self._rule(topic, number), self._place)
+            self._targets[key] = Target(self._rule(topic, number), self._shard_id)
         return self._targets[key]
 
     def _number(self, topic: str, name: str) -> int | None:
-        """Returns the number of a subscription that is shaped; None: it is not, or not there."""
+        """Returns the number of a subscription; None: it is not shaped, or does not exist."""
         names = self._subscriptions.names.get(topic, ())
         number = names.index(name) if name in names else None
         return None if number is None or self._rule(topic, number) is None else number
@@ -301,14 +298,14 @@ class Shaper:
         text = self._subscriptions.shaping.get(topic, {}).get(number)
         return None if text is None else ShapingRule.from_json(text)
 
-    def shaped(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions for which each row is shaped, as bits, int64, (rows,): not for its dead letters."""
+    def shaped_masks(self, rows: pa.Table) -> Int64Array:
+        """Returns the subscriptions for which each row is shaped, as bits, int64, (rows,). Dead letters are not."""
         shaping = self._subscriptions.shaping
         masks = by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
-        return masks & ~dead_letter_masks(rows, self._subscriptions.most, self._subscriptions.most_retries)
+        return masks & ~dead_letters_in(rows, self._subscriptions)
 
     def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
-        """Yields topic and number of each subscription, with the indexes of its rows, int64, ascending."""
+        """Yields topic and number of each shaped subscription, with the indexes of its rows, int64, ascending."""
         topics = rows["topic"].combine_chunks().dictionary_encode()
         indices = topics.indices.to_numpy()
         for i, topic in enumerate(topics.dictionary.to_pylist()):
@@ -319,7 +316,7 @@ class Shaper:
 
     @staticmethod
     def _retimed(rows: pa.Table, at: Int64Array, chosen: BoolArray) -> pa.Table:
-        """Returns the chosen rows with another time, and when they were due at first."""
+        """Returns the chosen rows, moved to the times `at`, with their original time in `shaped_from`."""
         rows = where(rows, chosen)
         if not rows.num_rows:
             return rows

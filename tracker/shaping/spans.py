@@ -1,4 +1,4 @@
-"""From when to when the messages of a release that are shaped are to be sent, by subscription."""
+"""The time spans in which the shaped messages of a release are due, by subscription."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tracker.in_flight import PLACE, SENDING, SUBSCRIPTION_MASK, Release
 from tracker.messages import int64
 from tracker.shaping.rule import ShapingRule
 
-# Key of what is recorded of how releases are sent: which subscriptions' messages are shaped, and the tick's time.
+# Key in the JSON of `Tick.sending`: the subscriptions whose messages are shaped, their rates, and the tick's time.
 SHAPED = "shaped"
 
 
 def recorded(now: int, rules: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
-    """Returns what is recorded with a release under SHAPED.
+    """Returns the value to record under SHAPED with a tick's releases.
 
     Args:
-        now: of its tick, ms since the epoch.
-        rules: by source topic and number those of the subscriptions whose messages are shaped, as `rule_of` made them.
+        now: time of the tick, ms since the epoch.
+        rules: by source topic and subscription number: the shaping rule, as `rule_of` returns it.
     """
     rates: dict[str, dict[str, list[Any]]] = {}
     for topic, of_topic in rules.items():
@@ -35,12 +35,15 @@ def recorded(now: int, rules: Mapping[str, Mapping[int, str]]) -> dict[str, Any]
 
 
 def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
-    """Returns by topic and subscription's number when the first and the last shaped message is due, ms.
+    """Returns when the first and the last shaped message of each subscription is due.
 
-    What was overdue when it was handed out counts as due then.
+    A message that was overdue when it was handed out counts as due at that time.
 
     Args:
         rows: as `Release.rows`, with the metadata.
+
+    Returns:
+        by topic and subscription number: first and last time, ms since the epoch.
     """
     sending = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
     found: dict[tuple[str, int], tuple[int, int]] = {}
@@ -59,10 +62,13 @@ def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def first_due(releases: Iterable[Release]) -> dict[tuple[str, int], int]:
-    """Returns by topic and subscription's number when the first shaped message is due that may not have been sent, ms.
+    """Returns when the first shaped message of each subscription is due that may not have been sent.
 
     Args:
-        releases: in flight; what is open is not counted, because it waits for its destination.
+        releases: those in flight. Open ones are not counted, because they wait for their destination.
+
+    Returns:
+        by topic and subscription number: ms since the epoch.
     """
     found: dict[tuple[str, int], int] = {}
     for release in releases:

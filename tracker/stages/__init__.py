@@ -1,1 +1,1 @@
-"""The stages of a shard's tick that are more than a call of the tracker or of the commands."""
+"""Stages of a shard's tick that combine the tracker, the commands and the releases in flight."""

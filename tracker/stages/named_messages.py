@@ -1,4 +1,4 @@
-"""The messages that a tick's commands name, wherever they are: new, in state, or in the tables."""
+"""Finds the messages that a tick's commands name: new ones, in state, or in the tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
 from tracker.commands.match import with_released
 from tracker.commands.message_state.moves import held
-from tracker.commands.schema import KNOWN, OF_ROWS, PAST
+from tracker.commands.schema import KINDS_WITH_PAYLOAD, KNOWN, PAST
 from tracker.entry_log import EntryLog
 from tracker.messages import MESSAGES, BoolArray, concat, empty_table, has_keys, int64, is_among, of_entries, where
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from tracker.tick import TickInput
 
 _ENTRY = ["ledger_id", "entry_id"]
@@ -32,26 +32,26 @@ class NamedMessages:
     """Finds the messages that commands name.
 
     Args:
-        tracker: the delayed messages.
-        entries: those that are not durable.
-        control: knows to where messages were moved.
-        place: which shard this is.
+        tracker: has the delayed messages in state.
+        entries: has the messages that are not durable.
+        control: knows the times to which messages were moved.
+        shard_id: which shard this is.
     """
 
-    def __init__(self, tracker: DelayedDeliveryTracker, entries: EntryLog, control: Control, place: Place) -> None:
+    def __init__(self, tracker: DelayedDeliveryTracker, entries: EntryLog, control: Control, shard_id: ShardId) -> None:
         self._tracker = tracker
         self._entries = entries
         self._control = control
-        self._place = place
+        self._shard_id = shard_id
 
     def find(self, commands: pa.Table, messages: pa.Table, durable: pa.Table, by_key: pa.Table) -> Named:
-        """Finds the messages of the entries that commands name, before this tick's are added to the entry log.
+        """Finds the messages of the entries that commands name. Call it before the entry log has this tick's messages.
 
         Args:
             commands: as COMMAND_ROWS.
-            messages: those that came in, as KEPT_SCHEMA, and notes of them.
-            durable: as KNOWN, those that the tables have.
-            by_key: as KNOWN, of earlier ticks, those that commands name by their schedule key.
+            messages: as ENTRY_LOG_ROWS: messages of this tick.
+            durable: as KNOWN: messages that the tables have.
+            by_key: as KNOWN: messages of earlier ticks that commands name by their schedule key.
         """
         if not commands.num_rows:
             return Named(empty_table(KNOWN), np.zeros(0, np.bool_))
@@ -60,7 +60,7 @@ class NamedMessages:
             rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
             for rows in (messages, self._entries.all(), self._with_released(durable))
         )
-        # An entry that is not durable yet is known here as a whole, in the delayed index perhaps in part.
+        # The entry log has all messages of an entry that is not durable yet, the delayed index perhaps some of them.
         durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
         known = pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN)
         if by_key.num_rows:
@@ -73,21 +73,21 @@ class NamedMessages:
     def payload_rows(
         self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
-        """Returns rows, as MESSAGES, of the known messages that commands move or restore.
+        """Returns the payload rows of the known messages that commands move or restore.
 
         Args:
             commands: as COMMAND_ROWS.
-            messages: as MESSAGES, those that came in.
+            messages: as MESSAGES: new messages of this tick.
             known: as `Named.known`.
-            sealed: as MESSAGES, those that the delayed index has.
+            sealed: as MESSAGES: rows of these messages that the delayed index has.
 
         Returns:
-            all of them, wherever they are, and those in state, which have not been handed out.
+            two tables, as MESSAGES: all payload rows, and those of them in state, which have not been handed out.
         """
         nothing = empty_table(MESSAGES)
         if not commands.num_rows:
             return nothing, nothing
-        kinds = pc.is_in(commands["kind"], pa.array(OF_ROWS))
+        kinds = pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD))
         if not pc.any(kinds).as_py():
             return nothing, nothing
         wanted = _entries_of(commands.filter(kinds))
@@ -97,14 +97,14 @@ class NamedMessages:
         return concat([of_entries(messages, wanted), in_state, of_entries(sealed, wanted)]), in_state
 
     def held(self, tick_input: TickInput) -> pa.Table:
-        """Returns all rows that are held back, as MESSAGES: sealed ones, and those in state."""
+        """Returns all rows that are held back, sealed or in state, as MESSAGES."""
         return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
-        """Completes the entries that are at home here: see `with_released`."""
+        """Completes the entries whose home is this shard: see `with_released`."""
         if not has_keys(durable):
             return with_released(durable)
-        is_home = self._place.is_home(durable)
+        is_home = self._shard_id.is_home(durable)
         return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
 
 

@@ -1,4 +1,4 @@
-"""Releasing what is due: which rows go to which subscriptions now, and what becomes of the others."""
+"""Releases due rows: decides to which subscriptions each row goes now, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import GivenUp
 from tracker.commands.schema import OUTCOME_ROWS
-from tracker.dead_letter_targets import dead_letter_masks
+from tracker.dead_letter_targets import dead_letters_in
 from tracker.in_flight import PLANNED, SENDING, InFlight, Release
 from tracker.key_order import KeyOrder
 from tracker.messages import are_recurring, concat, has_occurrences, in_order, int64, is_rejected, where
@@ -25,9 +25,9 @@ class Releasing:
     """Makes releases of due rows.
 
     Args:
-        subscriptions: those of each source topic.
-        tracker: what is due has been taken out of it; what waits for places goes back.
-        control: says which subscriptions want a message.
+        subscriptions: the subscriptions of each source topic.
+        tracker: takes back the rows that wait for places.
+        control: decides to which subscriptions a message goes.
         shaper: gives messages their places.
         in_flight: keeps the releases until they are confirmed.
     """
@@ -40,7 +40,7 @@ class Releasing:
         shaper: Shaper,
         in_flight: InFlight,
     ) -> None:
-        self._n_subscriptions, self._most_retries = subscriptions.most, subscriptions.most_retries
+        self._subscriptions = subscriptions
         self._tracker = tracker
         self._control = control
         self._shaper = shaper
@@ -48,24 +48,24 @@ class Releasing:
         self._key_order = KeyOrder(subscriptions)
 
     def release(self, step: TickInProgress, kind: int, rows: pa.Table) -> int:
-        """Hands due rows out to the subscriptions that they go to, but for what `release_in_order` does.
+        """Hands out due rows, except those that `release_in_order` hands out.
 
         Args:
-            step: gets the release, and what is given up.
+            step: the tick: the release and the messages that are given up are added to it.
             kind: of the release.
-            rows: as MESSAGES, in the order of sending.
+            rows: as MESSAGES, in the order of sending, removed from the tracker.
 
         Returns:
-            how many rows are handed out.
+            how many rows are handed out, those of `release_in_order` included.
         """
         if not rows.num_rows:
             return 0
         masks = self._control.hand_out(rows, step.moment)
         next_sequence = partial(self._control.next_sequence, step.moment)
         recurs = are_recurring(rows)
-        # Dead letters go to another topic, which can be written.
-        spared = np.where(recurs, masks, masks & dead_letter_masks(rows, self._n_subscriptions, self._most_retries))
-        given_up, others = step.giving_up.take(rows, masks & ~spared, next_sequence)
+        # Dead letters go to another topic, which may be writable.
+        spared = np.where(recurs, masks, masks & dead_letters_in(rows, self._subscriptions))
+        given_up, others = step.giving_up.reject(rows, masks & ~spared, next_sequence)
         masks = spared | others
         placed = None
         if self._shaper:
@@ -90,7 +90,7 @@ class Releasing:
         return n
 
     def release_in_order(self, step: TickInProgress) -> None:
-        """Hands out what has to come in order, of all rows that were given to `release`."""
+        """Hands out the messages that have to come in order, of all rows that `release` got in this tick."""
         for kind, rows in self._key_order.releases(step.moment.released):
             self._hand_over(step, kind, rows)
 
@@ -102,16 +102,20 @@ class Releasing:
             step.effects.releases.append(release)
 
     def _move_on(self, step: TickInProgress, rows: pa.Table, given_up: GivenUp) -> tuple[pa.Table, GivenUp]:
-        """Moves the recurring messages of a release on, and gives up their occurrences where that has to be.
+        """Moves the recurring messages of a release on to their next occurrence, and gives up unwritable occurrences.
 
         Args:
+            step: the tick.
             rows: as MESSAGES and `subscription_mask`.
-            given_up: what is given up of the others.
+            given_up: the other messages of the release that are given up.
+
+        Returns:
+            the rows with further occurrences that are due, and `given_up` with occurrences that are given up.
         """
         masks = int64(rows, "subscription_mask")
-        rows, shaped = rows.drop_columns(["subscription_mask"]), self._shaper.shaped(rows)
+        rows, shaped = rows.drop_columns(["subscription_mask"]), self._shaper.shaped_masks(rows)
         rows, masks = self._control.occurrences.hand_out(rows, masks, step.moment, step.tick.cutoff, shaped)
-        more, masks = step.giving_up.take(rows, masks, partial(self._control.next_sequence, step.moment))
+        more, masks = step.giving_up.reject(rows, masks, partial(self._control.next_sequence, step.moment))
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)

@@ -1,4 +1,4 @@
-"""The destinations that can't be written in a tick (`tracker.tick.Tick.unwritable`), in subscriptions' bits."""
+"""Reads a tick's unwritable destinations (`tracker.tick.Tick.unwritable`) as masks of subscriptions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tracker.dead_letter_targets import dead_letters_of, without_dead_letters
 from tracker.in_flight import REJECTED, OpenReleases
 
 Unwritable = Mapping[str, Mapping[str, Any]]
-Names = Mapping[str, Sequence[str]]  # by topic those of its subscriptions, by number
+Names = Mapping[str, Sequence[str]]  # by topic: the names of its subscriptions, by number
 
 
 def held_back(unwritable: Unwritable, names: Names) -> dict[str, int]:
-    """Returns by topic the unwritable subscriptions whose due messages are held back, not rejected, as bits."""
+    """Returns by topic, as bits, the unwritable subscriptions whose due messages are held back instead of rejected."""
     return {
         topic: sum(_bit(names, topic, name) for name, one in of_topic.items() if name and "rejects" not in one)
         for topic, of_topic in unwritable.items()
@@ -38,7 +38,7 @@ def open_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
 
 
 def sent_rejects(unwritable: Unwritable, rejects: pa.Table) -> pa.Table:
-    """Returns the new rejects whose rejects topic can be written; the others are only in the table `rejects`."""
+    """Returns the rejects whose topic for rejects is writable; the others go only to the table `rejects` for now."""
     held = [topic for topic, of_topic in unwritable.items() if "" in of_topic]
     return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
 

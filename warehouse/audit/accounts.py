@@ -1,4 +1,4 @@
-"""Is every message accounted for? In SQL over the Delta tables, and compared with the broker."""
+"""Checks by SQL over the Delta tables, and against the broker, that every message is accounted for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = 20
 
-# Pending and due this long ago counts as overdue, ms.
+# A pending message that was due this long ago counts as overdue, ms.
 OVERDUE_MILLIS = 60_000
 
-# The tables in the order in which an audit opens them, so that one that runs beside the job finds nothing that is not
-# wrong. What `entries` has is in the others already. What is delivered was answered, and what was answered is in the
-# delayed index, but for the last answers: a batch writes them first.
+# The order in which an audit opens the tables, so that it finds no false errors beside the running job: `entries` gets
+# messages after the other tables, and `delayed_index` gets a batch's rows after `outcomes`.
 _OPENED = ("entries", "deliveries", "outcomes", "delayed_index", "rejects")
 
 # `message` counts an entry's messages from 0, whether its batch_index is -1 (the entry is one message) or not.
@@ -41,13 +40,13 @@ _IS_SEEN = f"coalesce(reason, '') NOT LIKE '{NOT_SEEN_REASON}%'"
 
 _IS_REJECTED = f"{_IS_SEEN} AND coalesce(reason, '') NOT LIKE '{NOT_DELIVERED}%'"
 
-# The subscriptions that are to get a topic's messages, also those of missing routes. One that was put into the settings
-# since the job was started is not there yet: nothing is to have come to it.
+# The subscriptions that should get a topic's messages, also those of missing routes. A subscription that was added to
+# the settings since the job was started is not there yet (`is_there`): it should have got nothing.
 _SUBSCRIPTIONS = """
 SELECT * FROM (VALUES {values}) AS routes (topic, subscription, is_there)
 """
 
-# A row for each message of any table, with the tables that have it. Of an entry that is in `entries` alone only the
+# A row for each message in any table, with the tables that have it. If only `entries` has an entry, no more than the
 # number of its messages is known.
 _MESSAGES = f"""
 SELECT {_KEY}, coalesce(min(batch_index), CASE WHEN max(batch_size) > 1 THEN message ELSE -1 END) AS batch_index,
@@ -83,11 +82,11 @@ _FINDINGS = {
     # A message of a durable entry is nowhere: neither waiting, delivered, cancelled nor rejected.
     "lost": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_taken_back AND NOT is_superseded AND times = 0
+        WHERE is_durable AND NOT is_sealed AND NOT is_rejected AND NOT is_cancelled AND NOT is_superseded AND times = 0
             AND NOT is_retried_last
     """,  # noqa: S608
-    # A message was delivered to a subscription more than once, of retries each, and of a recurring one each occurrence;
-    # also to one that is no longer in the settings.
+    # A message was delivered more than once to a subscription, also to one that is no longer in the settings. Each
+    # retry and each occurrence is a delivery of its own.
     "doubled": f"""
         SELECT DISTINCT topic, subscription, position FROM (
             SELECT topic, subscription, position FROM deliveries
@@ -96,38 +95,38 @@ _FINDINGS = {
     """,  # noqa: S608
     # A message was sent before it was due, by the sender's clock.
     "early": "SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at",
-    # A command cancelled the message, and it was delivered all the same.
-    # Of a recurring one the occurrences before the command's batch were delivered rightly.
+    # A message was delivered although a command had cancelled it. Occurrences of a recurring message that were handed
+    # out before the command's batch are right.
     "delivered_although_cancelled": f"""
-        SELECT topic, subscription, {_POSITION} FROM fates WHERE is_taken_back AND times > 0
+        SELECT topic, subscription, {_POSITION} FROM fates WHERE is_cancelled AND times > 0
             AND (recurring_until IS NULL OR recurring_until >= cancelled_in)
     """,  # noqa: S608
     # A message waits although its time is long past.
     "overdue": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_sealed AND NOT is_taken_back AND topic NOT IN {{missing}}
+        WHERE is_sealed AND NOT is_cancelled AND topic NOT IN {{missing}}
             AND CASE WHEN times = 0 THEN deliver_at ELSE next_due END < {{now}} - {OVERDUE_MILLIS}
     """,  # noqa: S608
     # A message waits, and the settings have no route for its topic any more.
     "without_route": f"""
         SELECT topic, subscription, {_POSITION} FROM fates
-        WHERE is_sealed AND NOT is_taken_back AND NOT is_rejected AND times = 0 AND topic IN {{missing}}
+        WHERE is_sealed AND NOT is_cancelled AND NOT is_rejected AND times = 0 AND topic IN {{missing}}
     """,  # noqa: S608
     # A message was rejected and delivered.
     "reject_delivered": f"SELECT topic, subscription, {_POSITION} FROM fates WHERE is_rejected AND times > 0",  # noqa: S608
-    # The job was never handed the entry: for all subscriptions.
+    # The broker never handed the entry to the job; the finding is for all subscriptions.
     "not_seen": f"SELECT topic, '' AS subscription, position FROM rejects WHERE NOT ({_IS_SEEN})",  # noqa: S608
 }
 
-# What became of the messages, by topic and subscription.
+# The messages by topic, subscription and what became of them.
 _COUNTS = """
 SELECT topic, subscription,
        count(*) FILTER (WHERE times > 0) AS delivered,
        sum(CASE WHEN recurring_until IS NULL THEN 0 ELSE times END) AS occurrences,
-       count(*) FILTER (WHERE times = 0 AND is_taken_back) AS taken_back,
-       count(*) FILTER (WHERE times = 0 AND is_taken_back AND is_superseded) AS superseded,
-       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND is_rejected) AS rejected,
-       count(*) FILTER (WHERE times = 0 AND NOT is_taken_back AND NOT is_rejected AND is_sealed) AS pending
+       count(*) FILTER (WHERE times = 0 AND is_cancelled) AS taken_back,
+       count(*) FILTER (WHERE times = 0 AND is_cancelled AND is_superseded) AS superseded,
+       count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND is_rejected) AS rejected,
+       count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND NOT is_rejected AND is_sealed) AS pending
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription
 """
 
@@ -136,7 +135,7 @@ _TOTALS = """
 SELECT count(*) FILTER (WHERE is_durable) AS taken_in, count(*) FILTER (WHERE is_rejected) AS rejected FROM messages
 """
 
-# The time by which a message is overdue: that of the last delivery, so that a job that is stopped has no overdue ones.
+# The time against which messages are overdue: that of the last delivery, so that a stopped job has no overdue ones.
 _LAST_DELIVERY = "(SELECT max(sent_at) FROM deliveries)"
 
 
@@ -151,12 +150,12 @@ class Audit:
     Attributes:
         taken_in: the number of messages of all durable entries.
         rejected: the number of messages that could not be taken.
-        counts: for each `topic` and `subscription` how many messages are `delivered`, `taken_back` (cancelled by a
-            command, or `superseded`, which are counted in it), `rejected` and `pending`; and how many `occurrences` of
-            recurring messages, each of which counts as one that is delivered, have been delivered.
-        findings: by kind, how many there are (`count`) and up to EXAMPLES of them (`examples`: topic, subscription,
-            position); only the kinds that were found.
-        comparison: of the tables with the broker.
+        counts: for each `topic` and `subscription` the numbers of messages that are `delivered`, `taken_back`
+            (cancelled by a command or superseded), `superseded` (a part of `taken_back`), `rejected` and `pending`; and
+            of delivered `occurrences` of recurring messages, each of which counts as one delivered message.
+        findings: by kind, the number (`count`) and up to EXAMPLES of them (`examples`: topic, subscription, position);
+            only the kinds that were found.
+        comparison: the comparison of the tables with the broker.
     """
 
     taken_in: int
@@ -183,7 +182,7 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
 
     Raises:
         AuditError: a table is missing, or there are no routes.
-        UnreadableWarehouseError: a table is there and can't be read.
+        UnreadableWarehouseError: a table exists and can't be read.
     """
     from deltalake.exceptions import TableNotFoundError
 
@@ -196,8 +195,8 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
-    broker = read_broker(settings)  # before the tables, so that they have all that was acknowledged then
-    opened: dict[str, DeltaTable] = {}  # each once: all queries see one version of it
+    broker = read_broker(settings)  # before the tables are opened, so that they have all entries acknowledged by then
+    opened: dict[str, DeltaTable] = {}  # each table once, so that all queries see one version of it
     for name in _OPENED:
         try:
             opened[name] = open_table(settings.warehouse, name)
@@ -229,7 +228,7 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
 
 
 def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, known: Iterable[dict[str, Any]]) -> None:
-    """Adds to the findings the entries not seen that the comparison found and the table `rejects` does not have."""
+    """Adds to the findings those entries not seen that the comparison found and that `rejects` does not have."""
     known_positions = {(row["topic"], row["position"]) for row in known}
     new = [at for at in comparison.not_seen if at not in known_positions]
     if new:
@@ -240,18 +239,18 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
 
 
 def _fates(missed: str, own_missed: str) -> str:
-    """SQL for the table `fates`: for each message and subscription what became of it there, and when it is due there.
+    """Returns SQL for the table `fates`: for each message and subscription, its state and when it is due.
 
     Args:
-        missed: the SQL condition that the message (m) was handed out while the subscription (s) was not there.
-        own_missed: the same of a row of the delayed index (i), which may be for the subscription alone.
+        missed: SQL condition: the message (m) was handed out while the subscription (s) was not in the settings.
+        own_missed: the same condition for a row of the delayed index (i), which may be for the subscription alone.
     """
     from tracker.commands.schema import SEQUENCE_BITS
     from warehouse.pending import LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands, last
 
     return f"""
--- What became of a message that was retried is what became of its last retry. Where that is among the last answers, the
--- delayed index may not have it yet.
+-- The state of a retried message is that of its last retry. If that retry was answered in the last batch, the delayed
+-- index may not have it yet (is_last).
 WITH retried AS (
     SELECT ledger_id, entry_id, message, subscription, max(attempt) AS attempt, max(deliver_at) AS deliver_at,
            max(batch_id) = (SELECT max(batch_id) FROM outcomes) AS is_last
@@ -265,7 +264,7 @@ delivered AS (
 ),
 occurrences AS ({LAST_OCCURRENCES}),
 commands AS ({LAST_COMMANDS}),
--- Of what was superseded in the batch that brought it no table has a row, also for subscriptions that were added later.
+-- Only `outcomes` has messages that were superseded in the batch that brought them, for all subscriptions.
 superseded AS (SELECT DISTINCT ledger_id, entry_id, {_MESSAGE} FROM outcomes WHERE result = 'SUPERSEDED'),
 due AS (
     SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at,
@@ -283,7 +282,7 @@ due AS (
 SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
        m.is_rejected, s.subscription, coalesce(d.times, 0) AS times,
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
-       {is_cancelled()} AS is_taken_back, u.message IS NOT NULL AS is_superseded, t.next_due, d.recurring_until,
+       {is_cancelled()} AS is_cancelled, u.message IS NOT NULL AS is_superseded, t.next_due, d.recurring_until,
        {last("cancelled")} >> {SEQUENCE_BITS} AS cancelled_in, coalesce(r.is_last, false) AS is_retried_last
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic

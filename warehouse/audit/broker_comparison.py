@@ -1,4 +1,4 @@
-"""The entries of the broker compared with those of the tables: the part of an audit that needs the broker."""
+"""Compares the entries of the broker with those of the tables: the part of an audit that needs the broker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
-from conf.settings import Settings
+from conf.settings import Settings, partition_name
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 from warehouse.delta.tables import literal
 from warehouse.unseen_entries import GONE, find_not_seen
 
-_MAX_GAPS = 5_000  # about how many gaps of a topic partition the broker is asked: the last ones
+_MAX_GAPS = 5_000  # of a topic partition: the broker is asked about the last ones only
 _ASKED_AT_ONCE = 4
 _TIMEOUT_SECONDS = 10.0
 _SEEN_COLUMNS = ["position", "reason", "publish_time"]
@@ -35,19 +35,19 @@ class Query(Protocol):
 
 @dataclass(frozen=True)
 class ComparedTopic:
-    """A topic partition's numbers of entries, from the first one that the tables still have.
+    """The numbers of a topic partition's entries, counted from the first one that the tables still have.
 
     Attributes:
         topic: the source topic, as the route names it.
-        partition: its number; -1: the topic is not partitioned.
-        entries: those that the broker has stored.
-        durable: those of them that the table `entries` has.
-        not_durable: those after the durable ones, which are still to be read or written down.
+        partition: number of the partition; -1: the topic is not partitioned.
+        entries: entries that the broker has stored.
+        durable: of these, entries that the table `entries` has.
+        not_durable: entries after the durable ones, which are not read or not written down yet.
         no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
-        not_seen: those between durable ones, or acknowledged, that were not taken in.
-        not_known: those missing in the tables and in the broker, or that the broker was not asked about; a gap too many
-            to ask about counts as one.
-        trimmed: durable ones that the broker no longer has, with which nothing can be compared.
+        not_seen: entries that were not taken in, although acknowledged or between durable ones.
+        not_known: entries missing both in the tables and in the broker, or that the broker was not asked about; a gap
+            that it was not asked about counts as one entry.
+        trimmed: durable entries that the broker no longer has.
     """
 
     topic: str
@@ -66,9 +66,9 @@ class Comparison:
     """The tables and the broker, side by side.
 
     Attributes:
-        problem: why they could not be compared; None: they were.
+        problem: why they could not be compared; None: they were compared.
         topics: the topic partitions of the settings' routes.
-        not_seen: (topic, position) of the entries that were not taken in.
+        not_seen: (topic, position) of each entry that was not taken in.
     """
 
     problem: str | None = None
@@ -78,16 +78,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class BrokerState:
-    """The topic partitions of the settings' routes as the broker has them; `problem`: why that is not known."""
+    """The topic partitions of the settings' routes as the broker has them; `problem` says why it could not be asked."""
 
     topics: dict[SourceTopic, TopicLedgers]
     problem: str | None = None
 
 
 def read_broker(settings: Settings) -> BrokerState:
-    """Asks the broker which entries it has. Call this before the tables are read: they then have the acknowledged ones.
+    """Asks the broker which entries it has; a PulsarError becomes the state's `problem`.
 
-    Never raises a PulsarError: it becomes the state's `problem`.
+    Call this before the tables are opened, so that these have all entries that were acknowledged.
     """
     try:
         return BrokerState(_read_broker(settings))
@@ -99,11 +99,11 @@ def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison
     """Compares the tables with the entries that the broker had before the tables were read.
 
     Args:
-        broker: as `read_broker` returned it.
+        broker: the state that `read_broker` returned.
         query: runs SQL over the tables.
 
     Returns:
-        the comparison; its `problem` is set where the broker does not answer.
+        the comparison; its `problem` is set if the broker does not answer.
     """
     if broker.problem is not None:
         return Comparison(broker.problem)
@@ -126,7 +126,7 @@ def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
         for route in settings.routes:
             n = admin.partitions(route.source)
             for partition in range(n) if n else [-1]:
-                name = route.source if partition < 0 else f"{route.source}-partition-{partition}"
+                name = partition_name(route.source, partition)
                 if (ledgers := admin.internal_stats(name)) is not None:
                     found[SourceTopic(name, route.source, partition)] = ledgers
     return found
@@ -138,7 +138,7 @@ def _compare(
     durable = _Durable(source, horizon, query)
     acknowledged = Position(*broker.acknowledged.get(subscription, START))
     if durable.last == START:
-        # Nothing is in the tables: what is acknowledged was so before they began.
+        # The tables have nothing, so the acknowledged entries were acknowledged before the tables began.
         n = _entries(broker.ledgers, acknowledged)
         return ComparedTopic(source.topic, source.partition, entries=n, not_durable=n), []
     gaps = durable.gaps
@@ -147,7 +147,7 @@ def _compare(
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         found = list(pool.map(lambda gap: find_not_seen(admin, source, gap, lambda position: None), gaps[-_MAX_GAPS:]))
     rows = [row for missing in found for row in missing.rows.select(_SEEN_COLUMNS).to_pylist()]
-    # Retention forgets rows by their publish time, here and there between others.
+    # Entries older than the horizon may be missing because retention has removed them.
     not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
     n_in_broker = sum(n for ledger, n in durable.by_ledger.items() if ledger in broker.ledgers)
     not_durable = _entries(broker.ledgers, max(durable.last, acknowledged))
@@ -167,13 +167,13 @@ def _compare(
 
 
 class _Durable:
-    """The entries of a topic partition in the table `entries`, from where it has all of them.
+    """The entries of a topic partition in the table `entries`, from the first one that retention can't have removed.
 
     Attributes:
-        before: the entry before the first one; entries published before the horizon may be removed already.
-        last: the last one; START: there is none.
-        by_ledger: for each ledger how many there are.
-        gaps: between them.
+        before: position of the entry before the first one.
+        last: position of the last one; START: there is none.
+        by_ledger: the number of entries of each ledger.
+        gaps: the gaps between them.
     """
 
     def __init__(self, source: SourceTopic, horizon: int, query: Query) -> None:

@@ -1,1 +1,1 @@
-"""Backups: copies of the warehouse's tables in another place, and how they become a warehouse."""
+"""Backups: copies of the warehouse's tables in another place, and how a backup becomes a warehouse."""

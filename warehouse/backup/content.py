@@ -1,4 +1,4 @@
-"""The files of a version of a Delta table, and commits that give a table other files."""
+"""Lists the files of a version of a Delta table, and commits other files to a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def change_to(table: DeltaTable, files: Files, transactions: Mapping[str, int]) 
     """Makes a table consist of these data files, in one commit: the very next version after the one that is open.
 
     Args:
-        files: they are in the table's folder already.
+        files: files that are in the table's folder already.
         transactions: the numbers of the transactions that the commit carries, by app id.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Copies the warehouse's tables to another place, while the job runs, so that a rebuild there finds them together.
+"""Copies the warehouse's tables to another place while the job runs, so that they can be rebuilt from there.
 
 A run chooses a version of each table, copies the data files that the backup lacks, brings each table of the backup to
-the chosen version in one commit, and writes the marker at last. So the versions in the marker always go together, and
-their files are there, whenever a run ends.
+the chosen version in one commit, and writes the marker last. So the versions in the marker go together and have all
+their files, even if a run is broken off.
 
-Versions are chosen in the reverse of the order in which the job writes: `entries` first. What it has of a message was
-in the other tables before, so the versions that are chosen after it have that, too. As a whole they are what a crash
-of the job between two of its commits leaves, but for what they have more of; a rebuild reads that, too.
+Versions are chosen in the reverse of the order in which the job writes: `entries` first, since that gets messages after
+the other tables. So the versions are as after a crash of the job between two commits, except that some tables may have
+rows that are too new; a rebuild can deal with these.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from warehouse.delta.opening import open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
 
-# In this order versions are chosen; none of those after the first three is about another.
+# The order in which versions are chosen. That of the tables after the first three does not matter.
 _FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
 CHOSEN = (*_FIRST, *sorted(STATISTICS.keys() - set(_FIRST)))
 
-# A transaction of each table of a backup of which a rebuild has made a warehouse: no backup goes on there.
+# App id of a transaction in each table of a backup that became a warehouse: further backups refuse to write there.
 RESTORED = "delaylake-restored"
 
-# How often versions are chosen anew, where the warehouse deletes old files more quickly than they are copied.
+# How often versions are chosen, if the warehouse deletes their files more quickly than they are copied.
 _ATTEMPTS = 5
 
 
@@ -54,7 +54,7 @@ class BackupError(DelayLakeError):
 
 @dataclass
 class CopiedTable:
-    """The files of a table that a run copied, or in a dry run would; `files` and `bytes` are those of the version."""
+    """A table in a run of a backup: the version's files, and those that were copied (or would be, in a dry run)."""
 
     table: str
     version: int  # in the warehouse
@@ -66,12 +66,12 @@ class CopiedTable:
 
 @dataclass
 class BackupReport:
-    """The effect of a run, or of a dry run if it were none. Times are ms since the epoch.
+    """The effect of a run, or what a dry run would do. Times are ms since the epoch.
 
     Attributes:
         made_at: when the versions to be copied were chosen.
-        newest_entry_at: when the newest entry that the copy has was published; None: it has none.
-        files_deleted: of earlier runs, which no version needs any more.
+        newest_entry_at: publish time of the copy's newest entry; None: it has no entries.
+        files_deleted: the number of files of earlier runs that were deleted because no version needs them any more.
     """
 
     target: str
@@ -140,8 +140,8 @@ class _Backup:
             self._copied = {name: list(self._missing(name, one).values()) for name, one in versions.items()}
         else:
             with _alone(self._target):
-                marker = self._check()  # a rebuild there may have ended just now
-                write_marker(self._target, marker)  # first of all: what comes now is no warehouse
+                marker = self._check()  # again: a rebuild there may have ended just now
+                write_marker(self._target, marker)  # first: an incomplete copy must not look like a warehouse
                 deleted, versions = self._copy(marker, versions)
         return BackupReport(
             self._target,
@@ -189,7 +189,7 @@ class _Backup:
                 for name, one in versions.items():
                     self._copy_files(name, one)
                 break
-            except FileNotFoundError:  # it is of a version that is too old by now
+            except FileNotFoundError:  # the chosen version is too old by now
                 if attempt == _ATTEMPTS - 1:
                     raise BackupError(
                         "the warehouse deletes old files more quickly than they are copied: set "
@@ -198,7 +198,7 @@ class _Backup:
                 versions = self._choose()
         opened = {name: self._commit(name, versions[name]) for name in reversed(versions)}
         if (status := self._from.read(STATUS_FILE)) is not None:
-            self._to.write(STATUS_FILE, status)  # a rebuild knows of missing routes by it alone
+            self._to.write(STATUS_FILE, status)  # only this file tells a rebuild of missing routes
         for name in opened:
             self._check_not_restored(self._tables.written(name, RESTORED))
         tables = {name: int(table.version()) for name, table in opened.items()}
@@ -210,9 +210,12 @@ class _Backup:
         return deleted, versions
 
     def _delete_unneeded(self, marker: Marker, versions: dict[str, _Version]) -> int:
-        """Deletes files that no reader needs, nor this run: of older versions, or left by a run that was killed.
+        """Deletes files of older versions, and files left by a run that was killed.
 
-        Needed are those of the newest version of each table of the backup, and of that in the marker.
+        Files of the newest version of each table of the backup, of the marker's, and of the chosen one stay.
+
+        Returns:
+            the number of deleted files.
         """
         deleted = 0
         for name, one in versions.items():
@@ -243,7 +246,7 @@ class _Backup:
         self._to.sync(f"{name}/{path}" for path in missing)
 
     def _commit(self, name: str, version: _Version) -> DeltaTable:
-        """Brings a table of the backup to a version whose files are there."""
+        """Brings a table of the backup to a version whose files have been copied."""
         schema = pa.schema(version.table.schema().to_arrow())
         self._tables.create({name: schema}, self._settings.maintain.keep_versions_millis)
         table = DeltaTable(self._tables.path(name))
@@ -264,7 +267,7 @@ class _Backup:
 
 @contextmanager
 def _alone(target: str) -> Iterator[None]:
-    """Keeps other runs away while the block runs, and maintenance and rebuilds, too, where the target is a folder."""
+    """Locks out other backups while the block runs; if the target is a folder, maintenance and rebuilds there, too."""
     if is_object_storage(target):
         file = Path(tempfile.gettempdir(), f"delaylake-backup-{hashlib.sha256(target.encode()).hexdigest()[:16]}.lock")
     else:

@@ -1,6 +1,6 @@
-"""The file `_backup.json`, by which a folder of tables is a backup: it says which versions of them go together.
+"""The file `_backup.json`, which marks a folder of tables as a backup and says which of their versions go together.
 
-A run of a backup writes it last, a rebuild that makes a warehouse of the backup removes it last.
+A run of a backup writes it last; a rebuild that makes a warehouse of the backup removes it last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Marker:
     Attributes:
         source: the warehouse that was copied.
         made_at: when the versions to be copied were chosen, ms since the epoch; 0: no run has been completed.
-        tables: by name the version, in the backup, of each table that the run copied.
+        tables: the version in the backup of each table that the run copied, by table name.
     """
 
     source: str
@@ -35,10 +35,10 @@ class Marker:
 
 
 def read_marker(place: str) -> Marker | None:
-    """Reads the marker of a folder or URI; None: it is no backup.
+    """Reads the marker of a folder or URI; None: the place is not a backup.
 
     Raises:
-        NotABackupError: a newer program has written it, or it is damaged.
+        NotABackupError: a newer program has written the marker, or it is damaged.
         OSError: the place can't be read.
     """
     content = Storage(place).read(_FILE)
@@ -54,10 +54,10 @@ def read_marker(place: str) -> Marker | None:
 
 
 def write_marker(place: str, marker: Marker) -> None:
-    """Makes a place a backup, or says that a run of it is complete."""
+    """Marks a place as a backup, or notes a complete run of it."""
     Storage(place).write(_FILE, json.dumps({"format": _FORMAT, **asdict(marker)}).encode())
 
 
 def remove_marker(place: str) -> None:
-    """Makes a backup a warehouse like any other."""
+    """Removes the marker, which makes a backup a warehouse like any other."""
     Storage(place).delete(_FILE)

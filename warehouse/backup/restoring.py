@@ -1,4 +1,4 @@
-"""Makes a warehouse of a backup: its tables go back to the versions that go together."""
+"""Makes a warehouse of a backup: sets its tables back to the marker's versions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class NeverCompleteError(DelayLakeError):
 
 
 def restore(warehouse: str) -> Marker | None:
-    """Brings the tables of a backup to the versions of its last complete run; from now on no backup writes there.
+    """Brings the tables of a backup to the versions of its last complete run; backups refuse to write there afterwards.
 
-    It stays a backup until `remove_marker`: when that does not come to be, this has to be done again.
+    The place stays a backup until `remove_marker`; if the program ends before that, call this again.
 
     Returns:
         the backup's marker; None: the warehouse is no backup, and nothing was changed.

@@ -1,4 +1,4 @@
-"""Files in a folder or in object storage, to be listed, copied, and replaced as a whole."""
+"""Lists, copies and replaces files in a folder or in object storage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pyarrow.fs import FileSelector, FileType, PyFileSystem
 from conf.settings import is_object_storage, local_path
 from warehouse.durable import sync, write_durably
 
-# What is handed on at once has to fit the buffer: delta-rs takes no more than that from Arrow.
+# A chunk has to fit the buffer: delta-rs takes no more than that from Arrow at once.
 _CHUNK_BYTES = 4 << 20
 _BUFFER_BYTES = 16 << 20
 
 
 class Storage:
-    """A folder, or a place in object storage, of which the environment has endpoint and credentials.
+    """A folder, or a place in object storage; endpoint and credentials are in environment variables.
 
     Paths are relative to it. A file is there as a whole or not at all, also after a crash.
 
@@ -44,7 +44,7 @@ class Storage:
             raise OSError(str(error)) from error
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Returns the names of a folder's files, without those of folders in it, and their sizes, bytes."""
+        """Returns the sizes of a folder's files, in bytes, by name; folders in it are left out."""
         if self._is_local:
             try:
                 with os.scandir(self._path(folder)) as found:
@@ -58,7 +58,7 @@ class Storage:
         """Copies a file from another storage, to the same path.
 
         Raises:
-            FileNotFoundError: it is not there any more.
+            FileNotFoundError: the file is not there any more.
         """
         if self._is_local:
             temporary = self._path(f"{path}.copy")
@@ -72,12 +72,12 @@ class Storage:
                 stream.write(chunk)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Writes copied files to the disk; in object storage they are kept already."""
+        """Forces copied files to the disk; does nothing in object storage, where they are durable already."""
         if self._is_local:
             sync(self._path(path) for path in paths)
 
     def delete(self, path: str) -> None:
-        """Deletes a file; one that is gone is passed over."""
+        """Deletes a file; does nothing if it is gone."""
         with contextlib.suppress(FileNotFoundError):
             if self._is_local:
                 self._path(path).unlink()
@@ -111,4 +111,4 @@ class Storage:
     def _writer(self, path: str) -> Iterator[Any]:
         stream = self._files.open_output_stream(path, buffer_size=_BUFFER_BYTES)
         yield stream
-        stream.close()  # with it the file is there; not where writing has failed
+        stream.close()  # only this makes the file appear: not after an error in writing

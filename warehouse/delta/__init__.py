@@ -1,1 +1,1 @@
-"""Delta tables, versions and commits, and who may commit."""
+"""Delta tables: opening, reading, committing, and the epoch that says who may commit."""

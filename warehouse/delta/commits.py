@@ -1,7 +1,7 @@
 """Commits to a Delta table: each is the very next version after one that was checked, and is on the disk when done.
 
-delta-rs by itself moves a commit on to a later version where the commits in between do not conflict, and leaves it to
-the system when files are written to the disk.
+By default delta-rs retries a commit as a later version if the commits in between do not conflict, and does not force
+files to the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conf.settings import is_object_storage, local_path
 from warehouse.durable import sync
 
 _ATTEMPTS = 50
-_TORN_AT_MOST = 20  # commits at the end of a log that are looked at
+_TORN_AT_MOST = 20  # commits at the end of a log that may be torn
 
 
 def commit_next(
@@ -30,10 +30,10 @@ def commit_next(
     """Commits the very next version of a table, if that is wanted; tries again where another commit comes first.
 
     Args:
-        table: is updated to its newest version.
+        table: the table; it is updated to its newest version.
         transactions: the numbers of the transactions that the commit carries, by app id.
-        is_wanted: called before each attempt, with the table at its newest version; may raise.
-        write: commits with the properties that it is given, and raises CommitFailedError where another came first.
+        is_wanted: called before each attempt with the table at its newest version; may raise.
+        write: commits with the given properties; raises CommitFailedError if another commit came first.
 
     Returns:
         whether it was wanted, and so committed.
@@ -119,7 +119,7 @@ def _sync_version(uri: str, version: int) -> None:
     log = table / "_delta_log"
     commit = log / f"{version:020}.json"
     if not commit.exists():
-        return  # nothing was there to delete, say
+        return  # the write changed nothing, as a delete without matching rows
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     added = [table / unquote(action["add"]["path"]) for action in actions if "add" in action]
     checkpoint = log / f"{version:020}.checkpoint.parquet"

@@ -1,7 +1,6 @@
-"""Where heavy work on the tables is done: in this process, or, by an engine of `streaming/`, on a Spark cluster.
+"""Where heavy work on the tables runs: in this process, or by an engine of `streaming/` on a Spark cluster.
 
-Both do the same work by the same functions and the same SQL. What is committed, and when, this process decides in
-either case.
+Both run the same functions and the same SQL. In either case this process commits.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class Queries:
         self._builder = query_builder(tables, has_large_joins=True)
 
     def numbers_below(self, n: str) -> str:
-        """SQL that makes of a row one for each integer from 0 on below `n`, SQL for a BIGINT."""
+        """Returns SQL that makes of a row n rows, with the numbers from 0 to n - 1; `n` is SQL for a BIGINT."""
         return f"unnest(range(0, {n}))"
 
     def create(self, name: str, sql: str) -> None:
-        """Makes a table of a query's rows, for the queries that come."""
+        """Makes a table of a query's rows, for later queries."""
         self._builder.execute(f"CREATE TABLE {name} AS {sql}").read_all()
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
@@ -42,7 +41,7 @@ class Queries:
         return found
 
     def stream(self, sql: str) -> Iterator[pa.Table]:
-        """Yields the rows of a query of the tables, some at a time. In this process with every engine."""
+        """Yields the rows of a query over the tables, in parts. It runs in this process with every engine."""
         return (pa.Table.from_batches([pa.record_batch(batch)]) for batch in self._builder.execute(sql))
 
 
@@ -50,20 +49,20 @@ class Engine:
     """Does work in this process, one item after another."""
 
     def of(self, rows: int) -> Engine:
-        """Returns the engine by which work on so many rows is done: this one, or, where it is too little, the local."""
+        """Returns the engine for work on this many rows: this one, or the local one if it is little work."""
         return self
 
     def each(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
         """Calls a function for each item, and yields what it returns, in the order of the items.
 
         Args:
-            function: with the items and its results it can be pickled. It may be called several times for an item,
-                where a process is lost, and one result of these counts.
+            function: must be picklable, with its items and results. It may be called again for an item if a process is
+                lost; one of the results counts.
         """
         return map(function, items)
 
     def queries(self, tables: Mapping[str, DeltaTable]) -> Queries:
-        """Opens versions of tables, by the names that queries call them."""
+        """Returns the queries over versions of tables, by the names that queries call them."""
         return Queries(tables)
 
 

@@ -1,8 +1,8 @@
-"""One warehouse, one writer: of all starts of a job and all rebuilds, the last one has the warehouse.
+"""One warehouse has one writer: the last start of a job, or the last rebuild.
 
-Each of them raises the warehouse's epoch, which is a transaction's number in each fenced table, and each commit there
-is the very next version after one that was seen to have the writer's own epoch. So whoever has been overtaken, and did
-not notice because it was paused or cut off, can commit nothing any more.
+Each of these raises the warehouse's epoch, the number of a transaction in each fenced table. Each commit there is the
+very next version after one that was checked to have the writer's own epoch. So a writer that was overtaken, and did not
+notice because it was paused or cut off, can't commit any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conf.errors import DelayLakeError
 
 EPOCH = "delaylake-epoch"  # the app id of the transaction
 
-# A sender that stood still for longer than this checks the epoch again: it may have been taken for dead.
+# A sender that stood still for longer than this checks the epoch again: somebody else may have taken over.
 PAUSE_SECONDS = 5.0
 
 
@@ -33,11 +33,10 @@ class PauseWatch:
 
     Args:
         after_pause: called by the first `check` after a pause.
-        seconds: what takes longer than this between two checks is a pause.
-        since: the time of the check before the first one, by the last of the clocks, such as that of the last check of
-            the epoch; None: now.
-        clocks: return seconds. There are two since a paused machine's monotonic clock may stand still, too, and its
-            wall clock is set afterwards.
+        seconds: a longer time between two checks is a pause.
+        since: when the epoch was checked last, by the last of the clocks, seconds; None: now.
+        clocks: functions that return seconds. There are two, since the monotonic clock of a paused machine may stand
+            still, too, while its wall clock is set afterwards.
     """
 
     def __init__(

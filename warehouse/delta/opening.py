@@ -1,4 +1,4 @@
-"""Opens tables of the warehouse, and tells those that are not there from those that can't be read."""
+"""Opens tables of the warehouse, and distinguishes missing tables from unreadable ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from conf.errors import UnreadableWarehouseError
 from conf.settings import is_object_storage, local_path
 
-# How an error begins that is of a table's file, and not of the query or a value.
+# The beginning of an error's text if it is about a file, and not about the query or a value.
 _OF_A_FILE = re.compile("(External error: )*(Arrow error: )?(Parquet|Object Store) ")
 
 
 class _UnreachableError(UnreadableWarehouseError, OSError):
-    """The system does not let it be read, now: for those who then try again, or go on without."""
+    """The system can't read the files now. Also an OSError, for callers that try again or go on without the table."""
 
 
 class _DamagedError(UnreadableWarehouseError, DeltaError):
-    """Delta can't make a table of what is there."""
+    """The files are there, but Delta can't make a table of them."""
 
 
 def _unreadable(warehouse: str, error: Exception) -> UnreadableWarehouseError:
-    """Returns the error for what can't be read, which is still of the kind of its cause."""
+    """Returns the error for an unreadable warehouse; it is also an OSError or DeltaError if its cause is one."""
     if isinstance(error, OSError):
         return _UnreachableError(warehouse, error)
     return (_DamagedError if isinstance(error, DeltaError) else UnreadableWarehouseError)(warehouse, error)
@@ -36,12 +36,12 @@ def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTa
     """Opens a table of the warehouse.
 
     Args:
-        version: None: the newest.
+        version: the version to open; None: the newest.
 
     Raises:
-        TableNotFoundError: there is none.
-        UnreadableWarehouseError: it is there and can't be read.
-        DeltaError: it has no such version, or not any more.
+        TableNotFoundError: there is no such table.
+        UnreadableWarehouseError: the table exists and can't be read.
+        DeltaError: the table has no such version, or not any more.
     """
     path = f"{local_path(warehouse)}/{name}"
     with reading(warehouse):
@@ -56,11 +56,11 @@ def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTa
 
 @contextmanager
 def reading(warehouse: str) -> Iterator[None]:
-    """Tells what can't be read as UnreadableWarehouseError, while tables are opened or updated in the block.
+    """Turns errors of tables that are opened or updated in the block into UnreadableWarehouseError.
 
     Raises:
-        TableNotFoundError: there is none.
-        UnreadableWarehouseError: one is there and can't be read.
+        TableNotFoundError: there is no such table.
+        UnreadableWarehouseError: a table exists and can't be read.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def reading(warehouse: str) -> Iterator[None]:
 
 
 def _check(warehouse: str) -> None:
-    """Raises UnreadableWarehouseError where the warehouse is no folder, or one that can't be listed."""
+    """Raises UnreadableWarehouseError if the warehouse is not a folder, or can't be listed."""
     if is_object_storage(warehouse):
         return
     try:
@@ -87,10 +87,10 @@ def _check(warehouse: str) -> None:
 
 @contextmanager
 def reading_files(warehouse: str) -> Iterator[None]:
-    """Tells files of tables that can't be read as UnreadableWarehouseError, while a query runs in the block."""
+    """Turns errors of files that a query in the block can't read into UnreadableWarehouseError."""
     try:
         yield
-    except Exception as error:  # deltalake has no class of its own for what fails while a query runs
+    except Exception as error:  # deltalake has no class of its own for errors of a running query
         if isinstance(error, OSError) or _OF_A_FILE.match(str(error)):
             raise _unreadable(warehouse, error) from error
         raise

@@ -1,4 +1,4 @@
-"""How the tables' Parquet files are written: with Bloom filters of the columns in which one text is looked for."""
+"""How the tables' Parquet files are written: with Bloom filters on the columns that are searched for one text."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from deltalake import BloomFilterProperties, ColumnProperties, WriterProperties
 
 from warehouse.schemas import LOOKED_FOR
 
-# The part of the row groups without a text that its filter lets pass. A filter's size is a power of 2: of 5,000 texts
-# 4 KiB, so 0.8 bytes a row. Were fewer to pass, it would be twice that.
+# The share of row groups without a text that its filter lets pass. A filter's size is a power of 2: 4 KiB for 5,000
+# texts, 0.8 bytes a row; a smaller share would take twice that.
 _FALSE_POSITIVES = 0.07
 
 
 class BloomFilter(TypedDict):
     """A Bloom filter of a row group's column, as pyarrow calls it."""
 
-    ndv: int  # how many texts it is made for
-    fpp: float  # the part of other texts that pass
+    ndv: int  # the number of distinct texts that it is made for
+    fpp: float  # the share of other texts that pass
 
 
 def bloom_filters(table: str, rows: int, row_group_rows: int) -> dict[str, BloomFilter]:
-    """Returns the filters of a file that has so many rows, by column."""
+    """Returns the filters for a file with this many rows, by column."""
     texts = max(1, min(rows, row_group_rows))
     return {column: {"ndv": texts, "fpp": _FALSE_POSITIVES} for column in LOOKED_FOR.get(table, ())}
 
 
 def appended(table: str, rows: int, row_group_rows: int) -> WriterProperties:
-    """Returns how delta-rs writes a file of an append."""
+    """Returns the properties with which delta-rs writes an appended file."""
     filters = bloom_filters(table, rows, row_group_rows)
     return WriterProperties(
         compression="ZSTD",

@@ -1,4 +1,4 @@
-"""Counts of a table's rows by time: from the statistics of its files and row groups, as far as these tell it."""
+"""Counts a table's rows by time, from the statistics of its files and row groups where these suffice."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KINDS = ("min", "max", "null_count")
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Which rows of a table are counted, and by what.
+    """Counts the rows of a table in bins of time.
 
     Attributes:
-        time: a column of int64.
-        start, end: rows count whose time is in [start, end).
-        equal: the values that other columns have in the rows that count.
-        bin_of: returns the bins of times, int64, (times,) each; a later time is in no earlier bin.
+        time: name of an int64 column.
+        start, end: only rows with a time in [start, end) count.
+        equal: only rows with these values in other columns count.
+        bin_of: returns the bins of times, both int64, (times,); must be monotonic.
     """
 
     time: str
@@ -37,10 +37,10 @@ class RowCounts:
     bin_of: Callable[[Int64Array], Int64Array]
 
     def count(self, snapshot: Snapshot, name: str) -> Counter[int]:
-        """Returns how many rows each bin has in a version of a table; bins without rows may be left out.
+        """Returns the number of rows in each bin for a version of a table; bins without rows may be missing.
 
-        What lies in one bin counts as a whole: a file as the log describes it, of the other files a row group as their
-        footers do. Of the other row groups the columns are read.
+        A file that lies in one bin is counted by the log's statistics, a row group of the other files by their footers.
+        The columns are read only for the remaining row groups.
         """
         files = snapshot.files(name)
         names = {f"{kind}.{column}": f"{kind}.{column}" for kind in _KINDS for column in self._columns}
@@ -51,7 +51,7 @@ class RowCounts:
         return found
 
     def of_times(self, times: Int64Array) -> Counter[int]:
-        """Counts times, int64, (times,): those within [start, end)."""
+        """Returns the number of times, int64, (times,), in each bin; those outside [start, end) are left out."""
         bins, counts = np.unique(self.bin_of(times[(times >= self.start) & (times < self.end)]), return_counts=True)
         return Counter(dict(zip(bins.tolist(), counts.tolist(), strict=True)))
 
@@ -67,14 +67,14 @@ class RowCounts:
         return found + self.of_times(int64(rows.filter(pc.is_valid(rows[self.time])), self.time))
 
     def _by_statistics(self, parts: pa.Table) -> tuple[Counter[int], BoolArray]:
-        """Counts the parts of a table of which the statistics tell it.
+        """Counts files or row groups ("parts") by their statistics, where these suffice.
 
         Args:
-            parts: a row for each, with `rows` and, of each column, `min.`, `max.` and `null_count.`; null: not known.
-                Long texts may be cut there, so that they are not in the rows, but all rows lie between them.
+            parts: a row for each part, with `rows`, and `min.`, `max.` and `null_count.` of each column; null: unknown.
+                Long texts may be cut there: bounds that no row need have.
 
         Returns:
-            the counts; and a mask, bool, (parts,), of those that may have rows besides.
+            the counts; and a mask, bool, (parts,), of the parts whose rows have to be read.
         """
         first, last, rows = (_or_zero(parts[n]) for n in (f"min.{self.time}", f"max.{self.time}", "rows"))
         bounded = _true(pc.and_(pc.is_valid(parts[f"min.{self.time}"]), pc.is_valid(parts[f"max.{self.time}"])))
@@ -94,7 +94,7 @@ class RowCounts:
 
 
 def _of_row_groups(footer: pq.FileMetaData, columns: list[str]) -> pa.Table:
-    """A file's row groups as its footer tells of them, for `RowCounts`."""
+    """Returns the statistics of a file's row groups from its footer, as `RowCounts._by_statistics` takes them."""
     found: dict[str, list[Any]] = {"rows": [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]}
     for column, chunks in column_statistics(footer, columns).items():
         is_known = [chunk is not None and chunk.has_min_max for chunk in chunks]
@@ -110,6 +110,6 @@ def _or_zero(values: pa.ChunkedArray) -> Int64Array:
 
 
 def _true(mask: pa.ChunkedArray) -> BoolArray:
-    """Where a mask is true, and not null: bool, (rows,)."""
+    """Returns a mask with nulls as False: bool, (rows,)."""
     true: BoolArray = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
     return true

@@ -1,4 +1,4 @@
-"""Versions of the warehouse's tables, to query by SQL."""
+"""Queries by SQL over fixed versions of the warehouse's tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltalake.fs import DeltaStorageHandler
 from warehouse.delta.opening import open_table, reading_files
 from warehouse.schemas import SCHEMAS
 
-# What SQL calls the types of columns that tables have got later.
+# The SQL names of the types of columns that have been added to tables.
 _SQL = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN", pa.binary(): "BYTEA"}
 
 
@@ -21,12 +21,12 @@ class Snapshot:
     """One version of each of some tables, so that several queries see the same rows.
 
     Args:
-        versions: for each table, opened in this order, the version to read; None: the newest.
+        versions: the version to read of each table, by name; None: the newest. Tables are opened in this order.
 
     Raises:
         TableNotFoundError: there is no such table.
-        DeltaError: there is no such version of it any more.
-        UnreadableWarehouseError: a table is there and can't be read.
+        DeltaError: a table does not have that version any more.
+        UnreadableWarehouseError: a table exists and can't be read.
     """
 
     def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
@@ -46,27 +46,32 @@ class Snapshot:
         return int(self._tables[name].history(1)[0]["timestamp"])
 
     def largest(self, name: str, column: str) -> int | None:
-        """Returns the largest value of a column of integers, by its statistics alone; None: the table has no files."""
+        """Returns the largest value of a column of integers from the log's statistics; None: the table has no files."""
         files = self.files(name)
         return pc.max(files[f"max.{column}"]).as_py() if files.num_rows else None
 
     def spans(self, name: str, column: str) -> pa.Table:
-        """Returns what the log tells of a table's files and a column of integers: a row for each, all int64.
+        """Returns the log's statistics of a column of integers.
 
         Returns:
-            `first` and `last`, the least and greatest value of a file; null: not known; and `rows`.
+            a row for each file, all int64: its least and greatest value, `first` and `last` (null: unknown), and its
+            number of `rows`.
         """
         known = self.known(name, {"first": f"min.{column}", "last": f"max.{column}", "rows": "num_records"})
         return known.cast(pa.schema([(own, pa.int64()) for own in known.column_names]))
 
     def known(self, name: str, columns: Mapping[str, str]) -> pa.Table:
-        """Returns columns of `files` under other names, null where the log does not tell them of any file."""
+        """Returns columns of `files` under other names; null if the log has no such column.
+
+        Args:
+            columns: the columns' names in `files`, by their names in the result.
+        """
         files = self.files(name)
         unknown = pa.nulls(files.num_rows)
         return pa.table({own: files[of] if of in files.column_names else unknown for own, of in columns.items()})
 
     def files(self, name: str) -> pa.Table:
-        """Returns what the log tells of a table's files: path, num_records, and min, max and null_count by column."""
+        """Returns the log's rows about a table's files: path, num_records, and min, max and null_count by column."""
         if name not in self._known_files:
             self._known_files[name] = pa.table(self._tables[name].get_add_actions(flatten=True))
         return self._known_files[name]
@@ -75,7 +80,7 @@ class Snapshot:
         """Opens a file of a table.
 
         Raises:
-            OSError: it has been removed.
+            OSError: the file has been removed.
         """
         if name not in self._folders:
             self._folders[name] = pa.fs.PyFileSystem(DeltaStorageHandler(self._tables[name].table_uri))
@@ -85,31 +90,29 @@ class Snapshot:
         """Runs a query over the tables, and over those that earlier queries created, and returns the rows.
 
         Raises:
-            UnreadableWarehouseError: a file of the tables can't be read, or is not there any more.
+            UnreadableWarehouseError: a file of the tables can't be read, or has been removed.
         """
         with reading_files(self._warehouse):
             return pa.table(self._builder.execute(sql).read_all())
 
 
 def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = False) -> QueryBuilder:
-    """Makes a QueryBuilder that runs SQL over versions of tables, with the columns that these have got later, null.
+    """Makes a QueryBuilder that runs SQL over versions of tables; columns that a version lacks are null.
 
     Args:
-        tables: by the names that queries call them.
-        has_large_joins: makes every join partition its sides, however small they are: for queries that join whole
-            tables.
+        tables: the tables by the names that queries call them.
+        has_large_joins: whether every join partitions its sides, however small: for queries that join whole tables.
     """
     builder = QueryBuilder()
     if has_large_joins:
-        # By default a join gathers one side whole, and copies its texts again and again: 17 GB for 1.7 million
-        # messages.
+        # By default a join collects one whole side, and copies its texts many times: 17 GB for 1.7 million messages.
         for option in ("hash_join_single_partition_threshold", "hash_join_single_partition_threshold_rows"):
             builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
     for name, table in tables.items():
         known = {field.name for field in table.schema().fields}
         new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _SQL]
         builder.register(f"{name}_before" if new else name, table)
-        if new:  # an earlier program made this version: its rows are null in further columns
+        if new:  # an earlier version of the program has written this table
             nulls = ", ".join(f"CAST(NULL AS {_SQL[field.type]}) AS {field.name}" for field in new)
             builder.execute(f"CREATE VIEW {name} AS SELECT *, {nulls} FROM {name}_before").read_all()  # noqa: S608
     return builder

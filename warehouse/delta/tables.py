@@ -20,11 +20,12 @@ from warehouse.delta.epoch import EPOCH, FencedError
 from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
+from warehouse.delta.transactions import last_transactions
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
 
 _log = logging.getLogger(__name__)
 
-# Is called with a table's name, the step that is under way there, and how many rows it has processed so far.
+# Called with a table's name, the step that is under way there, and the number of rows processed so far.
 OnProgress = Callable[[str, str, int], None]
 
 
@@ -39,7 +40,7 @@ class Tables:
 
     Args:
         warehouse: a folder or URI.
-        segment_rows: how many rows of an immutable bucket make a segment (a row group), the least that is read of it.
+        segment_rows: the number of rows in a row group (a segment of a bucket), the least that is read at once.
     """
 
     def __init__(self, warehouse: str, segment_rows: int = 5_000) -> None:
@@ -60,12 +61,12 @@ class Tables:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch in which this writes; None: in whichever there is."""
+        """The epoch in which this object writes; None: it does not check the epoch."""
         return self._epoch
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it was noticed that somebody else has taken the warehouse over."""
+        """Whether a check has found that somebody else has taken the warehouse over."""
         return self._is_fenced
 
     def newest_epoch(self) -> int:
@@ -73,23 +74,23 @@ class Tables:
         return max(max(self.written(name, EPOCH), 0) for name in SCHEMAS)
 
     def take_over(self, epoch: int) -> None:
-        """Begins an epoch in each FENCED table: whoever writes in an earlier one can commit nothing there any more.
+        """Begins an epoch in each FENCED table: writers of earlier epochs can't commit there any more.
 
         Args:
-            epoch: greater than `newest_epoch`.
+            epoch: a number greater than `newest_epoch`.
 
         Raises:
-            FencedError: somebody else has begun this one or a later one in the meantime.
+            FencedError: somebody else has begun this epoch or a later one in the meantime.
         """
         for name in FENCED:
             self._begin(name, epoch)
         self._epoch = epoch
 
     def join(self, epoch: int | None = None) -> None:
-        """Makes this write only in an epoch that somebody else has begun.
+        """Lets this object write only in an epoch that somebody else has begun.
 
         Args:
-            epoch: None: the newest.
+            epoch: the epoch; None: the newest.
 
         Raises:
             WarehouseError: a newer program has written the tables.
@@ -98,10 +99,10 @@ class Tables:
         self._epoch = self.newest_epoch() if epoch is None else epoch
 
     def check_epoch(self, max_age_seconds: float = 0) -> None:
-        """Checks that this may still write, and send; does nothing where this has no epoch.
+        """Checks that this process may still write and send; does nothing without an epoch.
 
         Args:
-            max_age_seconds: the tables are not read where the last check was less than this ago.
+            max_age_seconds: the check is left out if the last one was less than this ago.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -128,10 +129,10 @@ class Tables:
         """Commits the very next version of a table, as long as nobody else has taken the warehouse over.
 
         Args:
-            table: is updated to its newest version.
-            write: commits with the properties that it is given; called again where another commit came first.
+            table: the table; it is updated to its newest version.
+            write: commits with the given properties; called again if another commit came first.
             versions: the numbers of the transactions that the commit carries, by app id.
-            is_wanted: called before each attempt, with the table at its newest version; False: nothing is committed.
+            is_wanted: called before each attempt with the table at its newest version; False: nothing is committed.
 
         Returns:
             whether it was wanted, and so committed.
@@ -168,7 +169,7 @@ class Tables:
         )
 
     def forget_replaced(self, name: str) -> None:
-        """Deletes the files of a table that its newest version does not need. Nobody may read an older one."""
+        """Deletes a table's files that its newest version does not need. Nobody may be reading an older version."""
         self._open(name).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
     def _begin(self, name: str, epoch: int) -> None:
@@ -203,19 +204,19 @@ class Tables:
         return f"{local_path(self._warehouse)}/{name}"
 
     def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
-        """Creates the tables that do not exist, and adds the columns and properties that existing ones lack.
+        """Creates the missing tables, and adds missing columns and properties to existing ones.
 
         Removes torn commits first. Nobody may write meanwhile.
 
         Args:
-            schemas: the tables' columns, by name.
+            schemas: the tables' columns, by table name.
             keep_versions_millis: how long an old version can be read.
 
         Raises:
-            WarehouseError: a newer program has written them; nothing was changed.
+            WarehouseError: a newer program has written the tables; nothing was changed.
         """
         for name, schema in schemas.items():
-            kept = {
+            updated_properties = {
                 "delta.logRetentionDuration": f"interval {keep_versions_millis} milliseconds",
                 "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
                 "delta.dataSkippingStatsColumns": STATISTICS[name],
@@ -229,9 +230,9 @@ class Tables:
                 configuration={
                     "delta.checkpointInterval": "100",
                     "delta.appendOnly": "false",
-                    # Not within an append: the version that a checkpoint names may be older than the retention.
+                    # An append must not remove old versions: a checkpoint may name one older than the retention.
                     "delta.enableExpiredLogCleanup": "false",
-                    **kept,
+                    **updated_properties,
                 },
             )
             self._check_version(table)
@@ -240,8 +241,8 @@ class Tables:
                 table.alter.add_columns(new)
                 names = ", ".join(field.name for field in new)
                 _log.info("%s: an earlier version made the table; it gets the columns %s", name, names)
-            if not kept.items() <= table.metadata().configuration.items():
-                table.alter.set_table_properties(kept)
+            if not updated_properties.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(updated_properties)
 
     def append(self, name: str, rows: pa.Table, versions: dict[str, int]) -> bool:
         """Appends rows in one commit, unless they were written before.
@@ -249,11 +250,11 @@ class Tables:
         Args:
             name: the table.
             rows: in the table's columns.
-            versions: for each writer (an app id) the number of the write; it rises from write to write.
-                Empty: rows that no replay can repeat.
+            versions: the number of the write for each writer (app id), rising from write to write; empty: no replay
+                can repeat these rows.
 
         Returns:
-            whether the rows were written now; False where every writer has already written this number or a later one.
+            whether the rows were written now; False if every writer has already written this number or a later one.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -273,7 +274,7 @@ class Tables:
         )
 
     def note(self, name: str, versions: Mapping[str, int]) -> None:
-        """Gives writers' (app ids') last writes to a table these numbers, without writing rows.
+        """Sets the numbers of writers' (app ids') last writes to a table, without writing rows.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -291,20 +292,21 @@ class Tables:
         """Returns the number of a writer's (an app id's) last write to a table; -1: none."""
         return _number(self._open(name), app)
 
-    def written_by(self, name: str, apps: Iterable[str]) -> list[int]:
-        """Returns the numbers of several writers' last writes to a table, in their order; -1: none."""
-        table = self._open(name)
-        return [_number(table, app) for app in apps]
+    def transactions(self, name: str) -> dict[str, int]:
+        """Returns the numbers of all writers' last writes to a table, by app id."""
+        with reading(self._warehouse):
+            return last_transactions(self._open(name))
 
     def version(self, name: str) -> int:
         """Returns a table's newest version."""
         return int(self._open(name).version())
 
     def query(self, name: str, sql: str, version: int | None = None) -> pa.Table:
-        """Runs a query over one table, which it calls by its name, and returns the rows.
+        """Runs a query over one table, and returns the rows.
 
         Args:
-            version: the table's version to read; the newest where not given.
+            name: the table, also in the query.
+            version: the version to read; None: the newest.
         """
         table = self._open(name) if version is None else self._open_version(name, version)
         with reading_files(self._warehouse):
@@ -316,10 +318,10 @@ class Tables:
             return run_sql(self._all(), sql)
 
     def stream(self, sql: str, rows: int = 500_000) -> Iterator[pa.Table]:
-        """Runs a query as `sql` does, and yields its rows in parts: not all have to be in memory.
+        """Runs a query as `sql` does, and yields its rows in parts, so that they need not all be in memory.
 
         Args:
-            rows: the least that a part has, but for the last one, which may be empty.
+            rows: the minimum number of rows in a part. The last part may have fewer, or none.
         """
         reader = self._all().execute(sql)
         schema = pa.schema(reader.schema)
@@ -351,13 +353,13 @@ class Tables:
 
 
 def _number(table: DeltaTable, app: str) -> int:
-    """The number of an app id's last transaction in a version of a table; -1: none."""
+    """Returns the number of an app id's last transaction in a version of a table; -1: none."""
     number = table.transaction_version(app)
     return -1 if number is None else int(number)
 
 
 def literal(text: str) -> str:
-    """Returns a text as a literal of SQL, quoted."""
+    """Returns a text as a quoted SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -366,7 +368,7 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
 
     Args:
         values: ascending.
-        most: how many ranges there may be, at least 1.
+        most: the maximum number of ranges, at least 1.
 
     Returns:
         (first, last) of each range, both inclusive, ascending.
@@ -377,7 +379,7 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """SQL condition: a column is in one of some ranges, (first, last), both inclusive; empty where there are none."""
+    """Returns the SQL condition that a column is in one of the ranges, (first, last), both inclusive; "" for none."""
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
 
 
@@ -385,7 +387,7 @@ def exists(warehouse: str, name: str) -> bool:
     """Whether a table of the warehouse has been created.
 
     Raises:
-        UnreadableWarehouseError: it is there and can't be read.
+        UnreadableWarehouseError: the table exists and can't be read.
     """
     try:
         open_table(warehouse, name)

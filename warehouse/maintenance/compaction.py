@@ -1,8 +1,8 @@
 """Merges a table's files into few, sorted by time: a log-structured merge with size tiers.
 
-A run is a set of files that do not overlap in time; each file that the job appends is one by itself. Runs of about the
-same size (a tier) are merged as soon as there are FAN_IN of them, so that a row is written once a tier, however much is
-pending.
+A sorted run is a set of files that do not overlap in time; each file that the job appends is a run by itself. Runs of
+about the same size (a tier) are merged as soon as there are FAN_IN of them. So a row is written once per tier, whatever
+the number of pending messages.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from warehouse.delta.engine import LOCAL, Engine
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 from warehouse.spans import times_of
 
-# As many runs of a tier are merged into one. So up to seven of each tier overlap: with 5,000 rows a seal, 42 runs of
-# 1.3 billion rows.
+# This many runs of a tier are merged into one. So up to seven runs of each tier overlap: with 5,000 rows in each seal,
+# 42 runs for 1.3 billion rows.
 FAN_IN = 8
 
-# A full file: small enough to be sorted in memory and for its footer to be read in some ms.
+# The size of a full file: small enough to sort it in memory and to read its footer in some ms.
 FILE_ROWS = 500_000
 FILE_BYTES = 128 << 20
 
-# The most runs that are merged at once. A part of the merge reads a row group or two of each run whose rows are due all
-# the time: of a full file's rows in each that is 1.7 times what it writes, and of a thousand runs 12 times.
+# The maximum number of runs in one merge. Each file that a merge writes takes a row group or two of every run: with
+# full files 1.7 times the rows that are written, with a thousand runs 12 times.
 MERGED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Run:
-    """A sorted run: its files, which do not overlap in time, or with `merges` those of which it is yet to be made.
+    """A sorted run, existing or planned.
 
     Attributes:
-        parts: of how many runs it is made; 1: it is there.
+        files: the run's files, which do not overlap in time; of a planned run the files to be merged.
+        merges: whether the run is planned.
+        parts: the number of existing runs that it is made of.
     """
 
     files: tuple[DataFile, ...]
@@ -50,12 +52,12 @@ class Run:
 
     @property
     def size(self) -> float:
-        """How many full files the rows (FILE_ROWS) or the bytes (FILE_BYTES) make, whichever is more."""
+        """The run's size in full files, by rows (FILE_ROWS) or by bytes (FILE_BYTES), whichever is more."""
         return max(sum(f.rows for f in self.files) / FILE_ROWS, sum(f.n_bytes for f in self.files) / FILE_BYTES)
 
     @property
     def tier(self) -> int:
-        """The logarithm of the size to the base FAN_IN, rounded down: from 0 on a run has at least one full file."""
+        """The logarithm of the size to the base FAN_IN, rounded down; 0 or more: the run has at least a full file."""
         return math.floor(math.log(max(self.size, 1e-9), FAN_IN))
 
 
@@ -63,13 +65,13 @@ def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[l
     """Chooses the files that are to be merged with each other.
 
     Args:
-        now: files whose rows were all due before are not read by time any more, and are merged only while they are
-            small; ms since the epoch. None: there are no such files.
-        max_overlap: how many of the other runs may have a file over the same time.
+        now: time, ms since the epoch; files whose rows were all due before it are not read by time any more, and are
+            merged only while they are small. None: there are no such files.
+        max_overlap: the maximum number of other runs that may have a file over the same time.
 
     Returns:
-        groups of files, of at most MERGED_AT_ONCE runs each; each is to become one run. When all are merged, another
-        plan may find more to do.
+        groups of files, from at most MERGED_AT_ONCE runs each, to be merged into one run each. When all are merged,
+        another plan may find more.
     """
     runs: dict[tuple[bool, str], list[DataFile]] = {}
     for file in files:
@@ -94,7 +96,7 @@ def _merge_tiers(runs: list[Run]) -> list[Run]:
     while tiers:
         tier = min(tiers)
         of_tier = tiers.pop(tier)
-        # Full files are merged for their overlap alone, smaller ones for their number, too.
+        # Full files are merged only if they overlap, smaller ones already because there are many.
         if (len(of_tier) if tier < 0 else overlap(of_tier)) >= FAN_IN:
             for merged in map(_merged, _divided(of_tier)):
                 if merged.tier > tier:
@@ -107,7 +109,7 @@ def _merge_tiers(runs: list[Run]) -> list[Run]:
 
 
 def _divided(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Divides runs, by where they begin, into few groups with at most MERGED_AT_ONCE parts, about as many in each."""
+    """Divides runs, by their first times, into few groups of about the same size, at most MERGED_AT_ONCE parts each."""
     left = sum(run.parts for run in runs)
     at_once = left / math.ceil(left / MERGED_AT_ONCE)
     group: list[Run] = []
@@ -152,11 +154,11 @@ def merge(
     """Merges files into one sorted run, in one commit.
 
     Args:
-        on_rows: called with the number of rows of each file that was written.
-        engine: sorts and writes the files; which rows each has, this decides.
+        on_rows: called with the number of rows of each written file.
+        engine: sorts and writes the files.
 
     Returns:
-        whether it was done; False where some of the files were removed in the meantime.
+        whether it was done; False if some of the files were removed in the meantime.
     """
     folder = table.folder
     footers = {file.path: _footer(folder, file.path) for file in files}
@@ -174,11 +176,11 @@ class RowGroups:
     """The row groups of some files.
 
     Attributes:
-        paths: of the files.
-        file: to which of them a row group belongs, int64, (groups,).
-        number: its number there, int64, (groups,).
-        first, last: its least and greatest time, ms since the epoch, int64, (groups,).
-        size: how many full files it makes, float64, (groups,).
+        paths: paths of the files.
+        file: index in `paths` of each group's file, int64, (groups,).
+        number: the group's number in its file, int64, (groups,).
+        first, last: the group's least and greatest time, ms since the epoch, int64, (groups,).
+        size: the group's size in full files, float64, (groups,).
     """
 
     paths: list[str]
@@ -190,7 +192,7 @@ class RowGroups:
 
     @staticmethod
     def of(files: Sequence[DataFile], footers: Mapping[str, pq.FileMetaData], time: str) -> RowGroups:
-        """Makes those of some files, by their footers; `time`: the column."""
+        """Returns the row groups of some files from their footers; `time` is the name of the time column."""
         rows: list[tuple[int, int, int, int]] = []
         sizes: list[float] = []
         for place, file in enumerate(files):
@@ -208,7 +210,11 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows of some row groups, by the paths of their files, whose time is in [start, end): about a full file."""
+    """The rows with a time in [start, end) of some row groups: about a full file.
+
+    Attributes:
+        groups: the numbers of the row groups, by path of their file.
+    """
 
     start: int
     end: int
@@ -219,7 +225,7 @@ def slices(groups: RowGroups) -> list[Slice]:
     """Divides the rows of row groups by time into slices of about a full file each."""
     edges = _edges(groups)
     from_, to = (np.searchsorted(edges, times, "right") - 1 for times in (groups.first, groups.last))
-    n = to - from_ + 1  # a row group has rows of so many slices
+    n = to - from_ + 1  # the number of slices that have rows of a row group
     group = np.repeat(np.arange(len(n)), n)
     place = np.arange(len(group)) - np.repeat(np.cumsum(n) - n, n) + from_[group]
     group = group[np.argsort(place, kind="stable")]
@@ -234,19 +240,19 @@ def slices(groups: RowGroups) -> list[Slice]:
 
 
 def _edges(groups: RowGroups) -> Int64Array:
-    """Returns the times between which there is about a full file each, as if row groups were evenly filled."""
+    """Returns the times at which slices begin and end, int64, (slices + 1,), as if row groups were evenly filled."""
     begin, end = int(groups.first.min()), int(groups.last.max()) + 1
-    # A little less than full, so that an uneven slice seldom becomes two files.
+    # A slice is a little less than a full file, so that an uneven one seldom becomes two files.
     wanted = np.arange(1, math.ceil(groups.size.sum() / 0.9)) * 0.9
     cuts = times_of(groups.first, groups.last, groups.size, wanted)
     return np.unique(np.concatenate([[begin], cuts[(cuts > begin) & (cuts < end)], [end]]))
 
 
 class _SliceWriter:
-    """Writes slices' rows in order, as files of a run of at most a full file each; rows of one time may be divided.
+    """Writes the rows of slices, sorted, as files of a run. Rows of the same time may be in two files.
 
     Args:
-        footers: of the files, by their paths. Pickled without: a task reads those of its own files.
+        footers: the footers of the merged files, by path. They are not pickled: a task reads those that it needs.
     """
 
     def __init__(self, folder: TableFolder, run: str, footers: Mapping[str, pq.FileMetaData]) -> None:
@@ -258,7 +264,7 @@ class _SliceWriter:
         return _SliceWriter, (self._folder, self._run, {})
 
     def __call__(self, part: Slice) -> list[tuple[AddAction, int]]:
-        """Returns for each file that it wrote the action that adds it, and how many rows it has."""
+        """Returns for each written file the action that adds it, and the number of its rows."""
         folder = self._folder
         parts = []
         for path, numbers in part.groups.items():

@@ -1,9 +1,8 @@
-"""Keeps the tables compact and bounded, beside the running job: merges files, removes what nobody needs, vacuums."""
+"""Keeps the tables compact beside the running job: merges files, deletes rows that nobody needs, vacuums."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from conf.errors import DelayLakeError, one_line
+from conf.errors import DelayLakeError
+from conf.files import make_folder
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
 from warehouse.delta.commits import sync_checkpoint
@@ -24,15 +24,15 @@ from warehouse.maintenance.statistics import complete_statistics
 from warehouse.maintenance.table_files import DataFile, TableFiles
 from warehouse.queries import expired
 
-# Tables whose rows account for rows of later tables come first, so that such a row outlives the other by a whole run.
+# A row here is deleted only when a run before has deleted the row of a later table that it accounts for.
 ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
 
-# About how many rows one commit removes; the files that keep other rows are written anew before it.
+# The number of rows in the files of about one commit of `_remove`.
 _ROWS_A_COMMIT = 5_000_000
 
 
 class MaintenanceError(DelayLakeError):
-    """Maintenance can't be done. The message is one line."""
+    """The tables can't be maintained. The message is one line."""
 
 
 class UnderWayError(MaintenanceError):
@@ -41,7 +41,7 @@ class UnderWayError(MaintenanceError):
 
 @dataclass
 class TableReport:
-    """The effect of a run on a table, or that of a dry run if it were none: then files and bytes stay the same."""
+    """The effect of a run on a table; in a dry run what it would do, with files and bytes as they are."""
 
     table: str
     files_before: int
@@ -51,7 +51,7 @@ class TableReport:
     files_merged: int = 0
     rows_deleted: int = 0
     files_vacuumed: int = 0
-    vacuum_put_off: bool = False  # the job has stood still for long and may yet read an old version
+    vacuum_put_off: bool = False  # the job has stood still for long, and may still read an old version
     seconds: float = 0.0
 
 
@@ -61,23 +61,16 @@ def lock(settings: Settings) -> FileLock:
     The system releases it when the process dies.
 
     Raises:
-        MaintenanceError: its folder can't be made or written.
+        FolderError: its folder can't be made or written.
     """
     name = "checkpoint" if is_object_storage(settings.warehouse) else "warehouse"
     folder = Path(local_path(getattr(settings, name)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MaintenanceError(
-            f"the folder {folder} can't be made ({one_line(error)}): see `{name}` in the settings"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise MaintenanceError(f"the folder {folder} can't be written: see `{name}` in the settings")
+    make_folder(folder, name)
     return FileLock(folder / "maintain.lock")
 
 
 def needs_maintenance(settings: Settings, tables: Tables) -> bool:
-    """Whether a table has enough small files, which the job has appended since the last merge, to be worth another."""
+    """Whether the job has appended enough files to a table since its last merge to make another one worthwhile."""
     return any(
         sum(not file.is_part for file in TableFiles(tables, name).all()) >= settings.maintain.min_small_files
         for name in ORDER
@@ -95,12 +88,12 @@ def maintain(
 ) -> list[TableReport]:
     """Maintains tables, one after another: merges files, deletes rows that nobody needs, vacuums.
 
-    The job may run meanwhile. A run that is killed leaves the tables whole; what it has committed stays.
+    The job may run meanwhile. A run that is killed leaves the tables whole, with what it has committed.
 
     Args:
         names: the tables.
-        dry_run: changes nothing, and reports what would be done.
-        merges_only: deletes no rows, and no files of old versions.
+        dry_run: whether to report only what would be done.
+        merges_only: whether to leave out deleting rows and vacuuming.
         on_progress: called as files are merged and rows deleted.
         now: ms since the epoch; None: the current time.
         engine: reads, sorts and writes the files; this process plans and commits.
@@ -109,7 +102,7 @@ def maintain(
         a report for each table.
 
     Raises:
-        UnderWayError: another process does it.
+        UnderWayError: another process maintains or rebuilds the tables.
         MaintenanceError: a table is missing, or somebody else has removed files at the same time.
         FencedError: somebody else has taken the warehouse over.
     """
@@ -166,14 +159,14 @@ class _Maintenance:
         return report
 
     def _plan(self, known: set[str]) -> list[list[DataFile]]:
-        """Plans merges of the files that were there at the start (`known`), and of what this run made of them.
+        """Plans merges of the files that were there at the start (`known`), and of those that this run has written.
 
-        What the job has appended since is the next run's: it may append faster than files are merged.
+        Files that the job has appended since are left to the next run: it may append faster than files are merged.
         """
         files = [file for file in self._files.all() if file.is_part or file.path in known]
-        # Slices of the delayed index are read as they come due; the other tables are read at any time.
+        # Only the delayed index is read by time, and only what comes due.
         past = self._now if self._name == "delayed_index" else None
-        # Half of what may overlap, for files come in until the next run.
+        # Half of the allowed overlap, because files will be appended until the next run.
         return plan(files, past, self._settings.tracker.max_num_buckets // 2)
 
     def _merge(self, groups: list[list[DataFile]]) -> None:
@@ -225,9 +218,9 @@ class _Maintenance:
         return MaintenanceError(f"{self._name}: somebody else has removed files at the same time: try again later")
 
     def _vacuum(self, dry_run: bool) -> int:
-        """Deletes the data files and the log that only versions past their retention have; returns how many files."""
+        """Deletes data files and log files that only expired versions need; returns the number of data files."""
         table = self._files.table
-        # In full, not only what the log still tells of: a checkpoint forgets removed files by itself.
+        # A full vacuum lists the folder: the log forgets removed files at a checkpoint.
         found = len(table.vacuum(dry_run=True, full=True))
         if not dry_run:
             if found:
@@ -240,12 +233,12 @@ class _Maintenance:
 
 
 def is_paused(settings: Settings, now: int) -> bool:
-    """Whether the job has stood still for so long that a vacuum may delete the versions that its last batch names.
+    """Whether the job has stood still for so long that a vacuum might delete the versions named in its last batch.
 
-    The job reads them again when it goes on.
+    The job reads these again when it goes on.
 
     Args:
-        now: ms since the epoch.
+        now: the current time, ms since the epoch.
     """
     offsets = Path(local_path(settings.checkpoint)) / "query" / "offsets"
     newest = max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=None)

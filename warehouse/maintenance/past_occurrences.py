@@ -1,4 +1,4 @@
-"""Which rows of recurring messages in the delayed index nobody needs any more."""
+"""Finds the rows of recurring messages in the delayed index that nobody needs any more."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _Message = tuple[int, int, int]  # ledger, entry, batch index
 
 
 class OccurrenceRetention:
-    """The recurring messages of some ledgers, and the last occurrence of each that is done.
+    """The recurring messages of some ledgers, and the last occurrence of each that was delivered or skipped.
 
     Args:
         query: runs SQL over the tables.
         of_ledgers: SQL condition: a row is of one of the ledgers.
-        now: ms since the epoch.
-        horizon: rows that are due from then on stay, ms since the epoch.
+        now: the current time, ms since the epoch.
+        horizon: rows that are due at this time or later stay, ms since the epoch.
     """
 
     def __init__(self, query: Callable[[str], pa.Table], of_ledgers: str, now: int, horizon: int) -> None:
@@ -55,9 +55,9 @@ class OccurrenceRetention:
         )
 
     def may_go_on(self, rows: pa.Table) -> BoolArray:
-        """Tells which rows are those with which messages came of which a later row stays: bool, (rows,).
+        """Returns a mask, bool, (rows,), of the first rows of recurring messages that still have a later row.
 
-        A cancel that concerns the later one can be taken back, and then the first one is needed.
+        If the later row is cancelled, a restore needs the first one again.
         """
         is_first = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"]))
         has_next = is_among(rows, self._with_next, ["ledger_id", "entry_id", "batch_index"])
@@ -65,15 +65,15 @@ class OccurrenceRetention:
         return may_go_on
 
     def are_done(self, rows: pa.Table, subscription: str) -> BoolArray:
-        """Tells which rows a subscription does not need any more.
+        """Returns a mask of the rows of recurring messages that a subscription does not need any more.
 
-        The row with which a recurring message came is needed until none of its occurrences is still to come.
+        The first row of a recurring message is needed until its last occurrence.
 
         Args:
-            rows: of the delayed index.
+            rows: rows of the delayed index.
 
         Returns:
-            bool, (rows,); False also for the rows of messages that do not recur.
+            bool, (rows,); False for messages that do not recur.
         """
         columns = (
             rows[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "occurrence", "sequence")

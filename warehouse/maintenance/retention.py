@@ -1,11 +1,15 @@
-"""Finds and removes the rows of a table that nobody needs any more: not the job, not a rebuild, not the audit.
+"""Finds and deletes the rows of a table that nobody needs any more: not the job, not a rebuild, not the audit.
 
-A row goes when it is older than the settings' retention of its table (one of what was held back: when it was delivered
-or cancelled so long ago) and, in `delayed_index`, all subscriptions are done with the message; in `entries`,
-`delayed_index` has nothing of the entry any more; in `deliveries`, `outcomes` and `rejects`, `entries` does not have
-the entry any more. So the audit finds every message of `entries` accounted for, and a rebuild can tell which messages
-of `delayed_index` are done. Rows of entries that a rebuild reads again from the source topics all stay. A recurring
-message stays as long as it recurs, and of its deliveries those of the last day in which it was delivered.
+A row can go when it is older than its table's retention (a held row: when its message was delivered or cancelled that
+long ago), and
+
+- in `delayed_index`, all subscriptions are done with the message;
+- in `entries`, `delayed_index` has no row of the entry any more;
+- in `deliveries`, `outcomes` and `rejects`, `entries` does not have the entry any more.
+
+So the audit finds every message of `entries` accounted for, and a rebuild knows which messages of `delayed_index` are
+done. All rows of entries that a rebuild would read again from the source topics stay. A recurring message stays as long
+as it recurs, and its deliveries within a day of the last one.
 """
 
 from __future__ import annotations
@@ -45,19 +49,19 @@ from warehouse.routes.known_routes import subscription_names
 from warehouse.routes.tenure import Tenures
 from warehouse.schemas import SCHEMAS
 
-# `deliveries` keeps at least this much before its newest row: a rebuild compares it with the ends of the destinations.
+# `deliveries` keeps at least this time before its newest row: a rebuild compares it with the ends of the destinations.
 _LAST_DELIVERIES_MILLIS = 3_600_000
 
-# Of a recurring message `deliveries` keeps at least this much before its last one: within it a rebuild sees by the
-# numbers which occurrences are missing.
+# `deliveries` keeps at least this time before the last delivery of a recurring message: a rebuild finds missing
+# occurrences within it by their numbers.
 LAST_OCCURRENCES_MILLIS = 24 * 3_600_000
 
-# A file is written anew when at least this part of its rows can go, or when it is small; else these stay until more can
-# go.
+# Rows of a file are deleted, and its other rows written anew, when at least this share of them can go, or when the file
+# is small.
 _LEAST_PART = 0.1
 _SMALL_ROWS = 20_000
 
-_MAX_LEDGERS = 200  # that a query names one by one
+_MAX_LEDGERS = 200  # a query names at most so many one by one
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
@@ -84,18 +88,18 @@ _NEEDED = {
 }
 
 
-# Of rows of `entries` that go, what is kept of them; see `warehouse.queries.expired.record`.
+# The columns of deleted rows of `entries` that go into the table `expired`.
 _RECORDED = ["topic", "partition", "first_index", "batch_size"]
 
 
 @dataclass(frozen=True)
 class Excess:
-    """A file with rows that can go: all of its rows, or so many that it is worth writing the others anew.
+    """A file with rows that can go: all of them, or so many that it is worth writing the others anew.
 
     Attributes:
-        rows: how many can go.
-        rest: adds the file with the others; None: all can go, or they are not written.
-        expired: the rows of `entries` that can go, with their indexes; None: of another table.
+        rows: the number of rows that can go.
+        rest: the action that adds the file with the other rows; None: there are none, or they were not written.
+        expired: the rows of `entries` that can go, with their indexes; None for another table.
     """
 
     file: DataFile
@@ -105,12 +109,12 @@ class Excess:
 
 
 class Retention:
-    """Finds rows that can go, in the versions of the tables that are the newest when this is made.
+    """Finds rows that can go, in the tables' newest versions at the time of the constructor's call.
 
-    It can be pickled, and then opens the same versions.
+    It can be pickled, and opens the same versions then.
 
     Args:
-        now: ms since the epoch.
+        now: the current time, ms since the epoch.
     """
 
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
@@ -121,7 +125,7 @@ class Retention:
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
-        # `entries` first: what it has is in the other tables already, also while the job runs.
+        # `entries` is opened first: its messages are in the other tables before, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
         opened = {name: DeltaTable(tables.path(name)) for name in names}
         self._versions = {name: (table.table_uri, int(table.version())) for name, table in opened.items()}
@@ -131,7 +135,7 @@ class Retention:
         self._last: pa.Table | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        self._last_durable()  # once, and not in each task
+        self._last_durable()  # queried here once, and not in each task
         return {name: value for name, value in vars(self).items() if name != "_builder"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,11 +147,11 @@ class Retention:
         """Yields the files of a table from which rows can go.
 
         Args:
-            writes: writes the other rows of each such file anew, for `remove`.
+            writes: whether to write the other rows of each such file anew, for `remove`.
             engine: reads and writes the files.
         """
         horizon = self._horizons[table.name]
-        # Rows at the time of what is held back never get old by it.
+        # Held rows have a time in the far future, by which they never get old.
         held = HELD_DELIVER_AT if table.name == "delayed_index" else np.iinfo(np.int64).max
         files = [file for file in table.all() if file.first < horizon or file.last >= held]
         find = _ExcessFinder(self, table.folder, horizon, held, writes)
@@ -155,7 +159,12 @@ class Retention:
         return (found for found in engine.each(find, files) if found is not None)
 
     def can_go(self, name: str, rows: pa.Table) -> BoolArray:
-        """A mask of the rows of a table, past its horizon, that can go; `rows`: the columns of _NEEDED."""
+        """Returns a mask, bool, (rows,), of the rows that can go.
+
+        Args:
+            name: the table.
+            rows: its columns _NEEDED, of rows that are past its horizon or held.
+        """
         if name == "delayed_index":
             is_held = int64(rows, "deliver_at") >= HELD_DELIVER_AT
             can_go = np.zeros(rows.num_rows, np.bool_)
@@ -168,18 +177,18 @@ class Retention:
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
             is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED"]))
-            # By a subscription's last pause change a rebuild knows whether it is paused.
+            # A rebuild knows by its last pause change whether a subscription is paused.
             is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
             is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
             is_pause_change |= self._are_of_schedules(rows)
             may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
-            # A rebuild takes the commands that wait from here: a cancel waits beyond the time that it names.
+            # A rebuild takes waiting commands from here: a cancel waits until after the time that it names.
             may_come = pc.greater_equal(pc.fill_null(rows["deliver_at"], 0), self._horizons[name])
             waits: BoolArray = pc.and_(pc.equal(rows["result"], "WAITING"), may_come).to_numpy(zero_copy_only=False)
             may_go &= ~waits
             return may_go
         if name == "rejects":
-            # A command that could not be read is in `rejects`, too, and `entries` never has it.
+            # `rejects` also has commands that could not be read, which `entries` never has.
             is_command: BoolArray = pc.equal(rows["topic"], self._control_topic).to_numpy(zero_copy_only=False)
             return unneeded | is_command
         if name == "deliveries" and has_occurrences(rows):
@@ -187,13 +196,13 @@ class Retention:
         return unneeded
 
     def _are_of_schedules(self, rows: pa.Table) -> BoolArray:
-        """A mask of the outcomes that tell whether a schedule is paused, as long as its message is in the index."""
+        """Returns a mask of the outcomes that say whether a schedule is paused whose message is in the index."""
         operations = pa.array([kind.upper() for kind in (PAUSE_SCHEDULE, RESUME_SCHEDULE)])
         are_pauses: BoolArray = pc.is_in(rows["operation"], operations).to_numpy(zero_copy_only=False)
         return are_pauses & self._is_in("delayed_index", rows) if are_pauses.any() else are_pauses
 
     def _was_long_ago(self, rows: pa.Table) -> BoolArray:
-        """A mask of the deliveries of recurring messages after which a later one was more than a day later."""
+        """Returns a mask of the deliveries of recurring messages that were more than a day before the last one."""
         last = self._query(
             f"SELECT {', '.join(_OF_MESSAGE)}, max(sent_at) AS last FROM deliveries "  # noqa: S608
             f"WHERE occurrence IS NOT NULL AND {_of_ledgers(rows)} GROUP BY {', '.join(_OF_MESSAGE)}"
@@ -206,16 +215,16 @@ class Retention:
         return is_old & recurs
 
     def _can_go_from_index(self, rows: pa.Table) -> BoolArray:
-        """A mask of the rows of `delayed_index`, past its horizon, that can go."""
-        # A CANCEL for a message that has come says what `outcomes` says, too.
+        """Returns a mask of the rows of `delayed_index` past its horizon that can go."""
+        # Rows of other operations can go once their entry is durable: `outcomes` has the cancels, too.
         can_go: BoolArray = np.where(_is_delay(rows), self._is_settled(rows), self._is_durable(rows))
         return can_go
 
     def _held_can_go(self, rows: pa.Table) -> BoolArray:
-        """A mask of the rows of `delayed_index` at HELD_DELIVER_AT that can go.
+        """Returns a mask of the rows of `delayed_index` at HELD_DELIVER_AT that can go.
 
-        A held row whose message was released may be its only row. It stays until that message was delivered or
-        cancelled longer ago than the horizon. The moves tell which rows count as long as there are any.
+        A held row may be the only row of its message, also after that was released. It stays until the message was
+        delivered or cancelled longer ago than the horizon. Its MOVE rows stay as long as there are DELAY rows.
         """
         horizon = self._horizons["delayed_index"]
         delivered = f"{_of_ledgers(rows)} AND sent_at < {horizon}"
@@ -225,24 +234,24 @@ class Retention:
         return can_go
 
     def _is_settled(self, rows: pa.Table) -> BoolArray:
-        """A mask of the DELAY rows with which all subscriptions of their topic's route are done.
+        """Returns a mask of the DELAY rows with which all subscriptions of their topic's route are done.
 
-        A subscription is done with a row when its message was delivered there, is cancelled, or was moved on, or when
-        the row is not for it; with that of an occurrence also when a later one was delivered. Of a topic without a
-        route it is not known who is to get the messages: its rows stay.
+        A subscription is done with a row if the row is not for it, or its message was delivered there, cancelled, or
+        moved to a later row; with the row of an occurrence also if a later one was delivered. Rows of a topic without
+        a route stay: its subscriptions are not known.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
         moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
         return self._are_done(rows, f"deliver_at BETWEEN {first} AND {last}", "true", moved)
 
     def _are_done(self, rows: pa.Table, delivered_when: str, cancelled_when: str, moved: pa.Table) -> BoolArray:
-        """A mask as of `_is_settled`, by some of what has been delivered, cancelled and moved.
+        """Returns a mask as `_is_settled` does, from a selection of deliveries, cancels and moves.
 
         Args:
-            rows: of `delayed_index`.
+            rows: rows of `delayed_index`.
             delivered_when: SQL condition: which rows of `deliveries` count.
-            cancelled_when: the same, of the outcomes that have cancelled.
-            moved: the rows of type MOVE that count, with the columns of _NAMED.
+            cancelled_when: SQL condition: which cancelling rows of `outcomes` count.
+            moved: the MOVE rows that count, with the columns of _NAMED.
         """
         delivered = self._query(
             f"SELECT topic, subscription, ledger_id, entry_id, batch_index, {attempt_sql()} AS attempt "  # noqa: S608
@@ -252,9 +261,9 @@ class Retention:
         horizon = self._horizons["delayed_index"]
         occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now, horizon) if recurs else None
         may_go_on = occurrences.may_go_on(rows) if occurrences else np.zeros(rows.num_rows, np.bool_)
-        # With this row a recurring message came, and it is needed for the next ones.
-        is_kept = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
-        # Such a row tells that a schedule has ended, where it was missed.
+        # The first row of a recurring message is needed for its next ones.
+        is_first = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
+        # The row of a later occurrence: it shows that a schedule has ended, if that occurrence was missed.
         is_next = are_recurring(rows) & pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
         ledgers = _of_ledgers(rows)
         cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
@@ -270,7 +279,7 @@ class Retention:
                     for done in (delivered, cancelled, restored, moved)
                 )
                 is_other = pc.fill_null(pc.not_equal(rows["subscription"], subscription), False)
-                is_needed = np.zeros(rows.num_rows, np.bool_) if is_kept is None else is_kept.to_numpy()
+                is_needed = np.zeros(rows.num_rows, np.bool_) if is_first is None else is_first.to_numpy()
                 is_done = occurrences.are_done(rows, subscription) if occurrences else np.zeros(len(settled), np.bool_)
                 is_of_topic &= (
                     is_done
@@ -284,11 +293,11 @@ class Retention:
         return settled & ~may_go_on
 
     def _is_durable(self, rows: pa.Table, or_last: bool = True) -> BoolArray:
-        """A mask of the rows of entries that do not come again from the source topics after a rebuild.
+        """Returns a mask of the rows of entries that a rebuild would not read again from the source topics.
 
         Args:
-            or_last: with the last durable entry of each topic partition, too. Its row of `entries` has to stay: by it
-                a rebuild knows which entries are durable.
+            or_last: whether to include the last durable entry of each topic partition. Its row of `entries` has to
+                stay, because it tells a rebuild which entries are durable.
         """
         keys = rows.select(["topic", "partition", *_ENTRY]).append_column("row", pa.array(np.arange(rows.num_rows)))
         joined = keys.join(self._last_durable(), ["topic", "partition"], join_type="inner", use_threads=False)
@@ -316,10 +325,10 @@ class Retention:
         return self._last
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
-        """A mask of the rows of entries that a table, `delayed_index` (as DELAY) or `entries`, has."""
-        condition = " AND operation = 'DELAY'" if table == "delayed_index" else ""
-        kept = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {_of_ledgers(rows)}{condition}")  # noqa: S608
-        return is_among(rows, kept, _ENTRY)
+        """Returns a mask of the rows whose entry is in a table: `delayed_index` (as a DELAY row) or `entries`."""
+        condition = _of_ledgers(rows) + (" AND operation = 'DELAY'" if table == "delayed_index" else "")
+        found = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {condition}")  # noqa: S608
+        return is_among(rows, found, _ENTRY)
 
     def _query(self, sql: str) -> pa.Table:
         return run_sql(self._builder, sql)
@@ -327,7 +336,13 @@ class Retention:
 
 @dataclass(frozen=True)
 class _ExcessFinder:
-    """Looks into one file of a table; the arguments are those of `Retention.excess`."""
+    """Finds the rows that can go in one file of a table.
+
+    Attributes:
+        horizon: rows before this time can go, ms since the epoch.
+        held: rows from this time on are held back, and can go, too, ms since the epoch.
+        writes: whether to write the other rows anew.
+    """
 
     retention: Retention
     folder: TableFolder
@@ -336,7 +351,7 @@ class _ExcessFinder:
     writes: bool
 
     def __call__(self, file: DataFile) -> Excess | None:
-        """Returns what can go; None: nothing, or too little to write the file anew."""
+        """Returns the rows that can go; None: none, or too few to write the file anew."""
         name, time = self.folder.name, self.folder.time
         rows = self.folder.read(file.path, _NEEDED[name])
         goes = (int64(rows, time) < self.horizon) | (int64(rows, time) >= self.held)
@@ -355,13 +370,13 @@ class _ExcessFinder:
 
 
 def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
-    """Removes the rows that can go, in one commit.
+    """Deletes the rows that can go, in one commit.
 
     Args:
-        excess: files of which the other rows have been written.
+        excess: files whose other rows have been written anew.
 
     Returns:
-        whether it was done; False where some of the files were removed in the meantime.
+        whether it was done; False if some of the files were removed in the meantime.
     """
     added = [found.rest for found in excess if found.rest is not None]
     return table.replace([found.file for found in excess], added, changes_data=True)
@@ -373,7 +388,7 @@ def _is_delay(rows: pa.Table) -> BoolArray:
 
 
 def _of_ledgers(rows: pa.Table) -> str:
-    """SQL condition: a row is of one of these rows' ledgers; of many ledgers only that it lies between them."""
+    """Returns the SQL condition that a row is of one of these rows' ledgers, or only between them if they are many."""
     ledgers = pc.unique(rows["ledger_id"]).to_pylist()
     if len(ledgers) > _MAX_LEDGERS:
         return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"

@@ -1,4 +1,4 @@
-"""The log's statistics of a table's files, of the columns that STATISTICS names today: older files have fewer."""
+"""Adds statistics to a table's log that older files lack: those of columns that STATISTICS names today."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from warehouse.schemas import STATISTICS
 
 _COLUMNS = "delta.dataSkippingStatsColumns"
 
-# So many files get their statistics in one commit, of half a megabyte.
+# The number of files in a commit, which then has half a megabyte.
 _FILES_A_COMMIT = 500
 
 
 def complete_statistics(tables: Tables, files: TableFiles, on_files: Callable[[int], None] = lambda n: None) -> int:
-    """Gives files the statistics that the log does not have of them; it adds them once more, with what footers say.
+    """Completes the log's statistics of files, by adding them once more with the statistics in their footers.
 
     Args:
         on_files: called with the number of files of each commit.
 
     Returns:
-        how many files got some.
+        the number of files that got statistics.
+
 
     Raises:
         FencedError: somebody else has taken the warehouse over.
@@ -39,7 +40,7 @@ def complete_statistics(tables: Tables, files: TableFiles, on_files: Callable[[i
         return 0  # an earlier version made the table: the next start of the job adds the columns
     wanted = {_COLUMNS: STATISTICS[name]}
     if not wanted.items() <= table.metadata().configuration.items():
-        # Of other columns the log's reader shows no statistics.
+        # The reader of the log shows statistics of these columns only.
         tables.commit(table, lambda properties: table.alter.set_table_properties(wanted, commit_properties=properties))
     completed = 0
     found = _incomplete(files)
@@ -52,7 +53,7 @@ def complete_statistics(tables: Tables, files: TableFiles, on_files: Callable[[i
 
 
 def _incomplete(files: TableFiles) -> list[dict[str, Any]]:
-    """The files of which the log does not tell the nulls of a column: path, size_bytes and modification_time."""
+    """Returns the files whose null counts the log lacks: path, size_bytes and modification_time."""
     actions = pa.table(files.table.get_add_actions(flatten=True))
     names = [f"null_count.{column}" for column in STATISTICS[files.name].split(",")]
     if not set(names) <= set(actions.column_names):
@@ -65,7 +66,7 @@ def _incomplete(files: TableFiles) -> list[dict[str, Any]]:
 
 
 def _completed(files: TableFiles, file: dict[str, Any]) -> AddAction | None:
-    """The action that adds a file with its statistics; None: its footer does not have all of them."""
+    """Returns the action that adds a file with its statistics; None: its footer lacks some."""
     with files.folder.open(file["path"]) as parquet:
         statistics = _statistics(parquet.metadata, files.name)
     if len(statistics["nullCount"]) < len(STATISTICS[files.name].split(",")):
@@ -78,7 +79,7 @@ def _statistics(footer: pq.FileMetaData, name: str) -> dict[str, Any]:
     known = column_statistics(footer, columns)
     found: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for column in columns:
-        if column not in known:  # it was added after the file
+        if column not in known:  # the column is newer than the file
             found["nullCount"][column] = footer.num_rows
             continue
         chunks = [chunk for chunk in known[column] if chunk is not None and chunk.has_null_count]

@@ -1,4 +1,4 @@
-"""The data files of a Delta table: lists and reads them, and exchanges some for others in one commit."""
+"""Lists, reads and writes the data files of a Delta table, and replaces some by others in one commit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from warehouse.delta.parquet import bloom_filters
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS, STATISTICS, TIME
 
-# The app id of a transaction that every merge of files carries; its number is the time, ms since the epoch.
+# App id of a transaction in every commit that merges files; its number is the time, ms since the epoch.
 MERGES = "delaylake-maintain"
 
-# The name of a file that maintenance has written says to which run it belongs. A run's files do not overlap in time.
+# The name of a file that maintenance has written has the name of its sorted run: files that do not overlap in time.
 _PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
 
-# Columns with few different values in a file. In the other columns of integers, neighbours are close to each other.
+# Columns with few different values in a file; the other columns of integers are delta-encoded.
 _DICTIONARY = [
     "topic",
     "partition",
@@ -53,9 +53,9 @@ class DataFile:
     """A file of a table, as the Delta log describes it.
 
     Attributes:
-        path: in the table's folder.
+        path: path in the table's folder.
         first, last: the least and greatest value of the table's time column (TIME), ms since the epoch; the bounds of
-            int64 where the log does not say.
+            int64 if the log does not have them.
     """
 
     path: str
@@ -66,23 +66,23 @@ class DataFile:
 
     @property
     def is_part(self) -> bool:
-        """Whether maintenance has written it, and not the job."""
+        """Whether maintenance has written the file, and not the job."""
         return _PART_OF_RUN.search(self.path) is not None
 
     @property
     def run(self) -> str:
-        """The name of the sorted run that the file belongs to; a file that the job has written is one by itself."""
+        """The name of the file's sorted run; a file that the job has written is a run by itself."""
         match = _PART_OF_RUN.search(self.path)
         return match.group(1) if match else self.path
 
 
 class TableFolder:
-    """Reads and writes files of a table, whichever version has them. Can be pickled: it opens the folder anew.
+    """Reads and writes files of a table, of any version. It can be pickled.
 
     Args:
-        uri: of the table.
-        name: of the table, one of SCHEMAS.
-        row_group_rows: the rows of a row group in the files that this writes.
+        uri: the table's URI.
+        name: the table's name, one of SCHEMAS.
+        row_group_rows: the number of rows in a row group of written files.
     """
 
     def __init__(self, uri: str, name: str, row_group_rows: int = 5_000) -> None:
@@ -97,28 +97,28 @@ class TableFolder:
         return TableFolder, (self.uri, self.name, self._row_group_rows)
 
     def read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads a file's rows, in their order there; `columns`: these alone."""
+        """Reads a file's rows, in their order; None: with all columns."""
         with self.open(path) as file:
             return self.cast(file.read(columns=columns, use_threads=False))
 
     def open(self, path: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-        """Opens a file; its metadata is not read where it is given."""
+        """Opens a file, and reads its metadata unless they are given."""
         return pq.ParquetFile(self._files.open_input_file(path), metadata=metadata)
 
     def cast(self, rows: pa.Table) -> pa.Table:
-        """Casts rows to the types of the table's columns: writers may have used others for the same."""
+        """Casts rows to the types of the table's columns: a file may have equivalent ones."""
         return rows.cast(pa.schema([self._schema.field(name) for name in rows.column_names]))
 
     def complete(self, rows: pa.Table) -> pa.Table:
-        """Returns a file's rows in all the table's columns: null in those that were added after the file."""
+        """Returns a file's rows with all columns of the table: null in columns newer than the file."""
         return typed(rows, self._schema)
 
     def write(self, rows: pa.Table, run: str, changes_data: bool = False) -> AddAction:
-        """Writes a file that no version has yet.
+        """Writes a file, which is in no version of the table until `TableFiles.replace`.
 
         Args:
-            rows: in the table's columns, in the order of their times.
-            run: the name of the sorted run that the file belongs to.
+            rows: rows with the table's columns, sorted by time.
+            run: the name of the file's sorted run.
             changes_data: as for `TableFiles.replace`.
 
         Returns:
@@ -154,11 +154,11 @@ class TableFolder:
 
 
 class TableFiles:
-    """The files of one version of a table: the newest when this is made, or when `update` is called.
+    """The files of one version of a table: the newest at the constructor's call, or at the last call of `update`.
 
     Args:
-        name: of the table, one of SCHEMAS.
-        row_group_rows: the rows of a row group in the files that this writes.
+        name: the table's name, one of SCHEMAS.
+        row_group_rows: the number of rows in a row group of written files.
     """
 
     def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
@@ -177,11 +177,11 @@ class TableFiles:
         self._table.update_incremental()
 
     def all(self) -> list[DataFile]:
-        """Returns the files of the version, in the order of their first times."""
+        """Returns the files of the version, sorted by `first`."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         names = [f"min.{self.folder.time}", f"max.{self.folder.time}"]
         bounds = [actions[n] if n in actions.column_names else pa.nulls(actions.num_rows, pa.int64()) for n in names]
-        # Where the log has no statistics, nothing is known of the file's time.
+        # Without statistics in the log, a file may have rows of any time.
         first = bounds[0].fill_null(np.iinfo(np.int64).min).to_pylist()
         last = bounds[1].fill_null(np.iinfo(np.int64).max).to_pylist()
         columns = (actions[c].to_pylist() for c in ("path", "size_bytes", "num_records"))
@@ -189,15 +189,15 @@ class TableFiles:
         return sorted(files, key=lambda file: (file.first, file.path))
 
     def replace(self, removed: Iterable[DataFile], added: Sequence[AddAction], changes_data: bool = False) -> bool:
-        """Exchanges files in one commit; appends may come in between.
+        """Replaces files by others in one commit; appends may come in between.
 
         Args:
-            added: as `TableFolder.write` returned them.
-            changes_data: False where the rows stay the same, so that a reader of changes passes the commit over.
+            removed: the files to remove.
+            added: the actions that `TableFolder.write` returned.
+            changes_data: False if the rows stay the same, so that a reader of changes ignores the commit.
 
         Returns:
-            whether it was done; False where somebody else has removed some of the files in the meantime: the caller has
-            to plan anew.
+            whether it was done; False if somebody else has removed some of the files in the meantime.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.
@@ -215,10 +215,10 @@ class TableFiles:
         )
 
     def add_again(self, added: Sequence[AddAction]) -> bool:
-        """Commits further statistics of files, in actions that add them once more.
+        """Commits actions that add files once more, with further statistics.
 
         Returns:
-            whether it was done; False where some of the files have been removed in the meantime.
+            whether it was done; False if some of the files have been removed in the meantime.
 
         Raises:
             FencedError: somebody else has taken the warehouse over.

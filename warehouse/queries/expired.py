@@ -1,8 +1,7 @@
-"""The table `expired`: the broker entry indexes of the entries that retention has removed from `entries`.
+"""The table `expired`: the broker entry indexes of the entries that retention has deleted from `entries`.
 
-Without it nobody could tell whether a hole in the indexes of `entries` is of removed entries or of the broker's own
-markers, which were never there. A row is a range, from the first to the last index that was removed between two entries
-that are left; markers in between are in it, too.
+It distinguishes holes in the indexes of `entries` that retention has made from those of the broker's own markers. A row
+is the range of deleted indexes between two entries that are left, with any markers in it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ TABLE = "expired"
 
 
 def record(tables: Tables, removed: pa.Table) -> None:
-    """Adds entries that are about to be removed: before they are, so that readers find them in one table at least.
+    """Adds entries before they are deleted from `entries`, so that readers find them in at least one of both tables.
 
     Args:
-        removed: rows of `entries`, with topic, partition, first_index and batch_size; those without index are left out.
+        removed: rows of `entries`, with topic, partition, first_index and batch_size; those without index are ignored.
     """
     removed = removed.filter(removed["first_index"].is_valid())
     if not removed.num_rows:
@@ -49,11 +48,11 @@ def record(tables: Tables, removed: pa.Table) -> None:
 
 
 def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tuple[int | None, int | None]:
-    """Looks up the removed entries of a topic partition.
+    """Looks up the deleted entries of a topic partition.
 
     Returns:
-        the first index that was removed, and the first end (exclusive) of a range that is greater than an index; None:
-        there is none.
+        the least deleted index, and the least end (exclusive) of a range that is greater than `index`; None: there is
+        none.
     """
     ends = f"min(CASE WHEN end_index > {index} THEN end_index END)"
     condition = f"topic = {literal(topic)} AND partition = {partition}"
@@ -84,5 +83,10 @@ def _merged(tables: Tables, ranges: pa.Table, topic: str, partition: int) -> pa.
 
 
 def _runs(firsts: Int64Array, ends: Int64Array, begins: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Joins each range to the one before it, but where `begins`, a mask of the ranges from the second on, is True."""
+    """Joins each range to the one before it, unless it `begins` a new one.
+
+    Args:
+        firsts, ends: first index and exclusive end of each range, int64, (ranges,).
+        begins: mask of the ranges from the second on, bool, (ranges - 1,).
+    """
     return firsts[np.append(True, begins)], ends[np.append(begins, True)]

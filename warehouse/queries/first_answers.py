@@ -1,4 +1,4 @@
-"""The first answers to commands, from the table `outcomes`: a repeated command is answered in the same way."""
+"""Reads the first answers to commands from the table `outcomes`: a repeated command gets the same answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, literal
 
-# The reason that version 0.1.0 wrote for a repeat: such a row is no first answer.
+# The reason that version 0.1.0 wrote for a repeat. A row with it is not a first answer.
 _REPEATED = "the request id has been applied"
 
 _IS_FIRST = f"coalesce(reason, '') NOT IN ({literal(OTHER_BODY)}, {literal(_REPEATED)})"
@@ -23,11 +23,11 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
     """Finds the first answers to request ids within the last ANSWERS_KEPT_MILLIS.
 
     Args:
-        version: of the table `outcomes`: one that has all batches before this one; None: the newest.
-        now: ms since the epoch.
+        version: a version of the table `outcomes` that has all batches before this one; None: the newest.
+        now: the current time, ms since the epoch.
 
     Returns:
-        with the columns of ANSWERS.
+        the answers, as ANSWERS.
     """
     if not request_ids:
         return ANSWERS.empty_table()
@@ -51,10 +51,10 @@ def find_bodies(tables: Tables, now: int) -> dict[str, int]:
     """Finds the request ids that have been answered within the last KEPT_MILLIS, for the request log.
 
     Args:
-        now: ms since the epoch.
+        now: the current time, ms since the epoch.
 
     Returns:
-        by id the hash of its first command's body; 0: an earlier version has answered it, and wrote none.
+        the hash of the first command's body by request id; 0: an earlier version of the program wrote none.
     """
     rows = tables.sql(
         "SELECT request_id, coalesce(max(command_hash), 0) AS body FROM outcomes "  # noqa: S608

@@ -1,4 +1,4 @@
-"""Rows of the delayed index, read as segments by time or for commands by entry; and rows to write to the tables."""
+"""Reads rows of the delayed index, by time for segments or by entry for commands, and makes the tables' rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, OF_ROWS, SKIP, command_positions
+from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import (
@@ -31,7 +31,7 @@ from warehouse.delta.tables import Tables, any_of, literal, ranges_of
 from warehouse.pending import are_moved_on
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
-# The tables that are looked up for a command: the messages that it names, and its first answer if it is repeated.
+# The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]
 
 _ENTRY_AS_KNOWN = (
@@ -43,10 +43,10 @@ _MAX_RANGES = 50
 
 
 def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[int, int]]:
-    """Counts the rows of a version of the delayed index that are due from `start` to before `end`, ms since the epoch.
+    """Counts the DELAY rows of a version of the delayed index that are due in [start, end), ms since the epoch.
 
     Returns:
-        (time slot, number of rows) of each slot that has rows, ascending; a slot is its time / SLOT_MILLIS.
+        (time slot, number of rows) of each slot that has rows, ascending; a slot is deliver_at / SLOT_MILLIS.
     """
     counts = tables.query(
         "delayed_index",
@@ -58,11 +58,10 @@ def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[i
 
 
 def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table:
-    """Reads the DELAY rows of a version of the delayed index that are due from `start` to before `end`, as MESSAGES.
+    """Reads the DELAY rows of a version of the delayed index that are due in [start, end), ms since the epoch.
 
-    Args:
-        start: ms since the epoch.
-        end: the same.
+    Returns:
+        the rows, as MESSAGES.
     """
     rows = tables.query(
         "delayed_index",
@@ -74,23 +73,23 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
 
 
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
-    """Finds the messages of the entries that commands name, as far as they are durable.
+    """Finds the durable messages of the entries that commands name.
 
     A durable entry that is in no bucket was handed out without being sealed: it has one row here, with deliver_at 0.
 
     Args:
-        versions: those of the tables LOOKED_UP to read.
-        commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
+        versions: the versions of the tables LOOKED_UP to read.
+        commands: the commands, as COMMAND_ROWS.
         keyed: the topics that have had schedule keys.
 
     Returns:
-        with the columns of `tracker.commands.schema.KNOWN`.
+        the messages, as KNOWN.
     """
     found = _as_they_came(tables, versions, commands, keyed, KNOWN)
     missing = command_positions(commands).join(found.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
     if not missing.num_rows:
         return found
-    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near(missing)}"  # noqa: S608
+    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near_entries(missing)}"  # noqa: S608
     rows = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
     return concat([found, rows], KNOWN)
 
@@ -98,33 +97,39 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table,
 def _as_they_came(
     tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str], schema: pa.Schema
 ) -> pa.Table:
-    """Reads the sealed rows with which the entries that commands name have come, and no row of a move.
+    """Reads the sealed first rows, not those of moves, of the entries that commands name.
 
-    By time first, as the commands or else the entries tell it: the index is in that order, and a file of it that was
-    merged may have any entry. With a hundred million rows that is the difference between milliseconds and seconds.
+    It looks by time first, which the commands name or else `entries` has: the index is sorted by time, while an entry
+    may be in any merged file. With a hundred million rows that takes milliseconds instead of seconds.
 
     Args:
-        versions, commands, keyed: as of `find_known_messages`.
+        versions, commands, keyed: as for `find_known_messages`.
         schema: KNOWN or MESSAGES.
 
     Returns:
-        as the schema.
+        the rows, as the schema says.
     """
     wanted = command_positions(commands)
     columns = ", ".join(name for name in schema.names if name in DELAYED_INDEX.names)
     found: list[pa.Table] = []
 
     def look_up(condition: str) -> pa.Table:
-        sql = f"SELECT {columns} FROM delayed_index WHERE {condition} AND {near(wanted)} AND {_AS_IT_CAME}"  # noqa: S608
+        conditions = f"{condition} AND {near_entries(wanted)} AND {_AS_IT_CAME}"
+        sql = f"SELECT {columns} FROM delayed_index WHERE {conditions}"  # noqa: S608
         return of_entries(typed(tables.query("delayed_index", sql, versions[0]), schema), wanted)
 
     def find_by_time(first: Int64Array, last: Int64Array, are_only_there: pa.Table) -> pa.Table:
-        """Finds wanted entries in some spans of time; returns those that may have messages at other times."""
+        """Adds rows of wanted entries in some spans of time to `found`; returns the entries not found in full.
+
+        Args:
+            first, last: begin and end of each span, inclusive, ms since the epoch, int64, (spans,).
+            are_only_there: entries that have no messages outside these spans.
+        """
         ranges = _covering(first, last)
         if not ranges:
             return wanted
         rows = look_up(f"({any_of('deliver_at', ranges)})")
-        # An entry's messages may be due at different times: it is found when all of it is.
+        # The messages of an entry may be due at different times, so an entry is found only with all of its messages.
         sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
         whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
         done = pa.concat_tables([whole, are_only_there])
@@ -136,7 +141,7 @@ def _as_they_came(
     wanted = find_by_time(named, named, wanted.slice(0, 0))
     if wanted.num_rows:
         times = _times_of(tables, versions[1], wanted)
-        # One with a schedule key may be due sooner than its entry says, where that would put the key off for too long.
+        # A message with a schedule key may be due sooner than `entries` says: its key may not be put off that long.
         are_only_there = times.filter(pc.invert(pc.is_in(times["topic"], pa.array(sorted(keyed), pa.string()))))
         wanted = find_by_time(int64(times, "first_due"), int64(times, "last_due"), are_only_there.select(_ENTRY))
     if wanted.num_rows:
@@ -145,18 +150,18 @@ def _as_they_came(
 
 
 def _times_of(tables: Tables, version: int, wanted: pa.Table) -> pa.Table:
-    """When the first and the last messages of wanted entries are due, as far as it is known.
+    """Returns when the first and the last message of wanted entries are due, for those where `entries` has it.
 
     Returns:
-        topic, ledger_id, entry_id, and first_due and last_due, ms since the epoch.
+        columns topic, ledger_id, entry_id, and first_due and last_due, ms since the epoch.
     """
     columns = "topic, ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
-    sql = f"SELECT {columns} FROM entries WHERE {near(wanted)} AND first_due IS NOT NULL"  # noqa: S608
+    sql = f"SELECT {columns} FROM entries WHERE {near_entries(wanted)} AND first_due IS NOT NULL"  # noqa: S608
     return of_entries(tables.query("entries", sql, version), wanted)
 
 
 def _covering(first: Int64Array, last: Int64Array) -> list[tuple[int, int]]:
-    """Covers spans of time, both ends inclusive, (spans,) each, by at most _MAX_RANGES, without the widest gaps."""
+    """Covers spans of time, both ends inclusive, int64, (spans,), by at most _MAX_RANGES without the widest gaps."""
     order = np.argsort(first, kind="stable")
     starts, ends = first[order], np.maximum.accumulate(last[order])
     gaps = starts[1:] - ends[:-1]
@@ -169,12 +174,12 @@ def _covering(first: Int64Array, last: Int64Array) -> list[tuple[int, int]]:
 def find_keyed_messages(
     tables: Tables, version: int, names: Collection[tuple[str, str]], groups: Sequence[int]
 ) -> pa.Table:
-    """Reads the sealed rows with which messages of some schedule keys have come, and perhaps some of others, as KEYED.
+    """Reads the sealed first rows of messages with some schedule keys, as KEYED; there may be rows of other keys, too.
 
     Args:
-        version: of the delayed index.
-        names: the keys, each with its topic.
-        groups: in which they are due, ascending: see `tracker.keys.cold_keys.GROUP_MILLIS`.
+        version: the version of the delayed index to read.
+        names: (topic, key) of each schedule key.
+        groups: numbers of the time groups in which the messages are due, ascending; see GROUP_MILLIS of `cold_keys`.
     """
     ranges = [times_of(pair) for pair in ranges_of(groups, _MAX_RANGES)]
     topics = ", ".join(map(literal, sorted({topic for topic, _ in names})))
@@ -189,30 +194,30 @@ def find_keyed_messages(
 
 
 def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
-    """Tells which rows' entries have a message in the delayed index that is due after a time, or are not durable yet.
+    """Returns a mask of the rows whose entry is not durable yet, or has a message in the index due after a time.
 
     Args:
-        versions: those of the tables LOOKED_UP to read.
-        rows: with ledger_id and entry_id.
-        after: ms since the epoch.
+        versions: the versions of the tables LOOKED_UP to read.
+        rows: columns ledger_id and entry_id.
+        after: the time, ms since the epoch.
 
     Returns:
-        a mask, bool, (rows,).
+        bool, (rows,).
     """
-    condition = f"{near(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
+    condition = f"{near_entries(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
     sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
     waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
-    durable = tables.query("entries", sql.format("entries", near(rows)), versions[1])
+    durable = tables.query("entries", sql.format("entries", near_entries(rows)), versions[1])
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
     """Reads the sealed rows of messages that are held back for subscriptions, as MESSAGES.
 
-    A message that a later move has taken from there is left out, if that move is sealed.
+    Messages that a sealed move has released are left out.
 
     Args:
-        version: of the delayed index.
+        version: the version of the delayed index to read.
         subscriptions: (topic, subscription) of each.
     """
     sql = f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} AND {{}}"  # noqa: S608
@@ -227,22 +232,23 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
-    """Reads the sealed rows of the entries that commands of the kinds OF_ROWS name, as MESSAGES.
+    """Reads the sealed rows of the entries that commands of the kinds KINDS_WITH_PAYLOAD name, as MESSAGES.
 
-    Of a recurring message only the last row of each subscription, and the one that it came with.
+    For a recurring message only its first row and the last one of each subscription.
 
     Args:
-        versions: those of the tables LOOKED_UP to read.
-        commands: with the columns of `tracker.commands.schema.COMMAND_ROWS`.
+        versions: the versions of the tables LOOKED_UP to read.
+        commands: the commands, as COMMAND_ROWS.
         keyed: the topics that have had schedule keys.
     """
-    commands = commands.filter(pc.is_in(commands["kind"], pa.array(OF_ROWS)))
+    commands = commands.filter(pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
     if wanted.num_rows:
-        # A moved row may be due at any time. The log tells which files have some.
-        moved = tables.query("delayed_index", sql.format(f"sequence IS NOT NULL AND {near(wanted)}"), versions[0])
+        # A moved row may be due at any time; the log's statistics show which files have moved rows.
+        condition = f"sequence IS NOT NULL AND {near_entries(wanted)}"
+        moved = tables.query("delayed_index", sql.format(condition), versions[0])
         came = _as_they_came(tables, versions, commands, keyed, MESSAGES)
         found += [came, of_entries(typed(moved, MESSAGES), wanted)]
     if keys:
@@ -254,7 +260,7 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Co
 
 
 def _last_occurrences(rows: pa.Table) -> pa.Table:
-    """Leaves out of MESSAGES the earlier occurrences of recurring messages: of each subscription the last row stays."""
+    """Returns MESSAGES with only the last row of each recurring message and subscription."""
     if not has_occurrences(rows):
         return rows
     last: dict[tuple[object, ...], int] = {}
@@ -267,8 +273,8 @@ def _last_occurrences(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sorted(last.values())))
 
 
-def near(wanted: pa.Table) -> str:
-    """SQL condition that holds for the wanted entries, and some others, and lets a reader skip most files."""
+def near_entries(wanted: pa.Table) -> str:
+    """Returns a wider SQL condition than being one of the wanted entries, with which a reader skips most files."""
     of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
     if of_ledger.num_rows > _MAX_RANGES:
         ledgers = wanted["ledger_id"]
@@ -281,14 +287,14 @@ def near(wanted: pa.Table) -> str:
 
 
 def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
-    """Makes messages rows of type DELAY of the delayed index.
+    """Makes DELAY rows of the delayed index.
 
     Args:
-        messages: as MESSAGES, those of one bucket.
-        bucket_id: the bucket's.
+        messages: the messages of one bucket, as MESSAGES.
+        bucket_id: the bucket's id.
 
     Returns:
-        as DELAYED_INDEX, (messages,), in their order.
+        a row for each message, in the same order, as DELAYED_INDEX.
     """
     n = messages.num_rows
     extra = {
@@ -300,10 +306,11 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
-    """Returns rows of a CANCEL or RESTORE in all the delayed index's columns: null in those that `cancels` lacks.
+    """Completes CANCEL and RESTORE rows to all columns of the delayed index; those that `cancels` lacks are null.
 
     Args:
-        cancels: with `operation`, and no column that the delayed index does not have.
+        cancels: the rows, with `operation` and other columns of the delayed index.
+        bucket_id: the id of the bucket with which they are written.
     """
     n = cancels.num_rows
     values = {
@@ -315,14 +322,14 @@ def cancels_to_index(cancels: pa.Table, bucket_id: int) -> pa.Table:
 
 
 def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
-    """Makes rejected messages rows of the table `rejects`.
+    """Makes rows of the table `rejects`.
 
     Args:
-        messages: as MESSAGES, each with a `reason`.
-        tick: in which they were rejected: their `batch_id`.
+        messages: the rejected messages, as MESSAGES, each with a `reason`.
+        tick: the tick in which they were rejected.
 
     Returns:
-        as REJECTS, (messages,), in their order.
+        a row for each message, in the same order, as REJECTS.
     """
     extra = {
         "position": position_texts(messages),
@@ -333,9 +340,11 @@ def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
 
 
 def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
-    """Returns OUTCOME_ROWS as rows of the table `outcomes`, but for repeated answers, which it has already.
+    """Makes rows of the table `outcomes`, without repeated answers, which it has already.
 
     Args:
+        outcomes: the outcomes, as OUTCOME_ROWS.
+        tick: the tick of the commands.
         now: when the commands are applied, ms since the epoch.
     """
     outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())

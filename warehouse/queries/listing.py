@@ -24,11 +24,11 @@ _Int64 = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class PendingError(DelayLakeError):
-    """The question can't be answered."""
+    """A query of pending messages can't be answered."""
 
 
 class CursorError(PendingError):
-    """The text is no cursor, or the cursor of another listing."""
+    """The text is not a cursor, or it is the cursor of another listing."""
 
 
 class VersionGoneError(PendingError):
@@ -44,11 +44,15 @@ class UnknownTopicError(PendingError):
 
 
 class State(StrEnum):
-    """The state of a message that is not delivered yet."""
+    """The state of a message that is not delivered yet. `cancelled` is read as `takenBack`."""
 
     WAITING = "waiting"  # to be delivered, or held back
-    HELD = "held"  # held back, as when the subscription was paused when it came due; not of a paused schedule
-    CANCELLED = "takenBack"  # cancelled or skipped, and its time has not come: it can be restored
+    HELD = "held"  # due and held back, as by a pause of its subscription; not the next occurrence of a paused schedule
+    CANCELLED = "takenBack"  # cancelled or skipped, and not due yet, so that it can be restored
+
+    @classmethod
+    def _missing_(cls, value: object) -> State | None:
+        return cls.CANCELLED if value == "cancelled" else None
 
 
 class PendingFilter(BaseModel):
@@ -56,7 +60,7 @@ class PendingFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True)
 
-    subscription: str | None = None  # pending for this one; else for any of the topic's
+    subscription: str | None = None  # None: pending for any of the topic's subscriptions
     key: str | None = None
     properties: dict[str, str] = {}
     due_from: _Int64 | None = None
@@ -64,7 +68,7 @@ class PendingFilter(BaseModel):
     producer_name: str | None = None
     ledger_id: _Int64 | None = None
     entry_id: _Int64 | None = None
-    state: State = State.WAITING
+    state: Annotated[State, Field(strict=False)] = State.WAITING
 
     @model_validator(mode="after")
     def _entry_of_a_ledger(self) -> PendingFilter:
@@ -84,7 +88,7 @@ class PendingFilter(BaseModel):
 
     @property
     def conditions(self) -> list[str]:
-        """The conditions on a row of the delayed index, in SQL, but for `due_from`; to be joined by AND."""
+        """The SQL conditions on a row of the delayed index, to be joined by AND; `due_from` is not among them."""
         texts = {"key": self.key, "producer_name": self.producer_name}
         texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
         conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
@@ -96,7 +100,7 @@ class PendingFilter(BaseModel):
 
 @dataclass(frozen=True)
 class PendingMessage:
-    """A message that was found, and the subscriptions for which it is pending. Times are ms since the epoch."""
+    """A pending message, and the subscriptions that wait for it. Times are ms since the epoch."""
 
     ref: MessageRef
     deliver_at: int
@@ -105,32 +109,32 @@ class PendingMessage:
     key: str | None
     ordering_key: str | None
     properties: dict[str, str]
-    sequence: int  # of the command that moved the message to this time; 0: it is where it came
+    sequence: int  # sequence of the command that moved the message to this time; 0: it was not moved
     event_time: int  # 0: not set
     publish_time: int
     producer_name: str
-    attempt: int | None = None  # of a retry its number, from 1
+    attempt: int | None = None  # number of the retry, from 1; None: the first delivery
     shaped_from: int | None = None  # when it was due before its subscription's rate or windows put it off
-    occurrence: int | None = None  # of a recurring message the next one's number
+    occurrence: int | None = None  # number of a recurring message's next occurrence; None: it does not recur
 
     @property
     def is_held(self) -> bool:
-        """Whether it is due, and held back, as by a pause of its subscription."""
+        """Whether the message is due and held back, as by a pause of its subscription."""
         return self.deliver_at == HELD_DELIVER_AT
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is the next occurrence of a schedule that is paused."""
+        """Whether the message is the next occurrence of a paused schedule."""
         return self.deliver_at >= PAUSED_DELIVER_AT
 
     @property
     def place(self) -> tuple[int, int, int, int, int, int]:
-        """Its values of ORDER."""
+        """The message's values of the columns ORDER."""
         ref = self.ref
         return self.deliver_at, ref.ledger_id, ref.entry_id, ref.batch_index, ref.partition, self.sequence
 
     def is_at_the_same_time(self, other: PendingMessage) -> bool:
-        """Whether another one is the same message, due then, and differs at most in which subscriptions wait for it."""
+        """Whether `other` is the same message at the same time, and differs at most in the subscriptions."""
         return replace(self, subscriptions=other.subscriptions, sequence=other.sequence) == other
 
     def to_json(self) -> dict[str, Any]:
@@ -162,10 +166,10 @@ class Page:
     """A part of a listing.
 
     Attributes:
-        version: of the delayed index; the same for all pages of a listing.
+        version: the version of the delayed index, the same for all pages of a listing.
         as_of: when the listing began, ms since the epoch.
-        messages: soonest first.
-        cursor: with it `Pending` goes on with the next page; None: this is the last one.
+        messages: the messages, soonest first.
+        cursor: the argument with which `Pending` reads the next page; None: this is the last one.
     """
 
     version: int
@@ -184,13 +188,13 @@ class Page:
 
 
 class Cursor(BaseModel):
-    """Where a listing goes on, and the versions of the tables that it reads.
+    """The place where a listing goes on, and the versions of the tables that it reads.
 
     Attributes:
-        index, deliveries: the tables' versions.
-        as_of: ms since the epoch.
+        index, deliveries: the versions of `delayed_index` and `deliveries`.
+        as_of: when the listing began, ms since the epoch.
         asked: a hash of the topic and the filter.
-        last: the last message's values of ORDER.
+        last: the values of the columns ORDER of the last message.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -210,10 +214,10 @@ class Cursor(BaseModel):
         """Reads what `encode` returned.
 
         Args:
-            asked: the hash that the cursor is to have.
+            asked: the hash of the topic and the filter that the cursor has to have.
 
         Raises:
-            CursorError: the text is no cursor, or the cursor of another listing.
+            CursorError: the text is not a cursor, or it is the cursor of another listing.
         """
         try:
             cursor = Cursor.model_validate_json(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -224,8 +228,14 @@ class Cursor(BaseModel):
         return cursor
 
 
-def of_route(settings: Settings, topic: str, subscription: str | None) -> tuple[str, int | None, list[Subscription]]:
-    """Returns the route's topic, the number of the named partition (None: all), and the subscriptions asked for.
+def resolve_route(
+    settings: Settings, topic: str, subscription: str | None
+) -> tuple[str, int | None, list[Subscription]]:
+    """Returns the route's topic, the number of the named partition (None: all), and the chosen subscriptions.
+
+    Args:
+        topic: a source topic or a partition of it, complete or not.
+        subscription: the name of one; None: all.
 
     Raises:
         UnknownTopicError: no route has the topic, or the topic has no such subscription.

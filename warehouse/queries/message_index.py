@@ -1,4 +1,4 @@
-"""Finds the entry that has a broker entry index, in the table `entries`."""
+"""Finds the entry with a broker entry index, in the table `entries`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from warehouse.queries.expired import expired_around
 
 
 class NoSuchIndexError(DelayLakeError):
-    """No entry of the topic that is in the table has the index."""
+    """No entry of the topic in the table has the index."""
 
 
 class IndexNotRecordedError(DelayLakeError):
-    """The broker has not told the index of every entry: it has no AppendIndexMetadataInterceptor, or had none."""
+    """Entries were recorded without an index: the broker has no AppendIndexMetadataInterceptor, or had none."""
 
 
 class PartitionedTopicError(DelayLakeError):
-    """A partitioned topic has indexes by partition."""
+    """The topic is partitioned, and each partition has indexes of its own."""
 
 
 EXPIRED = MessageRef(-1, -1)  # stands for an entry that retention has removed from the table
 
 
 class MessageIndex:
-    """Finds entries by index, after PIP-415. Safe in several threads.
+    """Finds entries by index, as PIP-415 says. Safe in several threads.
 
-    An entry is in the table some seconds after it came. Each index of a batch leads to the batch's entry.
+    An entry is in the table some seconds after it came in. Each index of a batch leads to the batch's entry.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -39,24 +39,26 @@ class MessageIndex:
         self._lock = threading.Lock()
 
     def find(self, topic: str, partition: int, index: int) -> MessageRef:
-        """Returns the entry that has an index, with its partition; EXPIRED where retention has removed it.
+        """Returns the entry with an index; EXPIRED if retention has deleted it.
 
-        An index between two entries that was never in the table is that of no user message: it leads to the next entry,
-        or to EXPIRED where that has been removed.
+        An index between two entries that was never in the table is not that of a user message (but of a marker): it
+        leads to the next entry, or to EXPIRED if that has been deleted.
 
         Args:
             topic: a source topic, as the route names it.
-            partition: -1 for a topic that is not partitioned.
+            partition: number of the partition; -1: the topic is not partitioned.
+            index: the broker entry index.
 
         Raises:
-            NoSuchIndexError: no message has the index, or not yet; or the table has no entry of the topic.
-            IndexNotRecordedError: no entry with the index was found, and some have been recorded without theirs.
+            NoSuchIndexError: no message has the index yet, or the table has no entry of the topic.
+            IndexNotRecordedError: no entry with the index was found, and some entries were recorded without an index.
             PartitionedTopicError: the topic is partitioned, and no partition is given.
             deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
         """
         of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
         of_partition = f"{of_topic} AND partition = {partition}"
-        # The lower bound lets the reader skip files. A topic that was made anew has its highest ledgers last.
+        # The lower bound lets the reader skip files. Indexes of a topic that was deleted and created again are there
+        # twice: those in the highest ledgers count.
         near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"
         with self._lock:
             if found := self._entries(f"{of_partition} AND {near} ORDER BY ledger_id DESC"):
@@ -76,9 +78,9 @@ class MessageIndex:
             raise NoSuchIndexError(f"no message has the index {index}")
         if known["indexed"] < known["entries"]:
             raise IndexNotRecordedError(
-                "the broker has not told the indexes of all entries: set brokerEntryMetadataInterceptors"
+                "some entries were recorded without an index: set brokerEntryMetadataInterceptors"
             )
-        # First the entries that are left, then those that were removed: so each entry is in one of them at least.
+        # Entries are read before deleted ranges, so that each entry is found in at least one of both.
         following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")
         first_expired, end_of_expired = expired_around(self._tables, topic, partition, index)
         if index < min(known["first"], known["first"] if first_expired is None else first_expired):

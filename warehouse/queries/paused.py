@@ -1,4 +1,4 @@
-"""Which subscriptions are paused, read from the Delta tables."""
+"""Reads from the Delta tables which subscriptions are paused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 
 
-def paused(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
-    """Returns the (topic, subscription) pairs that are paused; `*` is for those that are added later.
+def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
+    """Returns the (topic, subscription) pairs that are paused; `*` stands for subscriptions that are added later.
 
     Args:
-        warehouse: its location. Without tables nothing is paused.
-        topic: the only one that is asked for; None: all.
+        warehouse: folder or URI of the warehouse; without tables nothing is paused.
+        topic: the source topic; None: all.
 
     Raises:
         UnreadableWarehouseError: the tables can't be read.

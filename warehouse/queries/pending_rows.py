@@ -1,8 +1,8 @@
-"""The rows of the delayed index whose messages are pending, as SQL over versions of the tables.
+"""SQL for the rows of the delayed index whose messages are pending, over fixed versions of the tables.
 
-A message is pending for a subscription when it is in the delayed index, it is not cancelled there, and it has not been
-delivered. What is due in the future has not been delivered, so `deliveries` is read only for what is overdue. The job
-seals what comes in every few seconds, and never what is due at once: see docs/pending.md.
+See `warehouse.pending` for the rule. A message that is due in the future has not been delivered, so `deliveries` is
+read only for overdue messages. Messages are in the index some seconds after they came in, and those that are due at
+once never: see docs/pending.md.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from warehouse.queries.listing import ORDER, PendingFilter, State, VersionGoneEr
 from warehouse.routes.tenure import Tenures
 from warehouse.spans import times_of
 
-# What was due this long before the last delivery, or longer ago, is not looked at unless `due_from` asks for it, ms.
+# Messages due longer than this before the last delivery are ignored, unless `due_from` asks for them, ms.
 OVERDUE_MILLIS = 15 * 60 * 1000
 
-# A column of found rows: bit i is set where the message has, for the i-th subscription, the state that was asked for.
+# A column of found rows: bit i is set if the message has the wanted state for the i-th subscription.
 WAITS = "waits"
 
 SEQUENCE = "coalesce(sequence, 0)"
 
-_MAX_RANGES = 20  # ranges of times, or ledgers, that a query is narrowed to
+_MAX_RANGES = 20  # the maximum number of ranges of times, or ledgers, in a query's condition
 
 
 class _Spread(NamedTuple):
-    """Spans of time, both ends inclusive, ms since the epoch, and about how many rows each has: (spans,) each."""
+    """The distribution of rows over time: spans with both ends inclusive, ms since the epoch, (spans,)."""
 
     first: Int64Array
     last: Int64Array
-    size: np.ndarray
+    size: np.ndarray  # the estimated number of rows in each span, float64, (spans,)
 
 
 class PendingRows:
@@ -48,15 +48,15 @@ class PendingRows:
     Args:
         warehouse: a folder or URI.
         tables: the versions of `delayed_index` and `deliveries`.
-        topic: of a route.
-        partition: the number of one; None: all.
-        names: of the subscriptions that are asked for.
+        topic: a route's source topic.
+        partition: number of a partition; None: all.
+        names: names of the chosen subscriptions.
         wanted: the filter.
         as_of: messages due later have not been delivered; ms since the epoch.
 
     Attributes:
-        start: what is due before is not looked at; ms since the epoch.
-        tenures: since when the subscriptions are there.
+        start: messages due before are ignored; ms since the epoch.
+        tenures: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -84,7 +84,13 @@ class PendingRows:
     def delayed(
         self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
     ) -> str:
-        """SQL for the topic's DELAY rows that match the filter, and come after a row with these values of ORDER."""
+        """Returns SQL for the topic's DELAY rows that match the filter.
+
+        Args:
+            columns: the columns to select.
+            after: only rows after the one with these values of ORDER; None: all.
+            condition: a further SQL condition.
+        """
         conditions = ["operation = 'DELAY'", self.of_topic, f"deliver_at >= {self.start}", *self.wanted.conditions]
         if self.partition is not None:
             conditions.append(f"partition = {self.partition}")
@@ -96,15 +102,16 @@ class PendingRows:
         return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
 
     def end_of(self, n: int, start: int) -> int | None:
-        """Returns a time before which about n of the rows are due at which a listing has to look from a time on.
+        """Returns the end of a span of time that begins at `start` and has about n rows.
 
-        It is reckoned by the log's statistics, which is quick.
+        It is estimated by the log's statistics, which is quick.
 
         Args:
-            start: ms since the epoch, as the time that is returned.
+            n: the wanted number of rows.
+            start: the span's begin, ms since the epoch.
 
         Returns:
-            None: these are half of them, or more, or it is not known.
+            the exclusive end, ms since the epoch; None: n is half of all rows or more, or statistics are missing.
         """
         if self.wanted.ledger_id is not None or self.wanted.state is State.HELD:
             return None
@@ -114,10 +121,9 @@ class PendingRows:
         return int(times_of(spread.first, spread.last, spread.size, np.array([float(n)]))[0])
 
     def start_of(self, n: int, start: int) -> int | None:
-        """Returns a time after which about n of the rows are due that are due from `start` on, and not held back.
+        """Returns the exclusive begin of a span of time that has the last n rows, about, of those due from `start` on.
 
-        Returns:
-            None: as of `end_of`.
+        Rows that are held back don't count. See `end_of` for None.
         """
         spread = self._spread(start)
         if spread is None or 2 * n >= spread.size.sum():
@@ -125,7 +131,7 @@ class PendingRows:
         return -int(times_of(-spread.last, -spread.first, spread.size, np.array([float(n)]))[0])
 
     def _spread(self, start: int) -> _Spread | None:
-        """How the rows that are due from a time on are spread over time, as the log tells it; None: it does not."""
+        """Returns the distribution of the rows due from a time on, by the log's statistics; None: some are missing."""
         end = min(self.wanted.due_before or HELD_DELIVER_AT, HELD_DELIVER_AT)
         files = self.tables.spans("delayed_index", "deliver_at")
         if any(column.null_count for column in files.columns):
@@ -137,19 +143,19 @@ class PendingRows:
         return _Spread(from_[is_in], to[is_in], size[is_in])
 
     def waiting(self, rows: str, of: str | None = None, commands: str = "delayed_index") -> str:
-        """SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
+        """Returns SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
 
         A CANCEL row cancels a message that is due at the row's time or before: the row of a cancel that waited in vain
-        has an earlier time. A row with batch_index -1 is for the whole entry. A RESTORE row undoes those before it. Of
-        a message that was moved the last row counts.
+        has an earlier time. A row with batch_index -1 is for the whole entry. A RESTORE row undoes cancels before it.
+        Only the last row of a moved message counts.
 
         Args:
             rows: SQL for the rows.
-            of: a table; deliveries and commands are read for its entries alone. None: for all of the topic.
+            of: a table; only deliveries and commands of its entries are read. None: those of the whole topic.
             commands: a table with the delayed index's rows that are not of type DELAY.
         """
         wanted = f"{self.of_topic} AND deliver_at >= {self.start}"
-        if of:  # a reader skips most files by it
+        if of:  # lets a reader skip most files
             ledgers = self.sql(f"SELECT DISTINCT ledger_id FROM {of} ORDER BY 1")["ledger_id"].to_pylist()  # noqa: S608
             wanted += f" AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES)) or 'false'})"
         done = (
@@ -199,10 +205,10 @@ class PendingRows:
             SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {joined}
         """  # noqa: S608
 
-    def times(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
-        """SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
+    def time_condition(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
+        """Returns an SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
 
-        There are no statistics of properties, so that every row has to be read: here with one column alone.
+        Without statistics of properties every row has to be read; this reads one column only.
         """
         rows = self.delayed(("deliver_at",), after, condition)
         times = self.sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
@@ -213,7 +219,7 @@ class PendingRows:
 
         Raises:
             VersionGoneError: the versions of the tables have been removed.
-            UnreadableWarehouseError: they can't be read.
+            UnreadableWarehouseError: the tables can't be read.
         """
         try:
             return self.tables.sql(sql)
@@ -223,16 +229,21 @@ class PendingRows:
             raise
 
     def _overdue_from(self) -> int:
-        """The time before which due messages count as delivered, also where the job has stood still since, ms."""
+        """Returns the time (ms since the epoch) before which due messages count as delivered.
+
+        It goes by the last delivery, so that messages of a job that has stood still are pending.
+        """
         last = self.tables.largest("deliveries", "sent_at")
         return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
 
 
 def _is_left(i: int, name: str, of_cancelled: bool) -> str:
-    """SQL condition: a row (`i`) is for the i-th subscription, was not delivered there, and is cancelled there or not.
+    """Returns the SQL condition that a row (`i`) is for the i-th subscription, and was not delivered there.
 
     Args:
-        of_cancelled: holds for rows that are cancelled; False: for rows that are not.
+        i: the subscription's index.
+        name: its name.
+        of_cancelled: whether the row has to be cancelled there; else it must not be.
     """
     cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
     return (
@@ -243,7 +254,7 @@ def _is_left(i: int, name: str, of_cancelled: bool) -> str:
 
 
 def _comes_after(key: Sequence[int]) -> str:
-    """SQL condition: a row comes after the one with these values of the last columns of ORDER."""
+    """Returns the SQL condition that a row comes after the one with these values of the last columns of ORDER."""
     column, value = ORDER[-len(key)], key[0]
     column = SEQUENCE if column == "sequence" else column
     if len(key) == 1:

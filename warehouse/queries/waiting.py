@@ -1,4 +1,4 @@
-"""The pending messages of a topic, listed, counted and summed up by SQL over the Delta tables."""
+"""Lists and counts the pending messages of a topic, by SQL over the Delta tables."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
-from warehouse.queries.listing import ORDER, Cursor, NoTablesError, Page, PendingFilter, PendingMessage, State, of_route
-from warehouse.queries.paused import paused
+from warehouse.queries.listing import (
+    ORDER,
+    Cursor,
+    NoTablesError,
+    Page,
+    PendingFilter,
+    PendingMessage,
+    State,
+    resolve_route,
+)
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
 
 MAX_LIMIT = 1_000  # messages of a page
 
-# Ms; by the names that `Pending.stats` gives the counts.
+# Horizons in ms, by the names that the counts have in `Pending.stats`.
 _HORIZONS = {"dueWithinMinute": 60_000, "dueWithinHour": 3_600_000, "dueWithinDay": 86_400_000}
 
-# Those of them that name an entry and a time at which messages of it are due.
+# The columns of ORDER that name an entry and a time at which messages of it are due.
 _ENTRY = ["deliver_at", "ledger_id", "entry_id", "partition"]
 _SHOWN = (
     *ORDER,
@@ -45,11 +54,12 @@ _SHOWN = (
     "occurrence",
 )
 
-# By this factor more candidates are read each time that too many of the last ones turned out not to be pending.
+# The factor by which more candidates are read each time that too few of the last ones are pending.
 _GROWTH = 8
 _MAX_CANDIDATES = 1_000_000
 
-# Among so many of the table's rows a listing first looks for its own; by texts, which few may have, among more.
+# The minimum number of the table's rows that a listing reads at once; more with conditions on texts, which few rows may
+# meet.
 _LEAST_READ = 20_000
 _LEAST_READ_BY_TEXT = 1_000_000
 
@@ -59,18 +69,17 @@ class Pending:
 
     Args:
         topic: a source topic or a partition of it, complete or not.
-        wanted: the filter; None: for all messages.
-        cursor: that of the page before, whose versions of the tables are read again; None: the listing begins, in the
-            newest versions.
-        now: the time of the question: messages due later have not been delivered; ms since the epoch; None: the
-            current time.
+        wanted: the filter; None: all messages.
+        cursor: the cursor of the page before, whose versions of the tables are read again; None: the listing begins, in
+            the newest versions.
+        now: messages due later have not been delivered; ms since the epoch. None: the current time.
 
     Raises:
         UnknownTopicError: no route has the topic, or the topic has no such subscription.
-        CursorError: the cursor is of another listing, or is none.
-        VersionGoneError: the cursor's versions of the tables have been removed; also of the methods, at any time.
+        CursorError: the cursor is of another listing, or can't be read.
+        VersionGoneError: the cursor's versions of the tables have been removed; methods may raise it, too.
         NoTablesError: the job has not run yet.
-        UnreadableWarehouseError: the tables can't be read; also of the methods, at any time.
+        UnreadableWarehouseError: the tables can't be read; methods may raise it, too.
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class Pending:
         now: int | None = None,
     ) -> None:
         self._filter = wanted or PendingFilter()
-        self.topic, partition, self.subscriptions = of_route(settings, topic, self._filter.subscription)
+        self.topic, partition, self.subscriptions = resolve_route(settings, topic, self._filter.subscription)
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
@@ -96,13 +105,13 @@ class Pending:
 
     @property
     def is_of_cancelled(self) -> bool:
-        """Whether the listing is of messages that were cancelled or skipped."""
+        """Whether the listing has messages that were cancelled or skipped."""
         return self._filter.state is State.CANCELLED
 
     def page(self, limit: int) -> Page:
-        """Returns the next messages of the listing, soonest first: at most `limit`.
+        """Returns the next messages of the listing, at most `limit`, soonest first.
 
-        A message is one, with all subscriptions that wait for it then, also where it has a row for each of them.
+        A message that has a row for each subscription is listed once for each time, with all of them.
         """
         found = self._messages(limit + 1)
         cursor = None
@@ -118,7 +127,7 @@ class Pending:
         return Page(self.version, self.as_of, found, cursor)
 
     def _messages(self, n: int) -> list[PendingMessage]:
-        """Returns the next n messages of the listing, or some more, those before the n-th with all their rows."""
+        """Returns the next n messages of the listing, or some more; those before the n-th have all their rows."""
         found: list[PendingMessage] = []
         after, n_rows, wanted = self._cursor.last if self._cursor else None, 0, n
         while True:
@@ -134,27 +143,27 @@ class Pending:
             if len(messages) < wanted or len(found) >= n:
                 return found
             after = messages[-1].place
-            # As many as are likely to have the rest, if these are as the ones before.
+            # The estimated number of rows for the rest, if they are as the ones before.
             wanted = (n - len(found)) * n_rows // len(found) + len(self.subscriptions)
 
     def rows(self, limit: int, columns: Sequence[str]) -> pa.Table:
         """Returns the next rows of the listing, soonest first.
 
         Args:
-            limit: the most rows that are returned.
-            columns: of the delayed index.
+            limit: the maximum number of rows.
+            columns: columns of the delayed index.
 
         Returns:
-            a row for each message, with these columns and WAITS, int64; for one that was moved, a row for each
-            subscription.
+            a row for each message, or for each subscription of a message that was moved, with these columns and WAITS,
+            int64.
         """
         return self._rows(limit, columns, self._cursor.last if self._cursor else None)
 
     def entries(self, rows_at_once: int) -> Iterator[pa.Table]:
-        """Yields the entries of all messages of the listing, soonest first, a table for each part that is read.
+        """Yields the entries of all messages of the listing, soonest first, in several tables.
 
         Args:
-            rows_at_once: how many messages are read for a table, at most.
+            rows_at_once: the maximum number of messages that are read for a table.
 
         Yields:
             tables of deliver_at (ms since the epoch), ledger_id and entry_id, int64, and partition, int32: a row for
@@ -176,13 +185,13 @@ class Pending:
             rows = self._rows(rows_at_once, ORDER, tuple(last[name] for name in ORDER))
 
     def _rows(self, limit: int, columns: Sequence[str], after: tuple[int, ...] | None) -> pa.Table:
-        """Returns the next messages after one, which is given by its values of ORDER; None: from the beginning."""
+        """Returns the rows after the one with some values of ORDER; None: from the beginning."""
         found: list[pa.Table] = []
         read = dict.fromkeys((*ORDER, *columns, "subscription", "occurrence"))
         left = candidates = limit
         order, shown = ", ".join(ORDER), ", ".join(columns)
         while True:
-            # The soonest rows are quick to find, and only for these the tables are asked which are still pending.
+            # The soonest rows are quick to find; only for these, deliveries and commands are looked up.
             count = self._find(candidates, read, after)
             last = self._pending.sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
             if not last.num_rows:
@@ -202,10 +211,10 @@ class Pending:
         return pa.concat_tables(found)
 
     def _find(self, n: int, columns: Iterable[str], after: tuple[int, ...] | None) -> int:
-        """Puts the first n rows after one into the table `candidates`, and returns how many there are.
+        """Puts the first n rows after a row into the table `candidates`, and returns their number.
 
-        It reads on in steps of time, as far as the log's statistics tell the times of files: little that is due later
-        than the last of these rows is read, and nothing twice.
+        It reads in steps of time, by the log's statistics where these suffice, so that few rows later than the last one
+        are read, and none twice.
         """
         least = _LEAST_READ_BY_TEXT if self._filter.has_texts else _LEAST_READ
         wanted, read, count = max(2 * n, least), 0, 0
@@ -214,7 +223,7 @@ class Pending:
             end = self._pending.end_of(wanted, start)
             condition = f"deliver_at >= {start}" + ("" if end is None else f" AND deliver_at < {end}")
             if self._filter.properties:
-                condition = self._pending.times(n - count, after, condition)
+                condition = self._pending.time_condition(n - count, after, condition)
             source = self._pending.delayed(columns, after, condition)
             rows = f"SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} LIMIT {n - count}"  # noqa: S608
             if read:
@@ -224,26 +233,26 @@ class Pending:
             if count == n or end is None:
                 return count
             start, read = end, read + wanted
-            # As many as are likely to have the rest, if these are as the ones before.
+            # The estimated number of rows for the rest, if they are as the ones before.
             likely = int(1.2 * (n - count) * read / count) if count else read * _GROWTH
             wanted = min(max(likely, least), read * _GROWTH)
 
     def count(self) -> int:
-        """Counts the pending messages that match the filter: one that several subscriptions wait for counts once."""
+        """Counts the pending messages that match the filter; a message of several subscriptions counts once."""
         counts = PendingCounts(self._pending)
         n = self._pending.sql(f"SELECT count(*) AS n FROM ({counts.sql}) AS p WHERE {WAITS} <> 0")["n"][0].as_py()  # noqa: S608
         return int(n) + counts.others(np.zeros_like).total()
 
     def histogram(self, width_millis: int, begin: int = 0) -> pa.Table:
-        """Counts, by subscription, the messages that are due in each span of time, without what is held back or paused.
+        """Counts the messages due in each span of time, by subscription, without those that are held back or paused.
 
         Args:
-            width_millis: how long a span is.
-            begin: a span is divided there: what is due before is not in the same one as what is due then or later.
+            width_millis: the length of a span.
+            begin: a time at which a span is divided in two, ms since the epoch.
 
         Returns:
-            a row for each span that has messages, ascending: `at`, its start, ms since the epoch, and a column for each
-            of `subscriptions`, called by its place in there. All int64.
+            a row for each span with messages, ascending, all int64: `at`, its start, ms since the epoch, and the count
+            for each of `subscriptions`, in a column named by its index.
         """
         counts = PendingCounts(self._pending)
         columns = ", ".join(
@@ -270,12 +279,11 @@ class Pending:
         return added.rename_columns(list(waiting)).sort_by("at")
 
     def stats(self) -> dict[str, Any]:
-        """Counts for each subscription the messages that are pending, due soon or held back, as the admin API gives it.
+        """Counts each subscription's messages that are pending, due soon or held back, as the admin API gives them.
 
-        `messages` is as `count`: a message that several subscriptions wait for counts once.
-        `earliest` and `latest` are when the first and the last message are due, ms since the epoch. `takenBack` does
-        not go by the filter: it counts the topic's messages, and whole entries, that were cancelled and would be due
-        later.
+        `messages` is as `count`: a message of several subscriptions counts once. `earliest` and `latest` are when the
+        first and the last message are due, ms since the epoch. `takenBack` ignores the filter: it counts the topic's
+        messages, and whole entries, that were cancelled and would be due later.
         """
         counts = PendingCounts(self._pending)
         names = [s.name for s in self.subscriptions]
@@ -298,7 +306,7 @@ class Pending:
         first, last = counts.first_and_last()
         cancelled = self._counts_of_cancelled(counts)
         written_at = self._tables.written_at("delayed_index")
-        are_paused = {name for _, name in paused(self._warehouse, self.topic)}
+        are_paused = {name for _, name in paused_subscriptions(self._warehouse, self.topic)}
         return {
             "topic": self.topic,
             "version": self.version,
@@ -324,7 +332,7 @@ class Pending:
         }
 
     def _counts_of_cancelled(self, counts: PendingCounts) -> dict[str, int]:
-        """By subscription, how many of the topic's messages, or whole entries, are cancelled and would be due later."""
+        """Returns the number of cancelled messages, or whole entries, that would be due later, by subscription."""
         found = self._pending.sql(
             "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
             f"FROM {counts.commands_after(self.as_of)} WHERE operation IN ('CANCEL', 'RESTORE') "
@@ -360,7 +368,7 @@ class Pending:
 
     def _open(self, settings: Settings) -> Snapshot:
         cursor = self._cursor
-        # The index first: a message that is delivered in between may be in both, but not in neither.
+        # The index is opened first: a message that is delivered in between may be in both tables, but not in neither.
         versions = {
             "delayed_index": cursor.index if cursor else None,
             "deliveries": cursor.deliveries if cursor else None,

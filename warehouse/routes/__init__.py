@@ -1,1 +1,1 @@
-"""The settings' routes as the warehouse knows them: now, earlier, and since when."""
+"""The routes that the warehouse knows: those of the settings, earlier ones, and since when they are there."""

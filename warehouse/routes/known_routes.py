@@ -1,18 +1,22 @@
-"""The settings' routes as a checkpoint knows them: a subscription keeps its number whatever becomes of the settings."""
+"""The routes that a checkpoint knows: a subscription keeps its number also when it is taken out of the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
 from conf.settings import BackoffSettings, Route, Settings, Subscription, SubscriptionType
+from status.dead_letters import destinations_of
 from tracker import Subscriptions
 from tracker.backoff import DEFAULT_BACKOFF, Backoff
 from tracker.commands.schema import Routes, SubscriptionRule
 from tracker.shaping.rule import rule_of
 from tracker.subscriptions import MAX_SUBSCRIPTIONS
+
+if TYPE_CHECKING:
+    from status.job_status import JobStatus
 
 
 class RoutesError(DelayLakeError):
@@ -21,15 +25,15 @@ class RoutesError(DelayLakeError):
 
 @dataclass(frozen=True)
 class KnownSubscription:
-    """A subscription that the settings have, or had."""
+    """A subscription that is in the settings, or was (`is_removed`)."""
 
     name: str
     type: str
     destination: str
     is_removed: bool = False
     backoff: Backoff | None = field(default=None, kw_only=True)  # None: the default
-    shaping: str | None = None  # the rule by which its messages are shaped, as `rule_of` makes it; None: they are not
-    is_in_order: bool = field(default=False, kw_only=True)  # it gets the messages of a key in order
+    shaping: str | None = None  # the rule by which its messages are shaped, from `rule_of`; None: they are not shaped
+    is_in_order: bool = field(default=False, kw_only=True)  # whether it gets the messages of a key in order
 
     def to_json(self) -> list[Any]:
         """The subscription as an offset has it."""
@@ -39,7 +43,7 @@ class KnownSubscription:
 
 @dataclass(frozen=True)
 class KnownRoute:
-    """A source topic's subscriptions by number; of a missing route (`is_missing`) those that it had last."""
+    """A source topic's subscriptions, by number. A missing route (`is_missing`) has those that it had last."""
 
     subscriptions: tuple[KnownSubscription, ...]
     is_missing: bool = False
@@ -88,11 +92,11 @@ class KnownRoutes:
             for topic, route in self.routes.items()
         }
 
-    def taken_on(self, settings: Settings) -> KnownRoutes:
-        """Returns these routes with those of the settings taken on.
+    def updated_to(self, settings: Settings) -> KnownRoutes:
+        """Returns these routes, updated to the settings.
 
-        A new subscription gets the next number, one that is back its old one. Routes that the settings do not have are
-        missing, subscriptions that they do not have are removed.
+        A new subscription gets the next number, one that is back its old number. Known routes that are not in the
+        settings are missing, known subscriptions that are not there are removed.
 
         Raises:
             RoutesError: a topic has had too many subscriptions.
@@ -143,9 +147,9 @@ class KnownRoutes:
 
     @property
     def shaping(self) -> dict[str, dict[int, str]]:
-        """By source topic and number the rules of subscriptions whose messages are shaped; topics without are left out.
+        """The rules of subscriptions whose messages are shaped, by source topic and number; topics without are absent.
 
-        Those of a missing route, and removed ones, get nothing that could be shaped.
+        Removed subscriptions, and those of missing routes, are included: they get no messages.
         """
         rules = {
             topic: {i: s.shaping for i, s in enumerate(route.subscriptions) if s.shaping is not None}
@@ -155,9 +159,9 @@ class KnownRoutes:
 
     @property
     def command_routes(self) -> Routes:
-        """For each source topic the rules by which commands apply to its subscriptions, by number.
+        """The rules by which commands apply to each source topic's subscriptions, by number.
 
-        Of a missing route single messages can be skipped whatever the subscription's type: nobody consumes there.
+        Single messages of a missing route can be skipped whatever the subscription's type, as nobody consumes there.
         """
         return {
             topic: [
@@ -169,12 +173,12 @@ class KnownRoutes:
 
     @property
     def destinations(self) -> dict[str, list[list[str]]]:
-        """For each source topic its subscriptions' [name, destination], by number; also of removed ones."""
+        """[name, destination] of each source topic's subscriptions, by number, with removed ones."""
         return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
 
     @property
     def attempts(self) -> dict[str, dict[str, int]]:
-        """By source topic and subscription how many retries a message gets, where that is not the default."""
+        """The number of retries that a message gets, if not the default, by source topic and subscription."""
         found = {
             topic: {
                 s.name: s.backoff.attempts
@@ -187,12 +191,12 @@ class KnownRoutes:
 
     @property
     def gone(self) -> frozenset[tuple[str, str]]:
-        """The (topic, subscription) pairs to which no messages go out now: removed, or of a missing route."""
+        """The (topic, subscription) pairs to which no messages go out: removed, or of a missing route."""
         every = {(topic, s.name) for topic, route in self.routes.items() for s in route.subscriptions}
         return frozenset(every.difference(self._open()))
 
     def reinstated_since(self, before: KnownRoutes) -> list[tuple[str, str]]:
-        """Returns the (topic, subscription) pairs to which messages go out now, and did not in `before`."""
+        """Returns the (topic, subscription) pairs to which messages go out, and did not in `before`."""
         earlier = set(before._open())
         return [pair for pair in self._open() if pair not in earlier]
 
@@ -218,17 +222,27 @@ def _backoff(recorded: Sequence[Any] | None) -> Backoff | None:
 
 
 def _if_any(name: str, values: Collection[Any]) -> dict[str, Any]:
-    """A field of JSON, none where it has no values: so that offsets are as they were where nothing of it is used."""
+    """Returns a field of JSON, or no field if it has no values, so that offsets stay as they were if it is not used."""
     return {name: values} if values else {}
 
 
 def known_routes(settings: Settings) -> KnownRoutes:
     """Returns the settings' routes as a new checkpoint knows them."""
-    return KnownRoutes({}).taken_on(settings)
+    return KnownRoutes({}).updated_to(settings)
+
+
+def known_destinations(settings: Settings, status: JobStatus | None) -> dict[tuple[str, str], str]:
+    """Returns by source topic and subscription the topic to which messages go, or went last.
+
+    Args:
+        settings: count where the job knows nothing of a topic.
+        status: of the job; None: there was none yet.
+    """
+    return destinations_of(known_routes(settings).to_json() | (status.routes if status is not None else {}))
 
 
 def subscription_names(settings: Settings) -> dict[str, list[str]]:
-    """For each source topic the names of its subscriptions, in the order of the settings."""
+    """Returns the names of each source topic's subscriptions, in the order of the settings."""
     return {route.source: [s.name for s in route.subscriptions] for route in settings.routes}
 
 
@@ -240,7 +254,7 @@ def _settings(backoff: Backoff | None) -> BackoffSettings | None:
 
 
 def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
-    """Returns known routes, missing ones too, as routes of settings, without the removed subscriptions."""
+    """Returns known routes, also missing ones, as routes of the settings, without removed subscriptions."""
     return [
         Route(
             source=topic,
@@ -256,10 +270,11 @@ def as_routes(routes: Mapping[str, KnownRoute]) -> list[Route]:
 
 
 def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
-    """Returns the differences between the routes before and after, a line of text each.
+    """Returns a line of text for each difference between two states of the routes.
 
     Args:
-        after: `before` with the settings' routes taken on.
+        before: the known routes.
+        after: the same, updated to the settings.
     """
     lines = []
     for topic, route in after.routes.items():

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CHECK_SECONDS = 30
-_REST = 20  # the pause after a count is at least this many times as long as the count took
+_REST = 20  # the pause after a count, as a multiple of the count's time, at least
 
 
 def missing_routes(settings: Settings) -> list[Route]:
-    """Returns the routes that the job had once and that the settings do not have, with their last subscriptions."""
+    """Returns the routes that the job had once and the settings do not have, with their last subscriptions."""
     status = known_status(settings.warehouse)
     known = KnownRoutes.from_json(status.routes if status is not None else {})
     return [route for route in as_routes(known.routes) if settings.route(route.source) is None]
@@ -33,13 +33,13 @@ def with_missing_routes(settings: Settings) -> Settings:
 
 
 def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
-    """Returns settings that have a route for a topic, where there is or was one.
+    """Returns settings that have a route for a topic, if there is or was one.
 
     Args:
         topic: a source topic or a partition of it, complete or not.
 
     Returns:
-        the given settings, or those with the missing routes if only these have the topic; and whether it is these.
+        the given settings, with missing routes if only these have the topic; and whether missing routes were added.
     """
     if resolve_topic(topic, {route.source for route in settings.routes})[0] is None:
         known = with_missing_routes(settings)
@@ -51,10 +51,10 @@ def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
 class MissingRoutesWatch:
     """Counts the pending messages of topics without a route every 30 s or so, in a thread. A context manager.
 
-    A topic with pending messages has the trouble NO_ROUTE for as long as it has them.
+    A topic has the trouble NO_ROUTE as long as it has pending messages.
 
     Args:
-        routes: the missing ones, by source topic.
+        routes: the missing routes, by source topic.
         count: returns the number of pending messages of a source topic.
     """
 
@@ -76,7 +76,7 @@ class MissingRoutesWatch:
         self._stopped.set()
 
     def check(self) -> None:
-        """Counts each topic's pending messages now, and begins or ends its trouble. A count that fails begins it."""
+        """Counts each topic's pending messages now, and begins or ends its trouble; a failed count begins it."""
         for topic in self._topics:
             try:
                 n = self._count(topic)

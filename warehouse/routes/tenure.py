@@ -1,9 +1,10 @@
-"""Since when a subscription is in the settings: messages handed out before, or while it was out, are not for it.
+"""Tenures: since when a subscription is in the settings. Messages handed out before, or in between, are not for it.
 
-For each time that a topic's subscriptions changed, the table `subscription_changes` has a row for each of them, which
-says up to where messages had been handed out by then. A subscription without a row counts as having been there always.
-Of a row that a message got later, for one subscription (it has a sequence), the tick in which it was made tells whether
-it was there by then; of the row with which it came, its position.
+Each time that a topic's subscriptions change, the table `subscription_changes` gets a row for each of them, which says
+up to where messages had been handed out by then. A subscription without a row counts as having always been there.
+
+Whether a message was there by then is known from its position; for a row that a message got later for one subscription,
+from the row's sequence, which has the tick.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from warehouse.schemas import SUBSCRIPTION_CHANGES
 
 TABLE = "subscription_changes"
 
-# By topic a mapping with `handed_out` and `positions`, as in the table, and `subscriptions`: the change by name.
+# By topic: `handed_out` and `positions`, as in the table, and `subscriptions`, the changes by subscription name.
 Changes = dict[str, dict[str, Any]]
 
 
 def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions: Mapping[str, str]) -> Changes:
-    """Finds the changes of subscriptions, for each topic whose subscriptions are not the same as before.
+    """Finds the changes for each topic whose subscriptions are not the same as before.
 
     Args:
-        after: `before` with the settings' routes taken on.
-        handed_out: everything due then or before has been handed out; ms since the epoch.
-        positions: by topic partition's name the last entry that was taken in, as `ledger:entry`.
+        before: the known routes.
+        after: the same, updated to the settings.
+        handed_out: the time by which everything due has been handed out, ms since the epoch.
+        positions: the last entry that was taken in, as `ledger:entry`, by the topic partition's name.
     """
     found: Changes = {}
     for topic, route in after.routes.items():
@@ -60,8 +62,8 @@ def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: s
     """Appends changes to the table, once for a writer and tick.
 
     Args:
-        now: ms since the epoch.
-        writer: the app id.
+        now: the current time, ms since the epoch.
+        writer: the writer's app id.
     """
     if not found:
         return
@@ -82,13 +84,13 @@ def write_changes(tables: Tables, found: Changes, tick: int, now: int, writer: s
 
 
 class _Rows(NamedTuple):
-    """Rows of messages, int64, (rows,) each."""
+    """Columns of rows of messages, each int64, (rows,)."""
 
     partition: Int64Array
     ledger_id: Int64Array
     entry_id: Int64Array
     due: Int64Array  # ms since the epoch
-    sequence: Int64Array  # 0: the message came with the row
+    sequence: Int64Array  # 0: the first row of a message
 
     @staticmethod
     def of(rows: pa.Table) -> _Rows:
@@ -102,25 +104,25 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moment:
-    """Up to where messages of a topic had been handed out."""
+    """A moment at which a topic's subscriptions changed, by what had been handed out before it."""
 
-    handed_out: int
-    positions: dict[int, Position]  # by partition; -1: the topic is not partitioned
-    sequence: int  # those of rows that were there are less
+    handed_out: int  # everything due by then had been handed out, ms since the epoch
+    positions: dict[int, Position]  # the last entry taken in, by partition; -1: the topic is not partitioned
+    sequence: int  # rows of moved messages with a lower sequence were there
 
-    def had(self, rows: _Rows) -> BoolArray:
-        """A mask of the rows whose messages had been handed out."""
+    def handed_out_before(self, rows: _Rows) -> BoolArray:
+        """Returns a mask, bool, (rows,), of the rows whose messages had been handed out before this moment."""
         was_there = (rows.sequence > 0) & (rows.sequence < self.sequence)
         for number, last in self.positions.items():
             is_before = rows.ledger_id < last.ledger_id
             is_before |= (rows.ledger_id == last.ledger_id) & (rows.entry_id <= last.entry_id)
             is_before &= rows.ledger_id >= _first_ledger(last)
             was_there |= (rows.sequence == 0) & (rows.partition == number) & is_before
-        had: BoolArray = was_there & (rows.due <= self.handed_out)
-        return had
+        handed_out: BoolArray = was_there & (rows.due <= self.handed_out)
+        return handed_out
 
     def sql(self, row: str, due: str, sequence: str | None) -> str:
-        """The same as an SQL condition on a row: see `Tenures.sql`."""
+        """Returns `handed_out_before` as an SQL condition on a row: see `Tenures.sql`."""
         was_there = _any_of(
             f"{row}.partition = {number} AND {row}.ledger_id >= {_first_ledger(last)} "
             f"AND ({row}.ledger_id < {last.ledger_id} "
@@ -138,21 +140,21 @@ _NEVER = _Moment(-1, {}, 0)
 
 
 def _first_ledger(last: Position) -> int:
-    """Returns the first ledger id that may be before a position: a warehouse's earlier brokers have the highest."""
+    """Returns the first ledger id that may be before a position: entries of earlier brokers have the highest ids."""
     return FIRST_IMPORTED_LEDGER + PLACE_LEDGERS if last.ledger_id >= FIRST_IMPORTED_LEDGER else 0
 
 
 class Tenures:
-    """Tells which messages were handed out while a subscription was not in the settings.
+    """Finds messages that were handed out while a subscription was not in the settings.
 
     Args:
-        rows: those of the table, oldest first.
+        rows: rows of the table `subscription_changes`, oldest first.
     """
 
     def __init__(self, rows: pa.Table = SUBSCRIPTION_CHANGES.empty_table()) -> None:  # noqa: B008
-        # By topic and subscription: from when to when it was not there.
+        # The begins and ends of a subscription's absences, by topic and subscription.
         self._absences: dict[tuple[str, str], list[tuple[_Moment, _Moment]]] = {}
-        # By topic the subscriptions after the last change.
+        # The subscriptions after the last change, by topic.
         self.last: dict[str, set[str]] = {}
         left: dict[tuple[str, str], _Moment] = {}
         for row in rows.to_pylist():
@@ -164,7 +166,7 @@ class Tenures:
                 names.discard(row["subscription"])
                 left[key] = moment
                 continue
-            # What a rebuild found added, the job's first batch adds once more.
+            # A rebuild notes an added subscription, and the job's first batch does once more.
             is_added = change == "ADDED" and row["subscription"] not in names
             names.add(row["subscription"])
             if is_added:
@@ -178,22 +180,22 @@ class Tenures:
         return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
 
     def has(self, topic: str, subscription: str) -> bool:
-        """Whether a topic's subscription is there: the job has begun with it, or nothing tells of the topic."""
+        """Whether the job has begun with a topic's subscription; True also if the table has nothing of the topic."""
         return topic not in self.last or subscription in self.last[topic]
 
     def of_topic(self, topic: str) -> list[str]:
-        """Returns the topic's subscriptions that were absent for some time, before they were added or added again."""
+        """Returns the topic's subscriptions that were added later, or were absent for some time."""
         return [name for of, name in self._absences if of == topic]
 
     def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
-        """Tells which rows' messages were handed out while a topic's subscription was not there.
+        """Returns a mask of the rows whose messages were handed out while a topic's subscription was not there.
 
         Args:
-            rows: with topic, partition, ledger_id, entry_id and deliver_at. Maybe `subscription`: one that is for
-                another one was not missed. Maybe `sequence`; without it all are rows with which messages came.
+            rows: columns topic, partition, ledger_id, entry_id and deliver_at; optionally `subscription` (rows for
+                another one were not missed) and `sequence` (without it, all are first rows of messages).
 
         Returns:
-            a mask, bool, (rows,).
+            bool, (rows,).
         """
         if (topic, subscription) not in self._absences:
             return np.zeros(rows.num_rows, np.bool_)
@@ -207,12 +209,12 @@ class Tenures:
     def was_absent(
         self, topic: str, subscription: str, message: Mapping[str, Any], due: int, sequence: int = 0
     ) -> bool:
-        """Tells whether what came due for a topic's subscription alone was handed out while it was not there.
+        """Whether a message that was due for one subscription alone was handed out while that was not there.
 
         Args:
-            message: its partition, ledger_id and entry_id.
-            due: ms since the epoch.
-            sequence: of the row for it; 0: there is none, and it was there as soon as the message.
+            message: the message's partition, ledger_id and entry_id.
+            due: when it was due, ms since the epoch.
+            sequence: the sequence of its row for the subscription; 0: it has none.
         """
         if (topic, subscription) not in self._absences:
             return False
@@ -220,26 +222,26 @@ class Tenures:
         return bool(self._missed(_Rows(*(np.array([value]) for value in values)), topic, subscription)[0])
 
     def _missed(self, rows: _Rows, topic: str, subscription: str) -> BoolArray:
-        """A mask of the rows that were handed out while a topic's subscription, to which they go, was not there."""
+        """Returns a mask of the rows, all for a topic's subscription, that were handed out while it was not there."""
         missed = np.zeros(len(rows.due), np.bool_)
         for since, until in self._absences[topic, subscription]:
-            missed |= until.had(rows) & ~since.had(rows)
+            missed |= until.handed_out_before(rows) & ~since.handed_out_before(rows)
         return missed
 
     def handed_out(self, topic: str, subscriptions: Iterable[str]) -> int:
-        """Returns a time, ms since the epoch: none of a topic's subscriptions missed what is due after it."""
+        """Returns a time, ms since the epoch, after which none of a topic's subscriptions missed a message."""
         absences = (self._absences.get((topic, name), []) for name in subscriptions)
         return max((until.handed_out for of_name in absences for _, until in of_name), default=-1)
 
     def sql(self, row: str, due: str, topic: str, subscription: str, sequence: str | None = None) -> str:
-        """The condition of `were_missed` in SQL, for rows that are for the subscription, or for all.
+        """Returns `were_missed` as an SQL condition, for rows that are for the subscription, or for all.
 
         Args:
             row: the alias of a table with partition, ledger_id and entry_id.
             due: SQL for when the row's message is due, ms since the epoch.
             topic: SQL for the row's topic.
             subscription: SQL for the subscription's name.
-            sequence: SQL for the row's; None: the messages came with the rows.
+            sequence: SQL for the row's sequence; None: all are first rows of messages.
         """
         return _any_of(
             f"{topic} = {literal(of)} AND {subscription} = {literal(name)} "
@@ -249,10 +251,10 @@ class Tenures:
         )
 
     def sql_before(self, row: str, due: str, topic: str, subscription: str) -> str:
-        """The condition, in SQL, that a row's message had been handed out when the subscription was last added.
+        """Returns the SQL condition that a row's message was handed out before its subscription was last added.
 
         Args:
-            row: the alias of a table with partition, ledger_id and entry_id of messages that came with it.
+            row: the alias of a table with partition, ledger_id and entry_id.
             due: SQL for when the row's message was due, ms since the epoch.
             topic: SQL for the row's topic.
             subscription: SQL for the subscription's name.
@@ -264,12 +266,12 @@ class Tenures:
 
 
 def _any_of(conditions: Iterable[str]) -> str:
-    """SQL for whether any condition holds; without one, false."""
+    """Returns the SQL condition that any of the conditions holds; false if there are none."""
     return f"({' OR '.join(f'({one})' for one in conditions) or 'false'})"
 
 
 def _partition(topic: str, name: str) -> int | None:
-    """Returns the number of a topic's partition by its name, -1 for the topic itself; None: it is of another topic."""
+    """Returns the number of a topic's partition from its name; -1: the topic itself; None: it is not the topic's."""
     if name == topic:
         return -1
     number = name.removeprefix(f"{topic}-partition-")

@@ -1,4 +1,4 @@
-"""How many recurring messages are live, read from the Delta tables."""
+"""Counts live recurring messages in the Delta tables."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WHERE NOT ({is_cancelled()}) GROUP BY live.topic, live.subscription
 
 
 def live_schedules(settings: Settings, now: int) -> dict[tuple[str, str], int]:
-    """Returns for each topic and subscription of the routes how many recurring messages are live.
+    """Returns the number of live recurring messages for each topic and subscription of the routes.
 
-    These are the ones that have an occurrence to come, or had one within the last minute, and were not cancelled. An
-    occurrence from before the subscription was out of the settings does not count: the next one was missed, or has a
-    row in the index.
+    A recurring message is live if it is not cancelled, and has an occurrence to come or had one within the last minute.
+    An occurrence from before the subscription's last absence does not count: the next one was missed, or has a row in
+    the index.
 
     Args:
-        now: ms since the epoch.
+        now: the current time, ms since the epoch.
 
     Raises:
         UnreadableWarehouseError: the tables can't be read.

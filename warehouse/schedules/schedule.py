@@ -1,4 +1,4 @@
-"""A schedule: a recurring message, and how far it has got for each of its subscriptions."""
+"""A schedule: a recurring message with its progress for each subscription."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
 from tracker.recurrence.recurrence import Misfire, Recurrence
 
-MAX_UPCOMING = 1_000  # occurrences that are computed ahead
+MAX_UPCOMING = 1_000  # the maximum number of occurrences that are computed ahead
 
 
 class ScheduleState(StrEnum):
     """The state of a schedule for a subscription."""
 
     WAITING = "waiting"  # its next occurrence waits
-    HELD = "held"  # its next occurrence is due, and held back, as by a pause of the subscription
-    PAUSED = "paused"  # it was paused by a command, and waits until it is resumed
-    CANCELLED = "takenBack"  # it was ended by a command
+    HELD = "held"  # its next occurrence is due and held back, as by a pause of the subscription
+    PAUSED = "paused"  # a command has paused it
+    CANCELLED = "takenBack"  # a command has ended it
     ENDED = "ended"  # there is no further occurrence
 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An occurrence: its number, from 1, and when it is due, ms since the epoch."""
+    """An occurrence's number, from 1, and when it is due (`at`), ms since the epoch."""
 
     number: int
     at: int
@@ -40,14 +40,14 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a schedule has got for a subscription.
+    """The progress of a schedule for a subscription.
 
     Attributes:
-        delivered: how many occurrences have been delivered, as far as the tables still tell.
-        last: the last one that was delivered or skipped; None: none yet.
-        next: the one that waits; None: none does. What is held back is at HELD_DELIVER_AT, what is
-            paused at PAUSED_DELIVER_AT.
-        next_by_rule: when that is due by the rule; another time where it was rescheduled; None as `next`.
+        delivered: the number of delivered occurrences, as far as the tables still have them.
+        last: the last occurrence that was delivered or skipped; None: none yet.
+        next: the occurrence that waits; None: none. It is at HELD_DELIVER_AT if held back, at PAUSED_DELIVER_AT if
+            paused.
+        next_by_rule: when the next occurrence is due by the rule, ms since the epoch, also if it was rescheduled.
     """
 
     subscription: str
@@ -81,12 +81,12 @@ class Schedule:
     """A recurring message. Times are ms since the epoch.
 
     Attributes:
-        start: when its first occurrence is.
-        cancel_at: the time that a cancel of it names: when the row with which it came is due. The job finds it by that,
-            and it is the same however far the schedule has got, so that a repeated cancel is the same command.
-        batch_size: how many messages its entry has.
-        progress: for each subscription asked for.
-        as_of: when it was read.
+        start: when the first occurrence is.
+        cancel_at: the time that a cancel has to name: when the message's first row is due. The job finds the message by
+            it, and it never changes, so that a repeated cancel is the same command.
+        batch_size: the number of messages in the entry.
+        progress: the progress for each chosen subscription.
+        as_of: when the schedule was read.
     """
 
     ref: MessageRef
@@ -108,14 +108,14 @@ class Schedule:
 
     @property
     def next(self) -> Progress | None:
-        """The subscription whose next occurrence is the soonest; None: the schedule is over."""
+        """The progress of the subscription with the soonest next occurrence; None: the schedule has ended."""
         waiting = [one for one in self.progress if one.next is not None and one.is_active]
         return min(waiting, key=lambda one: one.next.at if one.next else PAUSED_DELIVER_AT, default=None)
 
     def upcoming(self, n: int) -> list[Occurrence]:
-        """Returns the next occurrences, at most n, as they will be when none is missed.
+        """Returns the next n occurrences, or fewer, if none will be missed.
 
-        Of what is held back or paused they are as if that ended now: `misfire` says what is made up for.
+        If the schedule is held back or paused they are as if it went on now, which `misfire` decides.
         """
         soonest = self.next
         if soonest is None or soonest.next is None:
@@ -130,7 +130,11 @@ class Schedule:
         return list(islice(chain([first], occurrences_after(self.rule, first.number, after, self.start)), n))
 
     def _made_up_for_at(self, by_rule: int) -> int | None:
-        """When an occurrence is due that goes on now, and by the rule was due then; None: never, it was the last."""
+        """Returns when an occurrence would go out if its schedule went on now; None: never, and there is no later one.
+
+        Args:
+            by_rule: when it was due by the rule, ms since the epoch.
+        """
         late = self.as_of - by_rule
         if late <= 0 or self.rule.misfire is Misfire.ALL:
             return by_rule
@@ -163,12 +167,13 @@ _NOTHING = {"nextOccurrence": None, "nextDeliverAt": None}
 
 
 def occurrences_after(rule: Recurrence, number: int, at: int, start: int) -> Iterator[Occurrence]:
-    """Yields the occurrences after one, as they will be when none is missed.
+    """Yields the occurrences after a given one, if none will be missed.
 
     Args:
-        number: of that one.
-        at: when it is due, ms since the epoch.
-        start: when the first one is, ms since the epoch.
+        rule: the schedule's rule.
+        number: the number of the given occurrence.
+        at: when that is due, ms since the epoch.
+        start: when the first occurrence is due, ms since the epoch.
     """
     while (found := rule.next_occurrence(number, at, start, at)) is not None:
         number, at = found
@@ -176,6 +181,6 @@ def occurrences_after(rule: Recurrence, number: int, at: int, start: int) -> Ite
 
 
 def _state(progress: Sequence[Progress]) -> ScheduleState:
-    """The state of a schedule as a whole: the first of the states, in their order, that it has for a subscription."""
+    """Returns the state of a schedule as a whole: the first state, in the enum's order, of any subscription."""
     states = {one.state for one in progress}
     return next((state for state in ScheduleState if state in states), ScheduleState.ENDED)

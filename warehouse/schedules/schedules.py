@@ -1,8 +1,8 @@
 """The schedules of a topic, read from the Delta tables, a few seconds behind the job.
 
-The row with which a recurring message came stays in the delayed index as long as it recurs. Progress is known from
-three things: the last delivery, the last skip, and the row of the next occurrence. That row is not there where the
-occurrence was due within seconds: then it follows from the rule.
+The first row of a recurring message stays in the delayed index as long as it recurs. Progress is known from the last
+delivery, the last skip, and the row of the next occurrence. An occurrence that is due within seconds has no such row:
+it is computed by the rule.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tracker.recurrence.start import counts_from, first_of
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
 from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
-from warehouse.queries.listing import CursorError, NoTablesError, of_route
+from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
 from warehouse.routes.tenure import Tenures
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
 
 MAX_LIMIT = 1_000  # schedules of a page
-_AT_ONCE = 1_000  # messages that are looked at together
+_AT_ONCE = 1_000  # messages that are read at once
 _MAX_RANGES = 20
 
 _TABLES = ("delayed_index", "deliveries", "outcomes")
@@ -42,7 +42,7 @@ class SchedulePage:
     """A part of a listing of schedules, in the order in which they came.
 
     Attributes:
-        cursor: with it the listing goes on; None: this is the last page.
+        cursor: the argument with which `Schedules.page` reads the next page; None: this is the last one.
     """
 
     schedules: list[Schedule]
@@ -58,8 +58,8 @@ class Schedules:
 
     Args:
         topic: a source topic or a partition of it, complete or not.
-        subscription: how far the schedules have got for this one alone; None: for all.
-        now: ms since the epoch; None: the current time.
+        subscription: the subscription whose progress is read; None: all.
+        now: the current time, ms since the epoch; None: by the clock.
 
     Raises:
         UnknownTopicError: no route has the topic, or the topic has no such subscription.
@@ -68,7 +68,7 @@ class Schedules:
     """
 
     def __init__(self, settings: Settings, topic: str, subscription: str | None = None, now: int | None = None) -> None:
-        self.topic, self._partition, subscriptions = of_route(settings, topic, subscription)
+        self.topic, self._partition, subscriptions = resolve_route(settings, topic, subscription)
         self.subscriptions = subscriptions
         self._now = time.time_ns() // 1_000_000 if now is None else now
         self._tenures = Tenures.of(settings.warehouse)
@@ -81,8 +81,9 @@ class Schedules:
         """Returns the next schedules, at most `limit`.
 
         Args:
-            cursor: that of the page before; None: the listing begins.
-            with_ended: also those that are over, as far as the tables still have them.
+            limit: the maximum number of schedules.
+            cursor: the cursor of the page before; None: the listing begins.
+            with_ended: whether to list ended schedules, too, as long as the tables have them.
 
         Raises:
             CursorError: the cursor can't be read.
@@ -100,7 +101,7 @@ class Schedules:
         """Returns a schedule; None: the tables have no such recurring message.
 
         Args:
-            ref: the message; without a batch index, of an entry with one message.
+            ref: the message; without a batch index the only message of its entry.
         """
         at = f"ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
         if ref.batch_index >= 0:
@@ -109,7 +110,7 @@ class Schedules:
         return found[0] if len(found) == 1 else None
 
     def _from(self, after: tuple[int, int, int] | None) -> Iterator[Schedule]:
-        """Yields the schedules that come after a place, with their progress."""
+        """Yields the schedules after a message: (ledger, entry, batch index); None: from the beginning."""
         while True:
             condition = "true"
             if after is not None:
@@ -159,12 +160,13 @@ class Schedules:
 
 
 class _Progress:
-    """How far the recurring messages of some ledgers have got.
+    """The progress of the recurring messages of some ledgers.
 
     Args:
-        ledgers: their ids, ascending.
-        tenures: what was due while its subscription was not in the settings has ended the schedule for it.
-        now: ms since the epoch.
+        ledgers: the ledger ids, ascending.
+        tenures: since when subscriptions are in the settings: an occurrence that was due while a subscription was not
+            there has ended the schedule for it.
+        now: the current time, ms since the epoch.
     """
 
     def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], tenures: Tenures, now: int) -> None:
@@ -201,7 +203,7 @@ class _Progress:
         return any((*key, index) in of for of in (self._done, self._next) for index in indexes)
 
     def of(self, subscription: str, source: Mapping[str, Any], rule: Recurrence, start: int) -> Progress:
-        """Returns how far a message has got for a subscription; `source`: the row with which it came."""
+        """Returns a message's progress for a subscription; `source` is the message's first row."""
         key = subscription, source["ledger_id"], source["entry_id"], max(source["batch_index"], 0)
         done = self._done.get(key) or self._done.get((*key[:3], source["batch_index"]))
         last = Occurrence(done["number"], done["at"]) if done else None
@@ -226,7 +228,7 @@ class _Progress:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
             found, sequence = (row["number"], row["deliver_at"]), row["sequence"]
             if found[1] >= PAUSED_DELIVER_AT and by_rule is not None:
-                found = row["number"], by_rule  # until it is known that it is paused still
+                found = row["number"], by_rule  # whether it is still paused is decided below
         else:
             found, by_rule, sequence = (1, source["deliver_at"]), start, 0
             if last is not None:
@@ -243,7 +245,7 @@ class _Progress:
         return self._last(key, "cancelled") > self._last(key, "restored")
 
     def _is_paused(self, key: _Key) -> bool:
-        """By the last command, or by the row of the next occurrence, where retention has removed the command."""
+        """Whether a schedule is paused: by its last command, or by its next row if retention deleted the command."""
         row = self._next.get(key) or self._next.get((*key[:3], -1))
         is_at_rest = row is not None and row["deliver_at"] >= PAUSED_DELIVER_AT
         paused = max(self._last(key, "paused"), row["sequence"] if row is not None and is_at_rest else -1)
@@ -251,7 +253,7 @@ class _Progress:
         return paused > max(self._last(key, "resumed"), later)
 
     def _last(self, key: _Key, command: str) -> int:
-        """Returns the sequence of the last command of a kind for a message, or its whole entry; -1: there is none."""
+        """Returns the sequence of the last command of a kind for a message or its whole entry; -1: there is none."""
         commands = [self._commands[k] for k in (key, (*key[:3], -1)) if k in self._commands]
         return max((row[command] for row in commands if row[command] is not None), default=-1)
 

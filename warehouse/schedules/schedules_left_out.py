@@ -1,4 +1,4 @@
-"""Schedules that a subscription does not get, because they had begun when it was added."""
+"""Finds schedules that a new subscription does not get, because they had begun when it was added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def schedules_left_out(settings: Settings, before: KnownRoutes, after: KnownRout
     """Returns a line of text for each topic with new subscriptions and schedules that go on without them.
 
     Args:
-        after: `before` with the settings' routes taken on.
+        before: the known routes.
+        after: the same, updated to the settings.
     """
     lines = []
     for topic, old in before.routes.items():
@@ -28,7 +29,7 @@ def schedules_left_out(settings: Settings, before: KnownRoutes, after: KnownRout
 
 
 def _begun(settings: Settings, topic: str) -> str | None:
-    """Says how many schedules of a topic have handed out an occurrence and go on; None: none of the first MAX_LIMIT."""
+    """Returns a text with the number of active schedules that have begun; None: none of the first MAX_LIMIT."""
     try:
         page = Schedules(settings, topic).page(MAX_LIMIT)
     except NoTablesError:

@@ -1,4 +1,4 @@
-"""`delaylake topics cancel-by-filter` and the like change all messages that match a filter; `purge` all of a topic."""
+"""`delaylake topics cancel-by-filter` etc. change all messages that match a filter; `purge` cancels all of a topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conf.errors import DelayLakeError
 from jobs.commands.messages.filter_options import TIME, Topic, with_filter
 from jobs.commands.messages.pending import messages_text
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_duration, parse_time
+from jobs.parsers import parse_due_time, parse_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,34 +26,33 @@ if TYPE_CHECKING:
     from warehouse.queries.listing import PendingFilter
     from warehouse.queries.waiting import Pending
 
-_SHOWN = 20  # messages, of those that are about to be changed
-_MAX_PURGED = 20_000_000  # by one call: their ids take 2 GB
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many there are, and show the first.")]
-Max = Annotated[int, typer.Option("--max", min=1, help="Do nothing where there are more than this many.")]
+_SHOWN = 20  # messages that are shown before they are changed
+_MAX_PURGED = 20_000_000  # messages of one call: their ids take 2 GB
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show how many there are, and the first.")]
+Max = Annotated[int, typer.Option("--max", min=1, help="Do nothing if there are more than this many.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait for answers.")]
 
 
 class BulkError(DelayLakeError):
-    """A change by filter, or a purge, was not made, or not to all of its messages."""
+    """A change by filter, or a purge, was not done, or not for all messages."""
 
 
 @dataclass(frozen=True)
 class _Bulk:
-    """A change of the messages that match a filter, and how it is to be made."""
+    """A change of the messages that match a filter, with the command's options."""
 
     topic: str
     wanted: PendingFilter
     change: Change
     dry_run: bool
     max_matched: int
-    yes: bool  # nobody is asked
+    yes: bool  # whether to go on without asking
     timeout: float  # seconds
     output: Output
 
 
-# Asks whether to go on, given how many messages match, and what lists the first of them.
+# Asks whether to go on; its arguments are the number of matching messages, and a function that lists the first of them.
 _Confirm = Callable[[int, Callable[[], list[dict[str, Any]]]], None]
 
 
@@ -65,10 +64,10 @@ def purge(
     timeout: Timeout = 60,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Cancel all that waits of a source topic that has no route any more, for all of its subscriptions.
+    """Cancel all pending messages of a source topic that has no route any more, for all of its subscriptions.
 
-    The job has to run, on settings without the route. What is unread in Pulsar stays there: delete the topic or the
-    job's subscription to it.
+    The job has to run, on settings without the route. Messages that it has not read stay in Pulsar: delete the topic or
+    the job's subscription to it.
     """
     from admin.control.bulk import Action, Change
     from conf.settings import SubscriptionType
@@ -85,7 +84,7 @@ def purge(
             if routed
             else f"{topic} is not known: no job on {settings.warehouse} has had a route for it"
         )
-    # Where nobody consumes, single messages can be cancelled whatever the type.
+    # Single messages of a topic without a route can be cancelled whatever the type, as nobody consumes there.
     routes = [
         route.model_copy(
             update={
@@ -135,16 +134,16 @@ def reschedule_by_filter(
     topic: Topic,
     wanted: PendingFilter,
     deliver_at: Annotated[
-        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"When: {TIME}", show_default=False)
+        int | None, typer.Option(parser=parse_due_time, metavar="TIME", help=f"When: {TIME}", show_default=False)
     ] = None,
     later: Annotated[
         int | None,
         typer.Option(
-            parser=parse_duration, metavar="DELAY", help="So much later: 10s, 5m, 2h, 1d.", show_default=False
+            parser=parse_duration, metavar="DELAY", help="How much later: 10s, 5m, 2h, 1d.", show_default=False
         ),
     ] = None,
     earlier: Annotated[
-        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="So much earlier.", show_default=False)
+        int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How much earlier.", show_default=False)
     ] = None,
     dry_run: DryRun = False,
     max_matched: Max = 10_000,
@@ -152,7 +151,7 @@ def reschedule_by_filter(
     timeout: Timeout = 60,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Deliver the pending messages to which all options given apply at a time, or each so much later or earlier."""
+    """Deliver the pending messages to which all options given apply at another time, or each later or earlier."""
     from admin.control.bulk import Action, Change
 
     given = [value for value in (deliver_at, later, earlier) if value is not None]
@@ -167,7 +166,7 @@ def _change(context: typer.Context, bulk: _Bulk) -> None:
     """Changes the messages matching a filter, and prints counts of the results.
 
     Raises:
-        BulkError: the change was not made, or not to all messages.
+        BulkError: the change was not done, or not for all messages.
         typer.BadParameter: the filter has no condition on messages.
     """
     if not bulk.wanted.is_selective:
@@ -177,10 +176,10 @@ def _change(context: typer.Context, bulk: _Bulk) -> None:
 
 
 def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk: _Bulk) -> None:
-    """Does the work of `_change`: by the admin API where one is given, else by the control topic and the tables.
+    """Does the work of `_change`: by the admin API if one is given, else by the control topic and the tables.
 
     Raises:
-        BulkError: the change was not made, or not to all messages.
+        BulkError: the change was not done, or not for all messages.
     """
     from rich.console import Console
 
@@ -242,11 +241,11 @@ def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, An
 
 
 def _by_control_topic(settings: Settings, bulk: _Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
-    from admin.control.bulk import check, matching, meant, plan
+    from admin.control.bulk import check, filter_for, matching, plan
     from admin.control.client import ControlClient
     from warehouse.queries.waiting import Pending
 
-    question = Pending(settings, bulk.topic, meant(bulk.wanted, bulk.change.action))
+    question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.action))
     check(question, bulk.change.action)
     if bulk.dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}

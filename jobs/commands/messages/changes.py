@@ -1,4 +1,4 @@
-"""What the commands share that change messages: options that name messages, and how a command is sent and answered."""
+"""The parts that commands about messages share: options that name messages, and sending a command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.entries.message_ids import MAX_INT64
 from conf.errors import DelayLakeError
 from jobs.options import GlobalOptions, Output, global_options, rest_client, show
 
@@ -24,6 +25,10 @@ _SHOWN = 20
 ONE_WAY = "messages are named by their ids or by --schedule-key, not by both"
 
 Topic = Annotated[str, typer.Argument(help="The source topic: persistent://tenant/namespace/topic.")]
+LedgerId = Annotated[
+    int | None, typer.Option("-l", "--ledgerId", min=0, max=MAX_INT64, help="Ledger id of the message.")
+]
+EntryId = Annotated[int | None, typer.Option("-e", "--entryId", min=0, max=MAX_INT64, help="Entry id of the message.")]
 Subscriptions = Annotated[
     str | None,
     typer.Option(
@@ -48,11 +53,11 @@ Timeout = Annotated[float, typer.Option(min=1, help="How many seconds to wait fo
 
 
 class TopicsError(DelayLakeError):
-    """A command was wrong, or not applied to all that it names."""
+    """A command was wrong, or not applied to all messages that it names."""
 
 
 def _client(options: GlobalOptions) -> Client:
-    """Returns a client of the admin API where one is named, else of the control topic."""
+    """Returns a client for the admin API if one is named, else for the control topic."""
     if options.api_url is not None:
         return rest_client(options, options.api_url)
     from admin.control.client import ControlClient
@@ -61,16 +66,16 @@ def _client(options: GlobalOptions) -> Client:
 
 
 def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
-    """Runs a command and prints its outcomes: as text, where they are many, only counts and the first that failed.
+    """Runs a command and prints its outcomes; of many, as text, only the counts and the first that failed.
 
     Args:
-        context: of the command line.
-        n: number of messages that the command names.
+        context: the command line's context.
+        n: the number of messages that the command names.
         output: text or JSON.
         command: calls the client.
 
     Raises:
-        TopicsError: the command was not applied to all that it names.
+        TopicsError: the command was not applied to all messages that it names.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -99,11 +104,15 @@ def named(
     """Returns the messages that the options name.
 
     Raises:
-        BadParameter: none is named.
+        BadParameter: none is named, or an option has no message id.
+        MessageIdError: a line of the file is none.
     """
-    from broker.entries.message_ids import parse, parse_base64, parse_triplet
+    from broker.entries.message_ids import MessageIdError, parse, parse_base64, parse_triplet
 
-    messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    try:
+        messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
+    except MessageIdError as error:
+        raise typer.BadParameter(str(error)) from None
     if from_file is not None:
         messages += [parse(line) for line in lines_of(from_file)]
     if not messages:
@@ -120,28 +129,56 @@ def schedule_keys_of(
     """Returns the schedule keys, each once.
 
     Raises:
-        BadParameter: other options name messages, too.
+        BadParameter: other options name messages, too, or one can be no key.
     """
+    from tracker.properties.schedule import BadScheduleError
     from tracker.properties.schedule_key import check_key
 
     if triplets or base64_ids or from_file is not None:
         raise typer.BadParameter(ONE_WAY)
-    for key in keys:
-        check_key(key)
+    try:
+        for key in keys:
+            check_key(key)
+    except BadScheduleError as error:
+        raise typer.BadParameter(str(error)) from None
     return list(dict.fromkeys(keys))
 
 
+def message_of(text: str) -> MessageRef:
+    """Reads a message id in any of its forms.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    from broker.entries.message_ids import MessageIdError, parse
+
+    try:
+        return parse(text)
+    except MessageIdError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def split_names(subscriptions: str | None) -> list[str]:
-    """Returns the subscriptions of an option that has them separated by commas."""
-    return [name.strip() for name in (subscriptions or "").split(",") if name.strip()]
+    """Returns the subscriptions of an option that has them separated by commas; none: it was not given.
+
+    Raises:
+        BadParameter: it was given, and names none, as of a variable that is not set: that must not be for all.
+    """
+    if subscriptions is None:
+        return []
+    names = [name.strip() for name in subscriptions.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("--subscriptionNames names none: leave it out for all")
+    return names
 
 
 def lines_of(file: typer.FileText) -> list[str]:
-    """Returns the lines of a file that are not empty."""
-    return [line.strip() for line in file if line.strip()]
+    """Returns the lines of a file that are not empty.
 
-
-def check_ids(ledger_id: int, entry_id: int) -> None:
-    """Raises TopicsError where an id is negative."""
-    if ledger_id < 0 or entry_id < 0:
-        raise TopicsError(f"ledger and entry ids must not be negative: {ledger_id}:{entry_id}")
+    Raises:
+        TopicsError: there are none.
+    """
+    lines = [line.strip() for line in file if line.strip()]
+    if not lines:
+        raise TopicsError(f"{file.name} has no ids")
+    return lines

@@ -1,4 +1,4 @@
-"""The options by which commands are told which of the messages that wait are meant, in one place."""
+"""The options with which commands filter pending messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from jobs.parsers import parse_property, parse_time
+from jobs.parsers import parse_properties, parse_time
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,7 +38,7 @@ Properties = Annotated[
     list[str] | None,
     typer.Option("--property", metavar="KEY=VALUE", help="A property that they have. Repeatable.", show_default=False),
 ]
-Producer = Annotated[str | None, typer.Option("--producer-name", help="Who sent them.", show_default=False)]
+Producer = Annotated[str | None, typer.Option("--producer-name", help="Their producer's name.", show_default=False)]
 Ledger = Annotated[int | None, typer.Option("-l", "--ledgerId", min=0, help="Of this ledger.", show_default=False)]
 Entry = Annotated[int | None, typer.Option("-e", "--entryId", min=0, help="Of this entry.", show_default=False)]
 
@@ -55,10 +55,10 @@ def filter_of(
     ledger_id: Ledger = None,
     entry_id: Entry = None,
 ) -> PendingFilter:
-    """Returns the filter that options describe.
+    """Returns the filter that the options make.
 
     Raises:
-        typer.BadParameter: they contradict each other, or a value is not allowed.
+        typer.BadParameter: the options contradict each other, or a value is not allowed.
     """
     from warehouse.queries.listing import PendingFilter
 
@@ -68,7 +68,7 @@ def filter_of(
         due_before=due_before,
         due_from=due_after,
         key=key,
-        properties=dict(parse_property(text) for text in properties or ()),
+        properties=parse_properties(properties),
         producer_name=producer_name,
         ledger_id=ledger_id,
         entry_id=entry_id,
@@ -76,7 +76,7 @@ def filter_of(
 
 
 def with_filter(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `filter_of`, in place of its parameter `wanted`, which it gets from them."""
+    """Replaces a command's parameter `wanted`, a filter, by the options of `filter_of`, which make it."""
     options = _parameters(filter_of)
     names = [option.name for option in options]
 
@@ -85,7 +85,7 @@ def with_filter(command: Callable[..., None]) -> Callable[..., None]:
         wanted = filter_of(**{name: given.pop(name) for name in names})
         command(**given, wanted=wanted)
 
-    # By these Typer knows a command's options.
+    # Typer reads a command's options from its signature and annotations.
     parameters = [one for own in _parameters(command) for one in (options if own.name == _WANTED else [own])]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -96,7 +96,7 @@ def checked(model: type[_Model], **values: Any) -> _Model:
     """Makes a filter of values.
 
     Raises:
-        typer.BadParameter: they contradict each other, or one is not allowed.
+        typer.BadParameter: the values contradict each other, or one is not allowed.
     """
     from pydantic import ValidationError
 
@@ -108,7 +108,7 @@ def checked(model: type[_Model], **values: Any) -> _Model:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns a function's parameters with their annotations as they are, but for the filter, which is not imported."""
+    """Returns a function's parameters with evaluated annotations, without importing the filter's class."""
     hints = get_type_hints(function, localns={"PendingFilter": None}, include_extras=True)
     return [
         one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)

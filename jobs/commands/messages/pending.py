@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 class Listed(StrEnum):
-    """Which messages to list, as `warehouse.queries.listing.State`."""
+    """Which messages to list, as `warehouse.queries.listing.State` reads it."""
 
     WAITING = "waiting"
     HELD = "held"
-    CANCELLED = "takenBack"
+    TAKEN_BACK = "takenBack"
+    CANCELLED = "cancelled"
 
 
 @with_filter
@@ -33,21 +34,24 @@ def pending(
     topic: Topic,
     wanted: PendingFilter,
     state: Annotated[
-        Listed, typer.Option(help="held: by a pause; takenBack: cancelled or skipped, and not past: restore undoes it.")
+        Listed,
+        typer.Option(
+            help="held: by a pause; takenBack, or cancelled: cancelled or skipped, and not past: restore undoes it."
+        ),
     ] = Listed.WAITING,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
     stats: Annotated[bool, typer.Option("--stats", help="Show counts by subscription instead.")] = False,
     count: Annotated[
         bool,
-        typer.Option("--count", help="Show how many there are instead: one that several subscriptions wait for once."),
+        typer.Option("--count", help="Show their number instead; a message of several subscriptions counts once."),
     ] = False,
     every: WatchOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the messages that wait, soonest first.
 
-    A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis), and one that is due sooner
-    than about 10 seconds after that never.
+    A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis). One that is due within about
+    10 seconds may never be listed.
     """
     from warehouse.queries.listing import State
 
@@ -72,7 +76,7 @@ def pending(
 
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
-    """Returns messages, or counts where `stats`, from the tables or the admin API, in the API's form."""
+    """Returns messages, or with `stats` counts, from the tables or the admin API, as the API's JSON."""
     from warehouse.queries.waiting import MAX_LIMIT, Pending
     from warehouse.routes.missing_routes import settings_with
 
@@ -105,7 +109,7 @@ def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str
 
 
 def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> str:
-    """Returns messages, as the JSON of a listing has them, as lines of text, with times in a zone (None: local)."""
+    """Formats messages of a listing's JSON as a table, with times in a zone (None: local)."""
     rows = [
         [
             _time_text(m, zone),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jobs.options import Output, OutputOption, global_options, show
-from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
+from jobs.parsers import Misfire, parse_due_time, parse_duration, parse_properties, recurrence_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 DELIVER_AT = "deliverAt"
 DELIVER_AFTER = "deliverAfter"
+_TIMES = {DELIVER_AT, DELIVER_AFTER}
 
 # How long, in seconds, to try to reach the broker.
 CONNECT_TIMEOUT_SECONDS = 10
@@ -41,7 +44,7 @@ def produce(
             "-n",
             "--count",
             min=1,
-            help="How many to send: the texts given, over and over, or message-1, ...",
+            help="How many to send: the texts given, repeatedly, or message-1, ...",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +60,10 @@ def produce(
     deliver_at: Annotated[
         int | None,
         typer.Option(
-            parser=parse_time, metavar="TIME", help="ISO 8601 with a zone, or ms since the epoch.", show_default=False
+            parser=parse_due_time,
+            metavar="TIME",
+            help="ISO 8601 with a zone, or ms since the epoch.",
+            show_default=False,
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="The messages' key.", show_default=False)] = None,
@@ -74,37 +80,67 @@ def produce(
     ] = None,
     time_zone: Annotated[
         str | None,
-        typer.Option(metavar="ZONE", help="Of --repeat, as Europe/Berlin. UTC otherwise.", show_default=False),
+        typer.Option(metavar="ZONE", help="The zone of --repeat, as Europe/Berlin. Default UTC.", show_default=False),
     ] = None,
     repeat_until: Annotated[
         int | None,
-        typer.Option(parser=parse_time, metavar="TIME", help="No occurrence is later.", show_default=False),
+        typer.Option(parser=parse_due_time, metavar="TIME", help="No occurrence is later.", show_default=False),
     ] = None,
-    repeat_times: Annotated[int | None, typer.Option(min=1, help="So many occurrences.", show_default=False)] = None,
+    repeat_times: Annotated[
+        int | None, typer.Option(min=1, help="The number of occurrences.", show_default=False)
+    ] = None,
     misfire: Annotated[
         Misfire | None,
-        typer.Option(help="For occurrences that were missed: once for all of them.", show_default=False),
+        typer.Option(help="What happens to missed occurrences; once: one delivery for all.", show_default=False),
     ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Let one entry hold several messages.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Send messages and print the id of each: ledger:entry:partition:batchIndex."""
+    from tracker.commands.decode import resolve_topic
+
     if deliver_after is not None and deliver_at is not None:
         raise typer.BadParameter("give --deliver-after or --deliver-at, not both")
     if not message and count is None:
         raise typer.BadParameter("give messages with -m, a number of them with -n, or both")
-    sent_properties = dict(parse_property(text) for text in properties or [])
-    if deliver_after is not None:
-        sent_properties[DELIVER_AFTER] = str(deliver_after)
-    if deliver_at is not None:
-        sent_properties[DELIVER_AT] = str(deliver_at)
-    sent_properties |= recurrence_properties(repeat, time_zone, repeat_until, repeat_times, misfire)
+    made = {} if deliver_after is None else {DELIVER_AFTER: str(deliver_after)}
+    made |= {} if deliver_at is None else {DELIVER_AT: str(deliver_at)}
+    _check_time(made)
+    made |= recurrence_properties(repeat, time_zone, repeat_until, repeat_times, misfire)
+    sent_properties = _joined(parse_properties(properties), made)
     total = count or len(message or [])
     texts = islice(cycle(message), total) if message else (f"message-{number}" for number in range(1, total + 1))
     options = global_options(context)
     log_file = "/dev/stderr" if options.verbose else os.devnull
     ids = send(options.settings.pulsar, topic, texts, total, key, sent_properties, batch, log_file)
     show(output, ids, "\n".join(ids))
+    sources = {route.source for route in options.settings.routes}
+    if sources and resolve_topic(topic, sources)[0] is None:
+        print(f"warning: no route in the settings is for {topic}: nobody delivers what is sent there", file=sys.stderr)
+
+
+def _joined(given: dict[str, str], made: dict[str, str]) -> dict[str, str]:
+    """Returns the properties that were given, and those that options make.
+
+    Raises:
+        typer.BadParameter: one is both, or there are two times, of which the job takes deliverAt.
+    """
+    taken = made.keys() | (_TIMES if made.keys() & _TIMES else set())
+    if twice := [name for name in given if name in taken]:
+        raise typer.BadParameter(f"the property {twice[0]} is given by --property and by an option of its own")
+    return given | made
+
+
+def _check_time(properties: dict[str, str]) -> None:
+    """Raises typer.BadParameter where a message that is sent now would be rejected for its time."""
+    from tracker.properties.schedule import BadScheduleError
+    from tracker.properties.schedule import deliver_at as due
+
+    now = time.time_ns() // 1_000_000
+    try:
+        due(properties, now, now)
+    except BadScheduleError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def send(
@@ -120,14 +156,14 @@ def send(
     """Sends messages, in order, and returns when the broker has answered for each.
 
     Args:
-        settings: of the broker.
-        topic: its full name.
+        settings: the `pulsar` section.
+        topic: full name of the topic.
         texts: the payloads.
-        total: number of the texts.
-        key: of all messages; None: they have none.
-        properties: of all messages.
-        batch: several messages may share an entry.
-        log_file: where the client logs.
+        total: the number of texts.
+        key: key of all messages; None: none.
+        properties: properties of all messages.
+        batch: whether several messages may share an entry.
+        log_file: the file for the client's errors.
 
     Returns:
         the ids, ledger:entry:partition:batchIndex, in the order of the texts.

@@ -13,7 +13,7 @@ from conf.times import time_text
 from jobs.commands.messages.by_filter import BulkError, DryRun, Max, Timeout, Yes
 from jobs.commands.messages.filter_options import TIME, Key, Properties, Topic, checked
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_property, parse_time
+from jobs.parsers import parse_properties, parse_time
 from jobs.text_table import table_text
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from admin.control.dead_letters import DeadLetterFilter
 
-_SHOWN = 20  # dead letters, of those that are about to be sent back
+_SHOWN = 20  # dead letters that are shown before they are sent back
 
 
 def redrive(
     context: typer.Context,
     topic: Topic,
-    subscription: Annotated[str, typer.Option("-s", "--subscription", help="Whose dead letters.")],
+    subscription: Annotated[str, typer.Option("-s", "--subscription", help="The subscription with the dead letters.")],
     key: Key = None,
     properties: Properties = None,
     triplets: Annotated[
@@ -35,13 +35,15 @@ def redrive(
         typer.Option("--messageId-triplet", help="Their delaylake.messageId, ledger:entry[:batchIndex]; repeatable."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(help="A part of one of the reasons for their retries.", show_default=False)
+        str | None, typer.Option(help="A text in one of the reasons for their retries.", show_default=False)
     ] = None,
     published_after: Annotated[
-        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"Dead since then: {TIME}", show_default=False)
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help=f"Dead letters since then: {TIME}", show_default=False),
     ] = None,
     published_before: Annotated[
-        int | None, typer.Option(parser=parse_time, metavar="TIME", help=f"Dead before: {TIME}", show_default=False)
+        int | None,
+        typer.Option(parser=parse_time, metavar="TIME", help=f"Dead letters before then: {TIME}", show_default=False),
     ] = None,
     dry_run: DryRun = False,
     max_matched: Max = 10_000,
@@ -49,14 +51,14 @@ def redrive(
     request_id: Annotated[
         str | None,
         typer.Option(
-            help="The id of a re-drive that was broken off: what it has sent back is not sent again.",
+            help="The id of a re-drive that was broken off: dead letters that it sent back are not sent again.",
             show_default=False,
         ),
     ] = None,
     timeout: Timeout = 600,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Deliver the dead letters of a subscription once more, to which all options given apply.
+    """Deliver those dead letters of a subscription once more to which all options given apply.
 
     They go to the subscription's destination at once, and their attempts begin anew.
     """
@@ -68,14 +70,14 @@ def redrive(
         DeadLetterFilter,
         subscription=subscription,
         key=key,
-        properties=dict(parse_property(text) for text in properties or ()),
+        properties=parse_properties(properties),
         message_ids=triplets or None,
         reason=reason,
         published_from=published_after,
         published_before=published_before,
     )
     options, console = global_options(context), Console(stderr=True)
-    asked = _Asked(options, topic, wanted, max_matched, request_id or uuid.uuid4().hex, timeout, console)
+    asked = _RedriveCall(options, topic, wanted, max_matched, request_id or uuid.uuid4().hex, timeout, console)
     found = asked.call(dry_run=True) if dry_run or not yes else {}
     if dry_run:
         text = [f"{found['matched']:,} dead letters match", _text(found["messages"][:_SHOWN], options.zone)]
@@ -97,8 +99,8 @@ def redrive(
         raise BulkError(f"{done['refused']:,} were not sent back: the topic does not take messages of their size")
 
 
-class _Asked:
-    """A re-drive that is asked for: of the admin API where one is named, else of the broker."""
+class _RedriveCall:
+    """A call of a re-drive: to the admin API if one is named, else done by this process."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class _Asked:
         self._console = console
 
     def call(self, dry_run: bool) -> dict[str, Any]:
-        """Returns what the admin API answers.
+        """Returns the counts, as the admin API's JSON.
 
         Raises:
             ControlError, PendingError: see `admin.control.redrive.Redrive`.

@@ -1,4 +1,4 @@
-"""`delaylake schedules`: recurring messages, when they come next, and commands for them."""
+"""`delaylake schedules`: shows recurring messages with their next occurrences, and changes them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jobs.commands.messages.changes import (
     ScheduleKeys,
     Subscriptions,
     Timeout,
+    message_of,
     run_command,
     schedule_keys_of,
     split_names,
@@ -48,7 +49,7 @@ OptionalId = Annotated[str | None, _ID]
 
 
 class ScheduleError(DelayLakeError):
-    """A schedule is not there."""
+    """There is no such schedule."""
 
 
 @app.command("list")
@@ -56,13 +57,13 @@ def list_schedules(
     context: typer.Context,
     topic: Topic,
     subscription: SubscriptionOption = None,
-    with_ended: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 100,
+    with_ended: Annotated[bool, typer.Option("--all", help="Also ended ones.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the schedules of a topic, in the order in which they came.
 
-    One is listed a few seconds after its message was sent, and how far it has got is as old.
+    A schedule is listed a few seconds after its message was sent, and its progress is a few seconds old.
     """
     options = global_options(context)
     found = _listed(options, topic, subscription, with_ended, limit)
@@ -78,7 +79,7 @@ def show_schedule(
     subscription: SubscriptionOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show a schedule: its rule, how far it has got for each subscription, and its next occurrences."""
+    """Show a schedule: its rule, its progress for each subscription, and its next occurrences."""
     options = global_options(context)
     found = _shown(options, topic, schedule_id, subscription, _UPCOMING)
     show(output, found, _text(found, options.zone))
@@ -103,20 +104,22 @@ def next_occurrences(
     ] = None,
     time_zone: Annotated[
         str | None,
-        typer.Option(metavar="ZONE", help="Of the times shown, and of --repeat. UTC otherwise.", show_default=False),
+        typer.Option(metavar="ZONE", help="Zone of the times shown, and of --repeat. Default UTC.", show_default=False),
     ] = None,
     after: Annotated[
         int | None,
         typer.Option(
-            parser=parse_time, metavar="TIME", help="With --repeat: after this time. Now otherwise.", show_default=False
+            parser=parse_time, metavar="TIME", help="With --repeat: after this time. Default now.", show_default=False
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show the next N occurrences of a schedule, or of a rule that is to be tried."""
+    """Show the next N occurrences of a schedule, or of a rule to try."""
     options = global_options(context)
-    if (repeat is None) == (topic is None or schedule_id is None):
+    if repeat is None and (topic is None or schedule_id is None):
         raise typer.BadParameter("TOPIC and ID are needed, or --repeat")
+    if repeat is not None and (topic, schedule_id, subscription) != (None, None, None):
+        raise typer.BadParameter("--repeat is a rule to try: it goes without TOPIC, ID and --subscription")
     if repeat is None:
         if after is not None:
             raise typer.BadParameter("--after goes with --repeat")
@@ -136,9 +139,9 @@ def skip_next(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip the next occurrence of a schedule: the one after it is next."""
+    """Skip the next occurrence of a schedule."""
     names = split_names(subscriptions)
-    _give(
+    _run_for_schedule(
         context,
         schedule_id,
         schedule_keys,
@@ -160,7 +163,7 @@ def pause(
 ) -> None:
     """Pause a schedule: its next occurrence waits until `resume`.
 
-    An occurrence that is handed out already comes.
+    An occurrence that is handed out already is delivered.
     """
     _pause(context, topic, schedule_id, subscriptions, schedule_keys, True, timeout, output)
 
@@ -175,9 +178,9 @@ def resume(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Resume a schedule that was paused: it goes on by its rule.
+    """Resume a paused schedule: it goes on by its rule.
 
-    What was missed is made up for as its misfire says: once (late), all, or skip.
+    Missed occurrences are made up for as its misfire says: once (late), all, or skip.
     """
     _pause(context, topic, schedule_id, subscriptions, schedule_keys, False, timeout, output)
 
@@ -193,7 +196,7 @@ def _pause(
     output: Output,
 ) -> None:
     names = split_names(subscriptions)
-    _give(
+    _run_for_schedule(
         context,
         schedule_id,
         schedule_keys,
@@ -215,8 +218,8 @@ def end(
 ) -> None:
     """End a schedule: no further occurrence is delivered.
 
-    An occurrence that is handed out already comes. `delaylake topics restore` takes the schedule up again, until the
-    cancelled occurrence would be due. With --schedule-key it is what `delaylake topics cancel-delayed-message` does.
+    An occurrence that is handed out already is delivered. `delaylake topics restore` takes the schedule up again, until
+    the cancelled occurrence would be due. With --schedule-key it does as `delaylake topics cancel-delayed-message`.
     """
     names, options = split_names(subscriptions), global_options(context)
 
@@ -227,12 +230,12 @@ def end(
         if isinstance(client, RestClient):
             return client.end_schedule(topic, message, names, timeout)
         found = _found(options, topic, message, None)
-        # A cancel is of a whole entry, which may have other messages.
+        # A cancel is for a whole entry, which may have other messages.
         if found.batch_size > 1:
             return client.skip(topic, [found.ref], names, timeout)
         return client.cancel(topic, [Cancel(found.ref, found.cancel_at)], names, timeout)
 
-    _give(
+    _run_for_schedule(
         context,
         schedule_id,
         schedule_keys,
@@ -242,7 +245,7 @@ def end(
     )
 
 
-def _give(
+def _run_for_schedule(
     context: typer.Context,
     schedule_id: str | None,
     schedule_keys: list[str] | None,
@@ -250,7 +253,7 @@ def _give(
     by_id: Callable[[Client, MessageRef], Iterator[Outcome]],
     by_key: Callable[[Client, list[str]], Iterator[Outcome]],
 ) -> None:
-    """Gives a command for the schedule of an id, or those of schedule keys."""
+    """Runs a command for the schedule with an id, or for those with schedule keys."""
     if schedule_keys:
         if schedule_id is not None:
             raise typer.BadParameter(ONE_WAY)
@@ -259,12 +262,12 @@ def _give(
     elif schedule_id is None:
         raise typer.BadParameter("ID is needed, or --schedule-key")
     else:
-        message = _ref(schedule_id)
+        message = message_of(schedule_id)
         run_command(context, 1, output, lambda client: by_id(client, message))
 
 
 def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_ended: bool, limit: int) -> Any:
-    """Returns schedules from the tables or the admin API, in the API's form."""
+    """Returns schedules from the tables or the admin API, as the API's JSON."""
     from warehouse.routes.missing_routes import settings_with
     from warehouse.schedules.schedules import MAX_LIMIT, Schedules
 
@@ -286,7 +289,7 @@ def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_e
 
 def _shown(options: GlobalOptions, topic: str, schedule_id: str, subscription: str | None, n: int) -> Any:
     """Returns a schedule with its next occurrences, in the API's form."""
-    message = _ref(schedule_id)
+    message = message_of(schedule_id)
     if options.api_url is None:
         found = _found(options, topic, message, subscription)
         return {**found.to_json(), "upcoming": [one.to_json() for one in found.upcoming(n)]}
@@ -307,7 +310,7 @@ def _found(options: GlobalOptions, topic: str, message: MessageRef, subscription
 
 
 def _of_rule(repeat: str, time_zone: str | None, after: int | None, n: int) -> list[Occurrence]:
-    """Returns the first n occurrences of a rule, of a message that is published now or at a given time."""
+    """Returns the first n occurrences of a rule, for a message published at `after`, ms since the epoch; None: now."""
     import time
     from itertools import islice
 
@@ -328,12 +331,6 @@ def _zone(name: str) -> tzinfo | None:
         return parse_zone(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def _ref(text: str) -> MessageRef:
-    from broker.entries.message_ids import parse
-
-    return parse(text)
 
 
 def _table(schedules: list[dict[str, Any]], zone: tzinfo | None) -> str:

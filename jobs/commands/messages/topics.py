@@ -1,4 +1,4 @@
-"""`delaylake topics`: changes and finds messages that wait, by the commands and options of Pulsar's tool and more."""
+"""`delaylake topics`: changes and finds pending messages, with the commands and options of Pulsar's tool and more."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.entries.message_ids import MAX_INT64
 from jobs.commands.messages import by_filter, redrive
 from jobs.commands.messages.changes import (
     ONE_WAY,
     Base64Ids,
+    EntryId,
     FromFile,
+    LedgerId,
     ScheduleKeys,
     SubscriptionOption,
     Subscriptions,
@@ -19,7 +22,6 @@ from jobs.commands.messages.changes import (
     Topic,
     TopicsError,
     Triplets,
-    check_ids,
     lines_of,
     named,
     run_command,
@@ -27,9 +29,10 @@ from jobs.commands.messages.changes import (
     split_names,
 )
 from jobs.options import Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_duration, parse_time
+from jobs.parsers import parse_due_time, parse_duration
 
 if TYPE_CHECKING:
+    from admin.control.requests import Cancel
     from broker.entries.message_ids import MessageRef
     from conf.settings import Settings
 
@@ -40,10 +43,11 @@ app = typer.Typer(help="Cancel, skip, find and reschedule messages; pause subscr
 def cancel_delayed_message(
     context: typer.Context,
     topic: Topic,
-    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
-    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
     deliver_at: Annotated[
-        int | None, typer.Option("-t", "--deliverAt", help="Its time of delivery, ms since the epoch.")
+        int | None,
+        typer.Option("-t", "--deliverAt", min=1, max=MAX_INT64, help="Its time of delivery, ms since the epoch."),
     ] = None,
     subscriptions: Subscriptions = None,
     schedule_keys: ScheduleKeys = None,
@@ -53,11 +57,11 @@ def cancel_delayed_message(
 ) -> None:
     """Cancel a delayed message on the given subscriptions, or all.
 
-    One that is handed out already, some seconds before its time, is TOO_LATE. With --from-file each line is
-    `ledger:entry deliverAt`.
+    For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
+    is `ledger:entry deliverAt`.
     """
     from admin.control.requests import Cancel
-    from broker.entries.message_ids import MessageRef, parse
+    from broker.entries.message_ids import MessageRef
 
     cancels = []
     names = split_names(subscriptions)
@@ -68,15 +72,12 @@ def cancel_delayed_message(
         run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
         return
     if from_file is not None:
-        for line in lines_of(from_file):
-            message, _, time = line.partition(" ")
-            if not time.strip().isdigit():
-                raise TopicsError(f"no time of delivery: {line!r} (ledger:entry deliverAt)")
-            cancels.append(Cancel(parse(message), int(time)))
+        if (ledger_id, entry_id, deliver_at) != (None, None, None):
+            raise typer.BadParameter("messages are named by --ledgerId and --entryId or by --from-file, not by both")
+        cancels = [_cancel_of(line) for line in lines_of(from_file)]
     elif ledger_id is None or entry_id is None or deliver_at is None:
         raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
     else:
-        check_ids(ledger_id, entry_id)
         cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
     run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
 
@@ -84,14 +85,14 @@ def cancel_delayed_message(
 def acknowledge_message(
     context: typer.Context,
     topic: Topic,
-    ledger_id: Annotated[int | None, typer.Option("-l", "--ledgerId", help="Ledger id of the message.")] = None,
-    entry_id: Annotated[int | None, typer.Option("-e", "--entryId", help="Entry id of the message.")] = None,
+    ledger_id: LedgerId = None,
+    entry_id: EntryId = None,
     subscriptions: Subscriptions = None,
     schedule_keys: ScheduleKeys = None,
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip an entry that waits, so that it is not delivered. One that is handed out already is TOO_LATE."""
+    """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
     from broker.entries.message_ids import MessageRef
 
     names = split_names(subscriptions)
@@ -103,7 +104,6 @@ def acknowledge_message(
         return
     if ledger_id is None or entry_id is None:
         raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
-    check_ids(ledger_id, entry_id)
     message = [MessageRef(ledger_id, entry_id)]
     run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
 
@@ -115,12 +115,12 @@ _BY_FILTER = {
     "cancel": "Cancel the pending messages to which all options given apply, on a subscription or on all.",
     "skip": "Skip the pending messages to which all options given apply; not where types acknowledge cumulatively.",
     "deliver now": "Deliver the pending messages to which all options given apply at once.",
-    "restore": "Undo cancels and skips of the messages to which all options given apply, and whose time has not come.",
+    "restore": "Undo cancels and skips of the messages to which all options given apply, and that are not due yet.",
 }
 _MEANT = """
 
-Meant are those that `delaylake pending` lists. Exit status 1 where some were not done, as those that are handed out
-already."""
+They are those that `delaylake pending` lists. Exit status 1 if the change was not done for some, such as those that are
+handed out already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
@@ -142,10 +142,10 @@ def skip_messages(
 ) -> None:
     """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
 
-    Those that are handed out already are TOO_LATE: some seconds before they are due, and at once where they are due
-    when they come. To have time, pause the subscription first.
+    It is TOO_LATE for messages that are handed out already, which is some seconds before they are due, and at once if
+    they are due when they come. To have time, pause the subscription first.
 
-    With --from-file each line is a triplet, what `delaylake produce` printed, or base64.
+    With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.
     """
     if schedule_keys:
         keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
@@ -166,7 +166,7 @@ def reschedule(
     from_file: FromFile = None,
     deliver_at: Annotated[
         int | None,
-        typer.Option(parser=parse_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
+        typer.Option(parser=parse_due_time, metavar="TIME", help="When: ISO 8601 with a zone, or ms since the epoch."),
     ] = None,
     deliver_after: Annotated[
         int | None, typer.Option(parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m, 2h, 1d.")
@@ -225,7 +225,7 @@ def restore(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Undo cancels and skips of messages whose time has not come."""
+    """Undo cancels and skips of messages that are not due yet."""
     messages = named(triplets, base64_ids, from_file)
     run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
 
@@ -238,11 +238,11 @@ def retry(
     triplets: Triplets = None,
     base64_ids: Base64Ids = None,
     from_file: FromFile = None,
-    reason: Annotated[str, typer.Option(help="Why, for the attempts and the dead letters.")] = "",
+    reason: Annotated[str, typer.Option(help="Why it failed, for the attempts and the dead letters.")] = "",
     after: Annotated[
         int | None,
         typer.Option(
-            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m; else as the backoff says."
+            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m. Default: by the backoff."
         ),
     ] = None,
     timeout: Timeout = 30,
@@ -250,7 +250,7 @@ def retry(
 ) -> None:
     """Deliver messages once more that a consumer of the subscription failed on.
 
-    After as many retries as the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
+    After all retries that the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
     """
     messages = named(triplets, base64_ids, from_file)
     run_command(
@@ -269,7 +269,7 @@ def pause(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Hold back what comes due for a subscription, until it is resumed, or the message rescheduled."""
+    """Hold back messages that come due for a subscription, until it is resumed, or they are rescheduled."""
     run_command(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
 
 
@@ -281,7 +281,7 @@ def resume(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End a pause: what was held back is delivered now."""
+    """End a pause: messages that were held back are delivered now."""
     run_command(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
 
 
@@ -292,9 +292,9 @@ def get_message_id_by_index(
     index: Annotated[int, typer.Option("-i", "--index", help="The message's index in the topic, from 0.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tell the id of the entry that has an index, as `ledger:entry:partition:-1`; for one that has expired all are -1.
+    """Show the id of the entry with an index, as `ledger:entry:partition:-1`; -1 throughout if it has expired.
 
-    Of a partitioned topic, name a partition. An entry is known some seconds after it came.
+    Name a partition of a partitioned topic. An entry is known some seconds after it came.
     """
     options = global_options(context)
     if options.api_url is None:
@@ -304,6 +304,25 @@ def get_message_id_by_index(
             found = client.message_id_by_index(topic, index)
     value = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     show(output, value, str(found))
+
+
+def _cancel_of(line: str) -> Cancel:
+    """Reads a line of a file: `ledger:entry deliverAt`.
+
+    Raises:
+        TopicsError, MessageIdError: it is none.
+    """
+    from admin.control.requests import Cancel
+    from broker.entries.message_ids import NumberError, parse, parse_number
+
+    message, _, given = line.partition(" ")
+    try:
+        deliver_at = parse_number(given.strip())
+    except NumberError:
+        deliver_at = 0
+    if not 0 < deliver_at <= MAX_INT64:
+        raise TopicsError(f"no time of delivery: {line[:80]!r} (ledger:entry deliverAt)")
+    return Cancel(parse(message), deliver_at)
 
 
 def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:

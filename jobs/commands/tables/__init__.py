@@ -1,1 +1,1 @@
-"""Commands about the tables as a whole: asked, checked, kept small, copied, and filled."""
+"""Commands about the tables as a whole: queries, audit, maintenance, backup, rebuild, and import."""

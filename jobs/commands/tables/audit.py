@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from warehouse.audit.broker_comparison import Comparison
 
 
-# The names in the printed JSON of those fields of `ComparedTopic` that are called otherwise there.
+# Fields of `ComparedTopic` that have another name in the printed JSON.
 _PRINTED_AS = {"durable": "booked", "not_durable": "not_booked"}
 
 
 def audit(
     context: typer.Context,
     strict_now: Annotated[
-        bool, typer.Option("--strict-now", help="Call overdue what was due by now, not by the last delivery.")
+        bool, typer.Option("--strict-now", help="Messages are overdue by the current time, not by the last delivery.")
     ] = False,
     engine: EngineOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Check that every message is pending, delivered once, cancelled or rejected, by the Delta tables and the broker.
 
-    Exit status 1 where anything is lost, doubled, early, overdue, not seen, or delivered although cancelled or
-    rejected, and where the running job says that a source topic stands still or a destination can't be written. What
-    the broker took is compared with what the tables have, where the broker answers.
+    Exit status 1 if any message is lost, doubled, early, overdue, not seen, or delivered although cancelled or
+    rejected, or if the running job says that a source topic stands still or a destination can't be written. The
+    broker's entries are compared with those of the tables, if the broker answers.
     """
     now = time.time_ns() // 1_000_000
     settings = global_options(context).settings
@@ -48,9 +48,9 @@ def audit(
 
 
 def _troubles(warehouse: str, now: int) -> list[Trouble]:
-    """Returns what keeps messages of the running job from going on, though all are accounted for.
+    """Returns the troubles of the running job that hold messages up, though all are accounted for.
 
-    Of a job that does not run nothing is known: what it wrote last may be over.
+    If the job does not run, there are none: those that it wrote last may be over.
     """
     from status.job_status import known_status
     from status.troubles import STANDING, UNWRITABLE

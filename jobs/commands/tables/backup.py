@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def backup(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="A folder or URI: empty, or with an earlier backup of the warehouse.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what there is to copy, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied, and change nothing.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Copy the warehouse, or what has come to it since the last backup there. The job may run meanwhile.
+    """Copy the warehouse, or its changes since the last backup there. The job may run meanwhile.
 
     To restore, set `warehouse` to the target, and run `delaylake rebuild --discard-checkpoint`.
     """

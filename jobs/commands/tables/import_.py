@@ -1,4 +1,4 @@
-"""`delaylake import`: brings in many messages at once, from files, from another topic, or from another system."""
+"""`delaylake import`: imports many messages at once, from files, from another topic, or from another system."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jobs.progress import ProgressLine
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from recovery.other_systems.importing import Found
+    from recovery.other_systems.importing import ImportPreview
     from recovery.other_systems.sources import OpenSource
     from warehouse.delta.tables import Tables
 
-# Parameters that say what is read from another system, with their options.
+# Parameters that go with --from, and their options.
 _OF_SYSTEMS = {"url": "--url", "queues": "--queue", "prefix": "--prefix", "due_after": "--due-after"}
 
 
 def import_messages(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="The source topic of a route, whose messages they are to be.")],
+    topic: Annotated[str, typer.Argument(help="The source topic of a route, whose messages they become.")],
     files: Annotated[
         list[Path] | None,
         typer.Argument(help="Parquet files: deliver_at (ms or a timestamp), payload, key, properties, ..."),
@@ -32,13 +32,13 @@ def import_messages(
     from_topic: Annotated[
         str | None,
         typer.Option(
-            "--from-topic", help="What this other Pulsar topic holds now, by its properties or native deliverAt."
+            "--from-topic", help="The messages in another Pulsar topic, due by their properties or native deliverAt."
         ),
     ] = None,
     subscription: Annotated[
         str | None,
         typer.Option(
-            "--subscription", help="With --from-topic: only what this subscription of it has not acknowledged."
+            "--subscription", help="With --from-topic: only messages that this subscription has not acknowledged."
         ),
     ] = None,
     system: Annotated[
@@ -47,46 +47,44 @@ def import_messages(
             "--from",
             metavar="SYSTEM",
             help="What waits in another system: sidekiq, bullmq, celery, rq, oban, pg-boss, river, db-scheduler,"
-            " rabbitmq; or a YAML file that says which columns of a Postgres table are what.",
+            " rabbitmq; or a YAML file that describes the columns of a Postgres table.",
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            "--url", envvar="DELAYLAKE_IMPORT_URL", help="Where that system is: redis://:password@host:6379/0, say."
+            "--url", envvar="DELAYLAKE_IMPORT_URL", help="URL of that system, as redis://:password@host:6379/0."
         ),
     ] = None,
     queues: Annotated[
-        list[str] | None, typer.Option("--queue", help="Only what is of this queue of it; may be repeated.")
+        list[str] | None, typer.Option("--queue", help="Only this queue of that system; may be repeated.")
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="What its keys in Redis begin with, where that is not the usual.")
+        str, typer.Option("--prefix", help="The prefix of its keys in Redis, if not the usual one.")
     ] = "",
     due_after: Annotated[
         str | None,
-        typer.Option(
-            "--due-after", metavar="TIME", help="Leave there what is due by then: ISO 8601 with a zone, or ms."
-        ),
+        typer.Option("--due-after", metavar="TIME", help="Only what is due later: ISO 8601 with a zone, or ms."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what there is in the other system, and import nothing.")
+        bool, typer.Option("--dry-run", help="Show what there is in the other system, and import nothing.")
     ] = False,
     discard_checkpoint: Annotated[
         bool, typer.Option("--discard-checkpoint", help="Move an existing checkpoint aside first.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Bring in many messages at once, without Pulsar between, and rebuild the checkpoint. The job must not run.
+    """Import many messages at once, not by way of Pulsar, and rebuild the checkpoint. The job must not run.
 
-    A file, another topic's message, or another system's job that was imported before is passed over: after an
-    interruption give the same command again. Of another system's nothing is changed there: let its workers stand still.
+    A file, a message of another topic, or a job of another system that was imported before is ignored: after an
+    interruption run the same command again. Nothing is changed in the other system: stop its workers meanwhile.
     """
-    from broker.client import check_listens
+    from broker.client import check_listening
     from recovery.importing.files import check_files, import_file
     from recovery.importing.importer import Importer
     from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
     from recovery.new_checkpoint import import_and_rebuild
-    from recovery.other_systems.importing import import_items, look
+    from recovery.other_systems.importing import import_items, preview_import
 
     if not files and from_topic is None and system is None:
         raise typer.BadParameter("name Parquet files, a topic with --from-topic, or a system with --from")
@@ -108,12 +106,12 @@ def import_messages(
         if from_topic is not None:
             check_topic(settings, from_topic)
         if dry_run and source is not None:
-            found = look(importer, source)
-            show(output, asdict(found) | {"left": dict(source.left)}, _text(found, source.left, options.zone))
+            preview = preview_import(importer, source)
+            show(output, asdict(preview) | {"left": dict(source.left)}, _text(preview, source.left, options.zone))
             return
 
-        check_listens(settings.pulsar)
-        if system is not None:  # what can't be read is to be said before the checkpoint is moved aside
+        check_listening(settings.pulsar)
+        if system is not None:  # reads one item, so that errors come before the checkpoint is moved aside
             next(_source(system, url, queues or (), prefix, due_after).items(), None)
 
         def bring_in(tables: Tables) -> None:
@@ -154,17 +152,17 @@ def _source(
     return OpenSource(system, url, queues, prefix, earliest)
 
 
-def _text(found: Found, left: dict[str, int], zone: tzinfo | None) -> str:
+def _text(preview: ImportPreview, left: dict[str, int], zone: tzinfo | None) -> str:
     from conf.times import time_text
 
     lines = [
-        f"{found.items - found.rejected:,} to import, {found.payload_bytes:,} bytes of payload; "
-        f"{found.rejected:,} to be rejected; {found.already_there:,} are there",
-        f"{found.overdue:,} of them are due at once",
+        f"{preview.items - preview.rejected:,} to import, {preview.payload_bytes:,} bytes of payload; "
+        f"{preview.rejected:,} to be rejected; {preview.already_there:,} are there",
+        f"{preview.overdue:,} of them are due at once",
     ]
-    if found.first_due is not None and found.last_due is not None:
-        lines.append(f"the others from {time_text(found.first_due, zone)} to {time_text(found.last_due, zone)}")
-    lines += [f"{n:,} can't be taken: {reason}" for reason, n in found.reasons.items()]
-    lines += [f"  {example}" for example in found.examples]
+    if preview.first_due is not None and preview.last_due is not None:
+        lines.append(f"the others from {time_text(preview.first_due, zone)} to {time_text(preview.last_due, zone)}")
+    lines += [f"{n:,} can't be taken: {reason}" for reason, n in preview.reasons.items()]
+    lines += [f"  {example}" for example in preview.examples]
     lines += [f"{n:,} left: {reason}" for reason, n in left.items()]
     return "\n".join([*lines, "nothing was changed"])

@@ -1,4 +1,4 @@
-"""`delaylake maintain`: keeps the Delta tables compact and bounded."""
+"""`delaylake maintain`: merges the Delta tables' files and deletes rows that nobody needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def maintain(
     context: typer.Context,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what there is to do, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     engine: EngineOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

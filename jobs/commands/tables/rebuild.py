@@ -1,4 +1,4 @@
-"""`delaylake rebuild`: rebuilds the state from the Delta tables, where the checkpoint is lost."""
+"""`delaylake rebuild`: rebuilds the state from the Delta tables, if the checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rebuild(
     ] = False,
     without_destination: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC", help="Do not read this destination: what was not written down may come twice."),
+        typer.Option(metavar="TOPIC", help="Do not read this destination: messages not written down may come twice."),
     ] = None,
     another_broker: Annotated[
         bool,
@@ -28,18 +28,18 @@ def rebuild(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Prepare a new checkpoint from the Delta tables alone, where the old one is lost. The job must not run.
+    """Prepare a new checkpoint from the Delta tables alone, if the old one is lost. The job must not run.
 
-    The next `delaylake run` goes on with all that is pending, knows what was cancelled, skipped and delivered, and
-    takes again from Pulsar what was not written down yet. It warns of destinations from which the broker has trimmed
-    what was to be compared.
+    The next `delaylake run` goes on with all pending messages, knows what was cancelled, skipped and delivered, and
+    reads again from Pulsar what was not written down yet. It warns of destinations whose messages the broker has
+    trimmed, so that they can't be compared.
     """
-    from broker.client import check_listens
+    from broker.client import check_listening
     from recovery.new_checkpoint import rebuild_checkpoint
 
     warnings: list[str] = []
     settings = global_options(context).settings
-    check_listens(settings.pulsar)
+    check_listening(settings.pulsar)
     with ProgressLine(output) as progress:
         found = rebuild_checkpoint(
             settings, discard_checkpoint, progress.show, warnings.append, without_destination or (), another_broker

@@ -24,11 +24,11 @@ from jobs.text_table import table_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns of these names, and the first and last of them, are times, ms since the epoch. A column that is computed from
-# others has another name, unless the query gives it one.
+# Names of columns with times, ms since the epoch, and of minima and maxima of them. Other computed columns have such a
+# name only if the query gives it to them.
 _TIME = re.compile(r"((min|max|first_value|last_value)\()?(\w+\.)*\w+_(at|time)\)?")
 
-# How a query begins that only reads; before it there may be comments and brackets.
+# The beginning of a query that only reads, after comments and brackets.
 _READS = re.compile(r"(\s|\(|--[^\n]*\n|/\*((?!\*/).)*\*/)*(SELECT|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)
 
 
@@ -51,20 +51,19 @@ def sql(
             "--as-of",
             parser=parse_time,
             metavar="TIME",
-            help="As it was then: ISO 8601 with a zone, or ms since the epoch.",
+            help="The tables as they were then: ISO 8601 with a zone, or ms since the epoch.",
         ),
     ] = None,
     output: Annotated[
         SqlOutput, typer.Option("--output", help="How to print: for people, or JSON or CSV alone on stdout.")
     ] = SqlOutput.TEXT,
 ) -> None:
-    """Query the tables, as docs/tables.md has them, and views.
+    """Query the tables in docs/tables.md, and views.
 
-    The tables: delayed_index, deliveries, outcomes, entries, rejects, and where they are there expired, schemas,
+    The tables: delayed_index, deliveries, outcomes, entries, rejects, and if they exist expired, schemas,
     subscription_changes, imported, refusals. The views: pending, attempts, schedules, schedule, shaped, lateness,
-    cancellations, funnel, subscriptions. SQL as DataFusion has it. With
-    --output json a row is an object, one a line. Times in columns as deliver_at are ms since the epoch; as text they
-    are printed in --time-zone.
+    cancellations, funnel, subscriptions. The SQL is that of DataFusion. With --output json each line is a row, as an
+    object. Times in columns as deliver_at are ms since the epoch; as text they are printed in --time-zone.
     """
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -94,10 +93,10 @@ def sql(
 
 
 def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
-    """The values of each row; a query may give two columns the same name.
+    """Returns the values of each row as a tuple, since a query may give two columns the same name.
 
     Raises:
-        SqlError: a value is none that can be printed, such as a date beyond the year 9999.
+        SqlError: a value can't be printed, such as a date beyond the year 9999.
     """
     import pyarrow as pa
 
@@ -109,7 +108,7 @@ def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _in_micros(type_: pa.DataType) -> pa.DataType:
-    """A type with times to the microsecond instead of the nanosecond, which Python's do not have."""
+    """Returns a type with microseconds in place of nanoseconds, which Python's types do not have."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -130,7 +129,7 @@ def _text(schema: pa.Schema, rows: list[tuple[Any, ...]], zone: tzinfo | None) -
     from pyarrow import types
 
     names = schema.names
-    if names == ["plan_type", "plan"]:  # of an EXPLAIN: text of several lines
+    if names == ["plan_type", "plan"]:  # the answer to EXPLAIN: texts of several lines
         return "\n".join(f"{kind}:\n{plan}" for kind, plan in rows)
     is_time = [types.is_int64(field.type) and _TIME.fullmatch(field.name) is not None for field in schema]
     numbers = [
@@ -146,7 +145,7 @@ def _text(schema: pa.Schema, rows: list[tuple[Any, ...]], zone: tzinfo | None) -
 
 
 def _time(millis: int | None, zone: tzinfo | None) -> str:
-    """A time as people read it, given in ms since the epoch. 0 and less are not set, or none that anybody means."""
+    """Formats a time, ms since the epoch. 0 and less mean "not set", and are printed as numbers."""
     from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 
     if millis is None or millis <= 0:
@@ -156,13 +155,13 @@ def _time(millis: int | None, zone: tzinfo | None) -> str:
 
 
 def _cell(value: Any, zone: tzinfo | None = UTC) -> str:
-    """A value as text: a timestamp in a zone (None: the machine's); maps and lists as JSON."""
+    """Formats a value as text: a timestamp in a zone (None: the machine's); maps and lists as JSON."""
     if value is None:
         return ""
     if isinstance(value, datetime):
         return _aware(value).astimezone(zone).isoformat().replace("+00:00", "Z")
     if isinstance(value, float):
-        return str(value)  # also what is no number
+        return str(value)  # also nan and inf
     plain = _plain(value)
     return json.dumps(plain) if isinstance(plain, dict | list) else str(plain)
 
@@ -170,8 +169,7 @@ def _cell(value: Any, zone: tzinfo | None = UTC) -> str:
 def _plain(value: Any) -> Any:
     """Returns a value as JSON can have it.
 
-    Times are in ISO 8601, timestamps in UTC; decimals and intervals text; bytes, too; maps objects; what is no finite
-    number null.
+    Times become ISO 8601 (timestamps in UTC), decimals, intervals and bytes text, maps objects, and nan and inf null.
     """
     if isinstance(value, dict):
         return {str(_plain(name)): _plain(v) for name, v in value.items()}
@@ -190,5 +188,5 @@ def _plain(value: Any) -> Any:
 
 
 def _aware(value: datetime) -> datetime:
-    """A timestamp with its zone: UTC, where it has none."""
+    """Returns a timestamp with its zone, UTC if it has none."""
     return value if value.tzinfo else value.replace(tzinfo=UTC)

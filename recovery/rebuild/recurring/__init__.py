@@ -1,1 +1,1 @@
-"""Where the recurring messages stand, for a checkpoint that is rebuilt from the tables."""
+"""Finds the next occurrences of recurring messages, for a checkpoint that is rebuilt from the tables."""

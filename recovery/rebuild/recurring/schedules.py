@@ -1,7 +1,7 @@
-"""Finds where recurring messages stand: by their rows, what has been delivered, and what commands have done.
+"""Finds the next occurrence of each recurring message from its rows, its deliveries, and its commands.
 
-Which occurrences a subscription has had is known by their numbers, also of those that were in flight when the
-checkpoint was lost. The first one that it has not had is next; those after it that it has had are passed over.
+The numbers of occurrences say which of them a subscription has got, also of those that were in flight when the
+checkpoint was lost. The first one that it has not got is next; later ones that it has got are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL
 
 
 def _last_of(table: str, columns: str, condition: str) -> str:
-    """SQL for the row of the highest sequence of each message and subscription."""
+    """Returns SQL for the row with the highest sequence of each message and subscription."""
     return f"""
 SELECT * FROM (
     SELECT {_POSITION}, subscription, sequence, occurrence, {columns}, row_number() OVER (
@@ -70,9 +70,10 @@ class Schedules:
     """The recurring messages of a warehouse.
 
     Args:
-        names: for each source topic the names of its subscriptions, by number.
-        durable: by topic partition the last entry that does not come again from the source topics.
-        tick: the new rows have sequences of this tick, which is later than any that the tables have.
+        tables: of the warehouse.
+        names: the names of each source topic's subscriptions, in the order of their numbers.
+        durable: the last entry of each topic partition that does not come again from the source topics.
+        tick: of the sequences of new rows; later than any tick in the tables.
         now: ms since the epoch.
         tenures: since when the subscriptions are in the settings.
     """
@@ -100,11 +101,11 @@ class Schedules:
         self._skipped = tables.sql(_SKIPPED)
 
     def states(self, delivered: Delivered, control: Control) -> ScheduleStates:
-        """Returns where the messages stand.
+        """Returns the next occurrences of the messages, and the rows that the rebuild needs for them.
 
         Args:
-            delivered: the messages, and occurrences, that have been delivered; the skipped ones are added.
-            control: knows the messages that have been cancelled.
+            delivered: the delivered messages and occurrences; skipped occurrences are added.
+            control: has the cancelled messages.
         """
         numbers = subscription_numbers(self._skipped, self._names)
         delivered.occurrences.add(self._skipped.filter(pa.array(numbers >= 0)), numbers[numbers >= 0])
@@ -119,18 +120,18 @@ class Schedules:
         return found
 
     def _find_again(self, delivered: Delivered, found: ScheduleStates) -> None:
-        """Of messages that come in again, what has been done is passed over then."""
+        """Adds the occurrences and commands of messages that come in again, so that these are not repeated."""
         for message in delivered.occurrences:
             topic, partition = delivered.occurrences.topics[message]
             if self._is_again(topic, partition, message):
                 found.done += [_done_row(message, n, done) for n, done in delivered.occurrences.of(message).items()]
         for message, command in self._commands.items():
-            # What was resumed comes again as it came first.
+            # A resumed message comes in as it came the first time, so only pauses and reschedules count.
             is_pause = command["operation"] == PAUSE_SCHEDULE.upper()
             if command["operation"] != RESCHEDULE.upper() and not is_pause:
                 continue
             done, number = delivered.occurrences.of(message), command["occurrence"]
-            while is_pause and number > 1 and number in done:  # skipped since
+            while is_pause and number > 1 and number in done:  # the occurrence was skipped after the pause
                 number += 1
             if (number in done and not is_pause) or not self._is_again(command["topic"], command["partition"], message):
                 continue
@@ -148,7 +149,7 @@ class Schedules:
     def _find(
         self, message: Message, source: dict[str, Any], is_cancelled: bool, delivered: Delivered, found: ScheduleStates
     ) -> None:
-        """Finds where a durable message stands for a subscription."""
+        """Finds the next occurrence of a durable message for a subscription, and adds its rows to `found`."""
         done = delivered.occurrences.of(message)
         row, moved, command = (of.get(message) for of in (self._rows, self._moves, self._commands))
         rescheduled = command if command is not None and command["operation"] == RESCHEDULE.upper() else None
@@ -156,7 +157,7 @@ class Schedules:
         if not done and row is None and command is None:
             if not is_cancelled:
                 self._note(found, source["topic"], message[0], source["deliver_at"])
-            return  # it waits as it came
+            return  # it waits for its first occurrence, as it came
         is_ended = is_cancelled and paused is None
         properties = dict(source["properties"] or ())
         rule, start = recurrence_of(properties), first_of(properties, source["publish_time"])
@@ -175,14 +176,14 @@ class Schedules:
         last = max(rows, key=lambda one: int(one["sequence"]), default=None)
         by_rule = rule.following(before, start) or self._now
         next_at, sequence = (by_rule, 0) if last is None else (last["deliver_at"], last["sequence"])
-        if is_ended:  # it may be restored until the occurrence that was cancelled is due
+        if is_ended:  # a command may restore it until its cancelled occurrence is due
             if row is not None and row["deliver_at"] > self._now and (last is None or last is row):
                 self._keep(found, message, row)
             elif next_at > self._now:
                 self._add(found, message, source, number, next_at, by_rule)
             return
         if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
-            # It was due while the subscription was not there, for which the later ones are not, either.
+            # The occurrence was due while the subscription was absent; later ones are not for it, either.
             found.ended.setdefault(message[0], []).append(message[1:])
             return
         if row in rows:
@@ -191,14 +192,14 @@ class Schedules:
             self._add(found, message, source, number, next_at, by_rule)
             due = next_at
         elif _is_resumed(command, row) and command["occurrence"] == number:
-            # As by its command: late, it is as if it had been held back.
+            # As the command has done: an occurrence that is late by then counts as held back.
             was_due = by_rule if by_rule < self._now else None
             self._add(found, message, source, number, max(by_rule, self._now), by_rule, was_due)
             due = command["deliver_at"]
         else:
             due = self._pending(message, source, number, before, by_rule, rule, last, moved, found)
         found.done += passed_over
-        if paused is not None:  # what was handed out before goes out first
+        if paused is not None:  # occurrences that were handed out before the pause are sent first
             found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
         self._note(found, source["topic"], message[0], due)
 
@@ -214,28 +215,37 @@ class Schedules:
         moved: dict[str, Any] | None,
         found: ScheduleStates,
     ) -> int:
-        """Finds, or makes, the row of the next occurrence; returns when that is due, or was due at the earliest.
+        """Finds or makes the row of the next occurrence, and adds it to `found`.
 
         Args:
-            number: of the next occurrence; the one before it was due at `before`, and it is at `by_rule`, by the rule.
-            row: its last row, which no command has moved on; None: it has none.
+            message: with its subscription.
+            source: the original row of the message.
+            number: of the next occurrence.
+            before: when the occurrence before it was due, ms since the epoch.
+            by_rule: when the next occurrence is due by the rule, ms since the epoch.
+            rule: of the message.
+            row: the last row of the next occurrence, if no command has moved it; None: there is none.
             moved: the last move of the message.
+            found: gets the row.
+
+        Returns:
+            when the occurrence is due, or was due at the earliest, ms since the epoch.
         """
         if row is not None:
             if moved is None or moved["sequence"] <= row["sequence"] or moved["occurrence"] != number:
                 self._keep(found, message, row)
                 return int(row["deliver_at"])
-            if rule.misfire is not Misfire.ALL or number == 1:  # it was held back until shortly before
+            if rule.misfire is not Misfire.ALL or number == 1:  # the occurrence was held back until shortly before
                 self._add(found, message, source, number, self._now, by_rule)
                 return by_rule
         if number == 1:
             return int(source["deliver_at"])
-        # The last one that is done, which is passed over: with it the tracker goes on.
+        # A row of the last occurrence that is done: the tracker passes it over, and goes on with the next one.
         self._add(found, message, source, number - 1, self._now, before)
         return by_rule
 
     def _after(self, last: Done, source: dict[str, Any], rule: Recurrence) -> int:
-        """Returns the time, ms since the epoch, that the occurrence after one that is done is later than."""
+        """Returns the time after which the occurrence that follows a done one is due, ms since the epoch."""
         sent_at = last.sent_at or self._now
         since = counts_from(last.at, source["publish_time"], sent_at)
         return since if rule.misfire is Misfire.ALL else max(since, sent_at)
@@ -250,10 +260,16 @@ class Schedules:
         rule: Recurrence,
         start: int,
     ) -> None:
-        """Finds, or makes, the row of the next occurrence of a message that is paused.
+        """Finds or makes the row of a paused message's next occurrence, and adds it to `found`.
 
         Args:
-            number: of that occurrence.
+            found: gets the row.
+            message: with its subscription.
+            source: the original row of the message.
+            number: of the next occurrence.
+            done: the message's occurrences that are done.
+            rule: of the message.
+            start: when the first occurrence was due, ms since the epoch.
         """
         row = self._rows.get(message)
         if row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["occurrence"] == number:
@@ -326,10 +342,11 @@ def _done_row(message: Message, number: int, done: Done) -> tuple[int | None, ..
 def next_number(done: Mapping[int, Done], first_due: int) -> int:
     """Returns the number of the first occurrence that is not done.
 
-    What is older than a day before the last one counts as done: retention may have removed it.
+    Occurrences that are more than LAST_OCCURRENCES_MILLIS older than the last one count as done, because retention may
+    have removed their rows.
 
     Args:
-        done: by number.
+        done: the occurrences that are done, by number.
         first_due: when the first occurrence was due, ms since the epoch.
     """
     if not done:
@@ -345,12 +362,12 @@ def next_number(done: Mapping[int, Done], first_due: int) -> int:
 def _paused(
     row: Mapping[str, Any] | None, moved: Mapping[str, Any] | None, command: Mapping[str, Any] | None
 ) -> int | None:
-    """Returns which occurrence is the next one of a message that is paused; None: it is not paused.
+    """Returns the number of a paused message's next occurrence; None: the message is not paused.
 
     Args:
         row: the last row of an occurrence.
-        moved: the last move.
-        command: the last one that paused, resumed or rescheduled the message, as far as retention has left it.
+        moved: the last move of the message.
+        command: the last pause, resume or reschedule of the message, unless retention has removed it.
     """
     last = max((int(one["sequence"]) for one in (row, moved) if one is not None), default=-1)
     if command is not None and command["sequence"] >= last:
@@ -361,7 +378,7 @@ def _paused(
 
 
 def _is_resumed(command: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    """Tells whether a command resumed a message, and the row of its occurrence is not in the delayed index."""
+    """Whether a command has resumed a message, and the delayed index lacks the row of its occurrence."""
     return (
         command is not None
         and command["operation"] == RESUME_SCHEDULE.upper()
@@ -370,7 +387,7 @@ def _is_resumed(command: Mapping[str, Any] | None, row: Mapping[str, Any] | None
 
 
 def _again(message: Message, command: dict[str, Any]) -> dict[str, Any]:
-    """Returns as a row of COMMAND_ROWS the reschedule or pause of a message that comes in again."""
+    """Returns a reschedule or pause of a message that comes in again, as a row of COMMAND_ROWS."""
     return {
         **{name: command[name] for name in ("topic", "ledger_id", "entry_id", "batch_index", "operation")},
         "deliver_at": command["deliver_at"] or 0,

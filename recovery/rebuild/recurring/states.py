@@ -1,4 +1,4 @@
-"""Where the recurring messages stand, as it is taken over and written."""
+"""The next occurrences of recurring messages, as rows for the state and for the delayed index."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ _FRESH = pa.schema(
 
 @dataclass
 class ScheduleStates:
-    """Where the recurring messages stand.
+    """The next occurrences of recurring messages, and the rows that a rebuild needs for them.
 
     Attributes:
-        overdue: for each subscription that is to get an occurrence now the least time at which it is due.
-        moved: as MOVED, for messages that are durable.
-        done: as OCCURRENCES_DONE.
-        fresh: rows that the delayed index needs, so that it has one for each next occurrence.
-        waiting: as COMMAND_ROWS, reschedules and pauses of messages that come in again.
-        ended: by number of a subscription positions (ledger, entry, batch index) that have ended.
+        overdue: the least time at which an overdue occurrence was due, ms since the epoch, by source topic and number
+            of the subscription.
+        moved: moves of durable messages, as MOVED.
+        done: occurrences that are done, as OCCURRENCES_DONE.
+        fresh: rows that the delayed index lacks, so that it has one for each next occurrence.
+        waiting: reschedules and pauses of messages that come in again, as COMMAND_ROWS.
+        ended: positions (ledger id, entry id, batch index) of messages without a further occurrence, by number of the
+            subscription.
     """
 
     overdue: Times = field(default_factory=dict)
@@ -63,7 +65,13 @@ class ScheduleStates:
         return pa.Table.from_pylist(self.waiting, schema=COMMAND_ROWS)
 
     def write(self, tables: Tables, names: Mapping[str, Sequence[str]], tick: int) -> None:
-        """Appends the fresh rows to the delayed index, each with a MOVE for the rows before it; `tick`: bucket_id."""
+        """Appends the fresh rows to the delayed index, each with a MOVE row that supersedes the message's earlier rows.
+
+        Args:
+            tables: of the warehouse.
+            names: the names of each source topic's subscriptions, in the order of their numbers.
+            tick: the bucket_id of the rows.
+        """
         if not self.fresh:
             return
         rows = pa.Table.from_pylist(self.fresh, schema=_FRESH)
@@ -86,7 +94,7 @@ class ScheduleStates:
         )
 
     def add_ended(self, delivered: Delivered) -> None:
-        """Adds to the delivered messages those that have ended."""
+        """Adds the messages without a further occurrence to the delivered ones."""
         for number, positions in self.ended.items():
             columns = zip(*positions, strict=True)
             names = ("ledger_id", "entry_id", "batch_index")

@@ -1,1 +1,1 @@
-"""The code that runs in the driver: each tick's release becomes a Spark job, and what has arrived is written down."""
+"""The code that runs in the driver: makes a Spark job of each tick's release, and writes its deliveries."""

@@ -1,4 +1,4 @@
-"""A tick's release in a lane, as a Spark job is to send it."""
+"""The input of a Spark job that sends a tick's release in a lane."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tracker.shaping.spans import spans
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A tick's release in a lane, all shards together: what one Spark job sends. Ordered by tick."""
+    """A tick's release in a lane, all shards together, which one Spark job sends. Jobs are ordered by tick."""
 
     tick: int
     kind: int
     lane: str
     assignments: tuple[Assignment, ...]
     due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
-    sent_to: int = 0  # an earlier run may have sent it, and all of its lane up to this tick; 0: it is new
-    # By source topic and subscription's number when the first and last shaped message is due, ms since the epoch.
+    sent_to: int = 0  # an earlier run may have sent the lane's releases up to this tick, this one, too; 0: it has not
+    # (first, last) time at which shaped messages are due, ms since the epoch, by source topic and subscription number.
     shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
-    # One task sends all shards: it has messages that were held back, or that come in the order of their keys.
+    # Whether one task has to send all shards: some messages were held back, or come in the order of their keys.
     is_in_order: bool = False
-    # Of messages that come in the order of their keys: by topic and key when the first and the last is due, ms.
+    # (first, last) time at which messages in order are due, ms since the epoch; by source topic and order key.
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
 
     @property
     def release(self) -> tuple[int, int]:
-        """The tick and the kind, by which a release is known."""
+        """The key of the release: (tick, kind)."""
         return self.tick, self.kind
 
     def __lt__(self, other: Job) -> bool:
@@ -58,7 +58,7 @@ class Job:
         return int(self.due[0])
 
     def rows_due(self, millis: int) -> int:
-        """Counts the rows that are due at a time, ms since the epoch, or before."""
+        """Counts the rows that are due by a time, ms since the epoch."""
         return int(np.searchsorted(self.due, millis, "right"))
 
 
@@ -68,8 +68,8 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
     Args:
         tick: of the release.
         kind: of the release.
-        assignments: the release's, one for each shard that has rows.
-        now: the tick that hands it out: its own, or the first one of a later run.
+        assignments: the parts of the release, one for each shard with rows.
+        now: the tick that hands it out: the release's own, or the first tick of a later run.
     """
     tables = [unpack(assignment.body) for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
@@ -101,7 +101,7 @@ def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]
 
 
 def shaped_of(jobs: Iterable[Job]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Returns when the first and the last shaped message of jobs is due, as `Job.shaped`."""
+    """Merges `Job.shaped` of several jobs: the first and the last time at which shaped messages are due."""
     return _joined(job.shaped for job in jobs)
 
 

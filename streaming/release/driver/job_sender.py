@@ -1,4 +1,4 @@
-"""Sends a job again and again, until all of it has arrived, or is left to destinations that can't be written."""
+"""Sends a job until each message has arrived, or is left open because its destination is unwritable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
-from streaming.release.attempt import Attempt, Failed, Sent, note_arrived
+from streaming.release.attempt import Attempt, FailedProducer, SendReport, note_arrived
 from streaming.release.driver.job import Job
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.turns import Turns
-from streaming.release.driver.unwritable_destinations import Part, UnwritableDestinations
+from streaming.release.driver.unwritable_destinations import OpenPart, UnwritableDestinations
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
 from tracker.messages import MESSAGES, concat
@@ -26,32 +26,32 @@ from warehouse.schemas import DELIVERIES
 
 _log = logging.getLogger(__name__)
 
-_ROWS_A_TASK = 4_000  # a release of no more rows is sent by one task, a larger one by a task for each shard
+_ROWS_A_TASK = 4_000  # one task sends a release of up to so many rows, a task for each shard a larger one
 _RETRY_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0  # how long a destination that does not answer may hold up a lane, once
 
 
 @dataclass
 class FinishedJob:
-    """The result of a job: rows to be written down, and where some of it did not arrive."""
+    """The result of a job: rows to be written to tables, and parts that have not arrived."""
 
     job: Job
     deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`
-    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that no producer takes
-    parts: list[Part] = field(default_factory=list)  # for destinations that can't be written
+    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that the client does not take
+    parts: list[OpenPart] = field(default_factory=list)  # messages for unwritable destinations
 
 
 class JobSender:
-    """Sends whole jobs. Safe in several threads, each with a lane of its own.
+    """Sends whole jobs. Thread-safe, with one thread for each lane.
 
     Args:
         spark_jobs: runs the tasks.
         names: gives producers other names, where somebody else has published under theirs.
         spacing: says how much later than planned messages are sent.
-        turns: lets jobs that have to come in order begin.
-        unwritable: takes what is for a destination that can't be written.
-        admin: is asked whether the broker is there.
-        stopped: ends waiting, and sending again.
+        turns: says when a job with messages in order may begin.
+        unwritable: takes over messages for unwritable destinations.
+        admin: says whether the broker answers.
+        stopped: when set, `send` ends.
     """
 
     def __init__(
@@ -73,10 +73,13 @@ class JobSender:
         self._stopped = stopped
 
     def send(self, job: Job) -> FinishedJob | None:
-        """Sends a job until each message has arrived, or is left to `UnwritableDestinations`; None: told to stop.
+        """Sends a job until each message has arrived, or is left to `UnwritableDestinations`.
+
+        Returns:
+            the result; None: `stopped` was set.
 
         Raises:
-            FencedError: somebody else has taken the warehouse over.
+            FencedError: another job has taken the warehouse over.
         """
         finished = FinishedJob(job)
         arrived: frozenset[tuple[int, str, str]] = frozenset()
@@ -132,22 +135,22 @@ class JobSender:
         arrived: frozenset[tuple[int, str, str]],
         arrived_to: dict[tuple[str, str], int],
     ) -> None:
-        """Leaves what has not arrived at destinations to `UnwritableDestinations`.
+        """Leaves messages that have not arrived to `UnwritableDestinations`, and notes these parts in `finished`.
 
         Args:
-            reasons: by target why its destination can't be written; empty: as before.
-            finished: gets to know of it, too.
-            arrived: as `Part.done`.
-            arrived_to: as `Part.arrived_to`.
+            reasons: why the destination of each target can't be written; an empty text: as before.
+            finished: the result of the job.
+            arrived: as `OpenPart.done`.
+            arrived_to: as `OpenPart.arrived_to`.
         """
         for target, reason in reasons.items():
-            part = Part(finished.job, target, arrived, arrived_to)
-            # In this order: while it is open it is not skipped over by a job that knows nothing of it.
+            part = OpenPart(finished.job, target, arrived, arrived_to)
+            # In this order, so that the part is open before the job's result names it.
             self._unwritable.add(target, reason, [part])
             finished.parts.append(part)
 
-    def _given_up(self, failed: list[Failed]) -> dict[Target, str]:
-        """Returns the destinations that are not waited for any more, and why; none while the broker is away."""
+    def _given_up(self, failed: list[FailedProducer]) -> dict[Target, str]:
+        """Returns the targets that the job waits for no longer, and why; none while the broker does not answer."""
         if not failed:
             return {}
         try:
@@ -157,13 +160,13 @@ class JobSender:
         return {one.target: one.reason for one in failed if (one.is_refused or is_broker_there) and not one.is_behind}
 
 
-def refused_of(sent: Iterable[Sent], release: tuple[int, int]) -> pa.Table:
-    """Returns the messages of a release (tick, kind) that no producer takes, by the reports of tasks."""
+def refused_of(sent: Iterable[SendReport], release: tuple[int, int]) -> pa.Table:
+    """Returns the messages of a release (tick, kind) that the client does not take, from the reports of tasks."""
     return concat(unpack(one.refused[release]) for one in sent if release in one.refused)
 
 
 def _cause(error: Exception) -> str:
-    """Returns the line of a Spark error that says what happened in the task."""
+    """Returns the line of a Spark error with the exception of the task."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if "Error: " in line or "Exception: " in line or line.startswith("_pulsar")]
     return (own or lines or [type(error).__name__])[-1 if own else 0][:300]

@@ -1,4 +1,4 @@
-"""Sends what is open for a destination once more, all of it together."""
+"""Sends the open parts of a destination again, all of them together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 from streaming.release.attempt import Attempt, merged, note_arrived, note_done
 from streaming.release.driver.job import shaped_of
 from streaming.release.driver.job_sender import refused_of
+from streaming.release.driver.release_records import ReleaseRecords, target_conditions
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
-from streaming.release.driver.unwritable_destinations import Part
-from streaming.release.driver.written_down import WrittenDown, of_target
+from streaming.release.driver.unwritable_destinations import OpenPart
 from streaming.release.producer_names import ProducerNames
 from tracker.messages import concat
 from tracker.packing import unpack
@@ -23,16 +23,16 @@ from warehouse.schemas import DELIVERIES
 
 
 class PartSender:
-    """Sends parts of releases, and writes them down. Safe in several threads, each with a destination of its own.
+    """Sends open parts, and writes their deliveries. Thread-safe, with one thread for each destination.
 
     Args:
         spark_jobs: runs the tasks.
         names: gives producers other names, where somebody else has published under theirs.
         spacing: says how much later than planned messages are sent.
         tables: of the warehouse.
-        written_down: the rows of releases in these tables.
+        records: writes the rows of releases to these tables.
         on_deliveries: called with the rows that were written to `deliveries`.
-        stopped: nothing more is sent.
+        stopped: when set, nothing more is sent.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PartSender:
         names: ProducerNames,
         spacing: Spacing,
         tables: Tables,
-        written_down: WrittenDown,
+        records: ReleaseRecords,
         on_deliveries: Callable[[pa.Table], None],
         stopped: threading.Event,
     ) -> None:
@@ -49,23 +49,23 @@ class PartSender:
         self._names = names
         self._spacing = spacing
         self._tables = tables
-        self._written_down = written_down
+        self._records = records
         self._on_deliveries = on_deliveries
         self._stopped = stopped
 
-    def send(self, parts: list[Part]) -> str:
-        """Sends what releases have for one destination, in one task, and writes it down when all of it has arrived.
+    def send(self, parts: list[OpenPart]) -> str:
+        """Sends open parts of one destination, in one task, and writes their deliveries when all have arrived.
 
         Args:
-            parts: for one target, the oldest first.
+            parts: of one target, the oldest first.
 
         Returns:
-            why not all of it has arrived; an empty text: it has.
+            why some messages have not arrived; an empty text: all have.
         """
         self._spark_jobs.use_pool()
         [target] = {part.target for part in parts}
-        writers = {part.release: self._written_down.writer(part.job.lane, target) for part in parts}
-        written = {writer: self._written_down.last_tick(writer) for writer in set(writers.values())}
+        writers = {part.release: self._records.writer(part.job.lane, target) for part in parts}
+        written = {writer: self._records.last_tick(writer) for writer in set(writers.values())}
         parts = [part for part in parts if part.job.tick > written[writers[part.release]]]
         if not parts:
             return ""
@@ -93,11 +93,11 @@ class PartSender:
         for part in parts:
             resumed = target if part.is_resumed else None
             refused = refused_of(sent, part.release)
-            if not self._written_down.refuse(refused, writers[part.release], part.job.tick, resumed):
+            if not self._records.write_refused(refused, writers[part.release], part.job.tick, resumed):
                 return "stopped"
         rows = concat([unpack(one.deliveries) for one in sent], DELIVERIES)
         if ticks := [part.job.tick for part in parts if part.is_resumed]:
-            rows = self._written_down.missing("deliveries", rows, ticks, *of_target(target))
+            rows = self._records.missing("deliveries", rows, ticks, *target_conditions(target))
         if rows.num_rows:
             self._tables.append("deliveries", rows, {writers[part.release]: part.job.tick for part in parts})
             self._on_deliveries(rows)

@@ -22,13 +22,13 @@ from streaming.release.driver.job import Job, job_of
 from streaming.release.driver.job_sender import FinishedJob, JobSender
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.part_sender import PartSender
+from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.turns import Turns
 from streaming.release.driver.unconfirmed_releases import UnconfirmedReleases
 from streaming.release.driver.unwritable_destinations import UnwritableDestinations
 from streaming.release.driver.write_queue import WriteQueue
-from streaming.release.driver.written_down import WrittenDown
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
@@ -41,22 +41,24 @@ _log = logging.getLogger(__name__)
 
 
 class Releaser:
-    """Runs a Spark job for each release, in lanes, and writes down what was delivered.
+    """Runs a Spark job for each release, in lanes, and writes its deliveries to the table `deliveries`.
 
-    A lane's jobs run one after another, because they share producer names; the lanes run side by side. When a job's
-    deliveries are in the table, its tick is confirmed through the feedback. A release that was finished before a
-    restart is known by the table's transactions, and not sent again.
+    Jobs of a lane run one after another, because they share producer names; lanes run side by side. When a job's
+    deliveries are in the table, the feedback confirms its tick. After a restart, the table's transactions show which
+    releases were finished; these are not sent again.
 
-    A destination that can't be written holds up no other: what a release has for it is left to
-    `UnwritableDestinations`.
+    An unwritable destination holds up no other: `UnwritableDestinations` takes over the messages for it.
 
     Args:
-        feedback: the file by which the source process gets to know of it.
-        app_id: the checkpoint's: the same for all its runs, and another for each checkpoint.
+        spark: runs the jobs.
+        settings: of the job.
+        tables: of the warehouse.
+        feedback: the file that the source process reads.
+        app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
         on_deliveries: called with the rows that were written to `deliveries`, in several threads.
-        troubles: is told of destinations that can't be written, and of foreign producers.
+        troubles: records unwritable destinations and foreign producers.
         routes: of the last batch of the run before; None: there was none.
-        folder: of this run, on the machine on which tasks run, too; None: these run on other machines.
+        folder: of this run, where tasks run on this machine, too; None: they run on other machines.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Releaser:
         folder: Path | None = None,
     ) -> None:
         troubles = troubles or Troubles()
-        routes = (routes or KnownRoutes({})).taken_on(settings)
+        routes = (routes or KnownRoutes({})).updated_to(settings)
         rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
         self._app_id = app_id
         self._failure: str | None = None
@@ -81,18 +83,18 @@ class Releaser:
         self._lanes: dict[str, list[Job]] = {}
         self._lookahead = Lookahead(settings.release)
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
-        self._written_down = WrittenDown(tables, app_id, self._stopped)
+        self._records = ReleaseRecords(tables, app_id, self._stopped)
         names = ProducerNames(settings, troubles)
-        # On one machine tasks keep to the rates themselves, with a file.
+        # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
         self._unconfirmed = UnconfirmedReleases(
             self._lock, feedback, self._lookahead, lambda: self._unwritable.recorded, self._stopped
         )
-        parts = PartSender(self._spark_jobs, names, spacing, tables, self._written_down, on_deliveries, self._stopped)
+        parts = PartSender(self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped)
         self._unwritable = UnwritableDestinations(
             _destinations(routes),
             settings.release.retry_max_millis / 1000,
-            settle=self._unconfirmed.settle,
+            wait_written=self._unconfirmed.wait_written,
             send=parts.send,
             probe=self._spark_jobs.probe,
             is_on_its_way=self._unconfirmed.is_on_its_way,
@@ -107,14 +109,12 @@ class Releaser:
         self._job_sender = JobSender(
             self._spark_jobs, names, spacing, self._turns, self._unwritable, admin, self._stopped
         )
-        self._write_queue = WriteQueue(
-            self._written_down, self._unconfirmed, self._unwritable, on_deliveries, self._stopped
-        )
+        self._write_queue = WriteQueue(self._records, self._unconfirmed, self._unwritable, on_deliveries, self._stopped)
         self._writer = self._thread("write deliveries", self._write_queue.run)
 
     @property
     def failure(self) -> str | None:
-        """Why releases have stopped for good; None: they have not."""
+        """The error that has ended all releases; None: there is none."""
         return self._failure
 
     @property
@@ -137,16 +137,16 @@ class Releaser:
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
     ) -> None:
-        """Takes a batch's releases, to be sent in the background. To be called for each batch, also without any.
+        """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
 
         Args:
-            tick: the batch's.
+            tick: of the batch.
             now: the time from which the batch looked ahead, ms since the epoch.
-            cutoff: the batch's, ms since the epoch.
-            next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
+            cutoff: of the batch, ms since the epoch.
+            next_due: no message that is in state after the batch is due before this time, ms since the epoch.
             bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too.
             unwritable: `Offset.unwritable` of the batch's offset.
-            waiting: for the clock, as in `Feedback`.
+            waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
         """
         releases: dict[tuple[int, int], list[Assignment]] = {}
         for shard, of_tick, kind, body in bodies:
@@ -169,11 +169,11 @@ class Releaser:
             self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {})
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until all releases are written down, but for what is open; returns whether that came true in time."""
+        """Waits until all releases are written down but for open parts; returns whether they are in time."""
         return self._unconfirmed.wait(timeout_seconds)
 
     def stop(self) -> None:
-        """Starts no more jobs, and ends the threads. What is not confirmed is handed out again by the next run."""
+        """Starts no more jobs, and ends the threads. The next run hands out again releases that are not confirmed."""
         self._stopped.set()
         self.stop_ticks()
         self._write_queue.end()
@@ -193,7 +193,7 @@ class Releaser:
         self._lock.notify_all()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Starts a thread; an exception in it ends all releases: it becomes `failure`."""
+        """Starts a thread. An exception in it becomes `failure`, and ends all releases."""
 
         def run() -> None:
             try:
@@ -208,7 +208,7 @@ class Releaser:
 
     def _run_lane(self, lane: str) -> None:
         self._spark_jobs.use_pool()
-        written = self._written_down.last_tick(self._written_down.writer(lane))
+        written = self._records.last_tick(self._records.writer(lane))
         while not self._stopped.is_set():
             with self._lock:
                 if not self._lock.wait_for(lambda: self._lanes[lane] or self._stopped.is_set(), timeout=60):
@@ -223,7 +223,7 @@ class Releaser:
             is_far = job.first_due > self._lookahead.farthest()
             self._wait_until(job.first_due - self._lookahead.lead_millis)
             if is_far:
-                self._unconfirmed.confirm()  # its messages count as in flight from now on
+                self._unconfirmed.confirm()  # the job's messages count as in flight from now on
             if (finished := self._job_sender.send(job)) is not None:
                 self._turns.end(job)
                 self._write_queue.put(finished)
@@ -234,7 +234,7 @@ class Releaser:
 
 
 def _destinations(routes: KnownRoutes) -> dict[Target, str]:
-    """Returns by target the destination, its topic of dead letters, or the source's rejects topic."""
+    """Returns the topic of each target: a destination, its topic of dead letters, or a rejects topic."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
     found |= {(topic, dead_letters_of(name)): dead_letter_topic(to) for (topic, name), to in found.items()}
     return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}

@@ -1,29 +1,28 @@
-"""Keeps the spacing of shaped messages whose releases are late: one after another, as far apart as they were due."""
+"""Spaces late shaped messages: they are sent one after another, as far apart as they were due."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 
-# Releases are this late at most without being put off, ms: it always takes some time from a tick to its senders.
+# A release that is later than this is put off, ms. It always takes some time from a tick to its senders.
 _LATE_MILLIS = 500
 
-# From the answer until the senders have their first message ready, ms.
+# The time from `put_off` until the senders have their first message ready, ms.
 _AHEAD_MILLIS = 200
 
 Target = tuple[str, int]  # source topic, subscription's number
 
 
 class Spacing:
-    """Puts off what releases have for shaped subscriptions, where it can't be sent when it is due.
+    """Puts off messages for shaped subscriptions whose releases are late. Thread-safe.
 
-    It is for tasks on several machines, which don't share a file: see `streaming/release/task/shared_paces.py`.
-
-    After a start, or when the job or the broker stood still, several releases are late at once, and their lanes would
-    send them side by side, faster than the subscription's rate. Used by several threads.
+    After a start, or when the job or the broker stood still, several releases are late at once. Their lanes would send
+    them side by side, faster than the subscription's rate. Tasks on one machine avoid that with a shared file
+    (`streaming/release/task/shared_paces.py`); tasks on several machines need this class.
 
     Args:
-        pace_file: by which all tasks keep to the rates themselves, so that nothing is put off; empty: there is none.
+        pace_file: the shared file of the tasks: with it nothing is put off; empty: there is none.
     """
 
     def __init__(self, pace_file: str = "") -> None:
@@ -32,10 +31,10 @@ class Spacing:
         self._until: dict[Target, int] = {}  # when the last message is sent of what was put off, ms since the epoch
 
     def put_off(self, shaped: Mapping[Target, tuple[int, int]], now: int) -> dict[Target, int]:
-        """Returns by how much a release's messages are to be sent later than they are due, ms; on time: not at all.
+        """Returns how much later than due a release's messages are to be sent, ms; targets on time are left out.
 
         Args:
-            shaped: by subscription when its first and its last message is due, ms since the epoch.
+            shaped: by target when its (first, last) message is due, ms since the epoch.
             now: ms since the epoch.
         """
         if self.pace_file:

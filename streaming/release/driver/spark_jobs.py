@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.attempt import Assignment, Attempt, SendReport
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.task.can_write import can_write
 from streaming.release.task.sender import send_releases
@@ -19,14 +19,17 @@ from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)
 
-_EPOCH_SECONDS = 1.0  # the warehouse's epoch is looked at this often: a job that is fenced sends nothing more
+_EPOCH_SECONDS = 1.0  # how old the last check of the warehouse's epoch may be: a fenced job sends no more
 
 
 class SparkJobs:
-    """Runs tasks that send to destinations; from several threads.
+    """Runs tasks that send to destinations. Thread-safe.
 
     Args:
-        lookahead: is told how long jobs take to be ready to send.
+        spark: runs the tasks.
+        settings: of the job.
+        tables: of the warehouse.
+        lookahead: notes how long jobs take until they are ready to send.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, tables: Tables, lookahead: Lookahead) -> None:
@@ -36,14 +39,14 @@ class SparkJobs:
         self._lookahead = lookahead
 
     def use_pool(self) -> None:
-        """Has the jobs of the calling thread run in the pool for releases, and not behind the batches."""
+        """Puts jobs of the calling thread into Spark's pool for releases, so that they do not queue after batches."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "release")
 
     def check_epoch(self) -> float:
-        """Checks that this job may still send; returns when it was checked, seconds since the epoch.
+        """Checks that this job may still send; returns the time of the check, seconds since the epoch.
 
         Raises:
-            FencedError: somebody else has taken the warehouse over.
+            FencedError: another job has taken the warehouse over.
         """
         at = time.time()
         try:
@@ -52,15 +55,19 @@ class SparkJobs:
             _log.debug("the warehouse's epoch: %s", error)
         return at
 
-    def run(self, assignments: Sequence[Assignment], tasks: int, attempt: Attempt, checked_at: float) -> list[Sent]:
+    def run(
+        self, assignments: Sequence[Assignment], tasks: int, attempt: Attempt, checked_at: float
+    ) -> list[SendReport]:
         """Sends assignments, and returns the report of each task.
 
         Args:
-            tasks: how many of them, side by side.
+            assignments: the releases to send.
+            tasks: the number of tasks, which run side by side.
+            attempt: what to send now.
             checked_at: as `check_epoch` returned it.
         """
         started = time.time_ns() // 1_000_000
-        sent: list[Sent] = (
+        sent: list[SendReport] = (
             self._spark.sparkContext.parallelize(assignments, tasks)
             .mapPartitions(
                 functools.partial(
@@ -75,7 +82,7 @@ class SparkJobs:
         return sent
 
     def probe(self, topic: str) -> str:
-        """Tries to get a producer for a topic, in a task; returns why it fails, or an empty text."""
+        """Tries in a task to get a producer for a topic. Returns the error; an empty text: it worked."""
         self.use_pool()
         probed: list[str] = (
             self._spark.sparkContext.parallelize([topic], 1)

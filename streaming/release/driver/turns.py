@@ -1,4 +1,4 @@
-"""Lets jobs with messages that have to come in order begin one after another, as far as they have the same keys."""
+"""Orders jobs with messages that have to come in order: those with the same keys run one after another."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _Release = tuple[int, int]  # tick, kind
 
 
 class Turns:
-    """Knows which jobs have to have ended before another one begins.
+    """Knows which jobs have to end before another one begins.
 
-    A job has to wait for each one that was handed out before it and has a message that comes before one of its own: of
-    the same key, and due no later. Jobs of different keys run side by side in their lanes. Waiting jobs can't wait for
-    each other, since each waits for earlier ones alone.
+    A job waits for each job that was handed out before it and has a message that comes before one of its own: of the
+    same key, and due no later. Jobs of different keys run side by side in their lanes. There is no deadlock, because a
+    job waits for earlier ones alone.
 
-    A job's task may start before its turn, and have all ready when a file tells it that the turn has come.
+    A job's task may start before its turn, and prepare; a file tells it that its turn has come.
 
     Args:
-        lock: guards everything, and is notified when a job ends.
+        lock: guards all attributes, and is notified when a job ends.
         stopped: ends waiting.
-        unwritable: returns the targets whose destinations can't be written: what ended jobs have for them is left open.
+        unwritable: returns the targets whose destinations can't be written; ended jobs may have left messages for them.
         folder: for the files; None: tasks run on other machines, and start when their turn has come.
     """
 
@@ -42,23 +42,23 @@ class Turns:
         self._folder = folder
         self._left: dict[_Release, Job] = {}  # jobs that have not ended
         self._waits_for: dict[_Release, set[_Release]] = {}
-        self._files: dict[_Release, Path] = {}  # of jobs whose tasks wait
+        self._files: dict[_Release, Path] = {}  # the turn files of jobs whose tasks wait
 
     def add(self, job: Job) -> None:
-        """Adds a job; jobs come by tick, and on short notice before planned ones. One without keys waits for none."""
+        """Adds a job. Jobs come by tick, those on short notice before planned ones. A job without keys never waits."""
         if job.keys:
             with self._lock:
                 self._waits_for[job.release] = {other for other, its in self._left.items() if _comes_before(its, job)}
                 self._left[job.release] = job
 
     def begin(self, job: Job) -> str:
-        """Lets a job begin, or waits until it may, or the stop.
+        """Returns when a job's task may start: at once with a turn file, else when its turn has come, or at the stop.
 
         Returns:
-            the file for which its task has to wait before it sends anything; empty: for none.
+            the file for which the task has to wait before it sends anything; empty: it need not wait.
         """
         with self._lock:
-            # When a shaped one begins decides when its messages go: it does not begin before its turn.
+            # A shaped job waits here: the time of its start decides when its messages are sent.
             if self._folder is not None and not job.shaped and self.must_wait(job):
                 file = self._folder / f"turn-{job.tick}-{job.kind}"
                 self._files[job.release] = file
@@ -68,11 +68,14 @@ class Turns:
             return ""
 
     def must_wait(self, job: Job) -> bool:
-        """Whether any job has not ended that has to end before another one begins."""
+        """Whether a job has to wait for one that has not ended."""
         return self._is_waiting(job.release)
 
     def end(self, job: Job) -> None:
-        """Lets those begin that wait for a job: its messages have arrived, or are left to `UnwritableDestinations`."""
+        """Notes that a job has ended, and lets those begin that wait for it.
+
+        Its messages have arrived, or are left to `UnwritableDestinations`.
+        """
         if job.keys:
             with self._lock:
                 self._left.pop(job.release, None)

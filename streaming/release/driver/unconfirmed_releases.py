@@ -1,4 +1,4 @@
-"""Knows which releases are not confirmed yet, and tells the source process how far the job has got."""
+"""Keeps the releases that are not confirmed yet, and writes the feedback for the source process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from streaming.release.driver.job import Job
 from streaming.release.driver.lookahead import Lookahead
-from streaming.release.driver.unwritable_destinations import Part
+from streaming.release.driver.unwritable_destinations import OpenPart
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import Target
 
 
 class UnconfirmedReleases:
-    """The releases that are not written down yet, and the feedback that follows from them. Safe in several threads.
+    """The releases that are not written down yet, and the feedback that follows from them. Thread-safe.
 
-    Up to the tick before the first of them all is confirmed.
+    The ticks before the first of these releases are confirmed.
 
     Args:
-        lock: guards everything, and is notified when releases are written down.
-        feedback: the file by which the source process gets to know of it.
-        lookahead: says how far ahead the clock has to look.
-        unwritable: returns the destinations that can't be written, as `Feedback.unwritable`.
+        lock: guards all attributes, and is notified when releases are written down.
+        feedback: the file that the source process reads.
+        lookahead: has the measured lookahead.
+        unwritable: returns the unwritable targets, as `Feedback.unwritable`.
         stopped: ends waiting.
     """
 
@@ -41,17 +41,17 @@ class UnconfirmedReleases:
         self._lookahead = lookahead
         self._unwritable = unwritable
         self._stopped = stopped
-        self._jobs: dict[tuple[int, int], Job] = {}  # by release, not written down yet
+        self._jobs: dict[tuple[int, int], Job] = {}  # jobs that are not written down yet, by release
         self._accepted: set[tuple[int, int]] = set()  # releases that were added in this run
         self._cutoffs: deque[tuple[int, int]] = deque()  # (tick, cutoff) of ticks that are not confirmed
         self._recorded: Mapping[str, Any] | None = None  # `unwritable` of the last batch's offset; None: no batch yet
-        self._held_since: dict[Target, int] = {}  # by target in `_recorded` the first tick whose offset has it
+        self._held_since: dict[Target, int] = {}  # the first tick whose offset has it, of each target in `_recorded`
         self._feedback = Feedback(lookahead_millis=lookahead.millis)
         self._publish()
 
     @property
     def lookahead_millis(self) -> int:
-        """How long before its time a message is handed out, as the source process was told, ms."""
+        """How long before its time a message is handed out, as the feedback says, ms."""
         return self._feedback.lookahead_millis
 
     @property
@@ -63,14 +63,14 @@ class UnconfirmedReleases:
         return len(self._jobs)
 
     def is_accepted(self, release: tuple[int, int]) -> bool:
-        """Whether a release (tick, kind) was added in this run, and may not be confirmed yet."""
+        """Whether a release (tick, kind) was added in this run and is not known to be confirmed."""
         return release in self._accepted
 
     def begin_batch(self, tick: int, recorded: Mapping[str, Any]) -> None:
-        """Takes over what a batch's offset records of unwritable destinations.
+        """Notes the unwritable targets in a batch's offset.
 
         Args:
-            tick: the batch's.
+            tick: of the batch.
             recorded: `Offset.unwritable` of the batch's offset.
         """
         held = {(source, name) for source, names in recorded.items() for name in names}
@@ -85,13 +85,13 @@ class UnconfirmedReleases:
             self._jobs[job.release] = job
 
     def end_batch(self, tick: int, cutoff: int, next_due: int, waiting: dict[str, dict[str, list[list[int]]]]) -> None:
-        """Has a tick confirmed as soon as its releases, which have been added, and all earlier ones are written down.
+        """Ends a batch, whose releases have all been added: its tick can be confirmed when these are written down.
 
         Args:
-            tick: the batch's.
-            cutoff: the batch's, ms since the epoch.
-            next_due: nothing that is in state after the batch is due before this time, ms since the epoch.
-            waiting: as in `Feedback`.
+            tick: of the batch.
+            cutoff: of the batch, ms since the epoch.
+            next_due: no message that is in state after the batch is due before this time, ms since the epoch.
+            waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
         """
         with self._lock:
             self._cutoffs.append((tick, cutoff))
@@ -99,7 +99,7 @@ class UnconfirmedReleases:
             self.confirm()
 
     def note_written(self, jobs: Iterable[Job]) -> None:
-        """Notes that releases are written down, but for what is open."""
+        """Notes that releases are written down, but for open parts."""
         with self._lock:
             for job in jobs:
                 self._jobs.pop(job.release, None)
@@ -107,7 +107,7 @@ class UnconfirmedReleases:
             self._lock.notify_all()
 
     def confirm(self) -> None:
-        """Writes the feedback anew: up to which tick all is done, how far ahead to look, how much is in flight."""
+        """Computes and writes the feedback: the confirmed tick, the lookahead, the number of messages in flight."""
         with self._lock:
             if self._recorded is None:
                 return
@@ -137,7 +137,7 @@ class UnconfirmedReleases:
             self._lock.notify_all()
 
     def recorded_parts(self) -> set[tuple[Target, tuple[int, int]]]:
-        """Returns what the last batch's offset says is open: targets with releases (tick, kind)."""
+        """Returns the open parts in the last batch's offset, as (target, release)."""
         with self._lock:
             return {
                 ((source, subscription), (tick, kind))
@@ -147,15 +147,15 @@ class UnconfirmedReleases:
             }
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until all releases are written down, but for what is open; returns whether that came true in time."""
+        """Waits until all releases are written down but for open parts; returns whether they are in time."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._jobs, timeout_seconds)
 
-    def settle(self, part: Part) -> None:
-        """Waits until a part's release, and all older ones of its lane, are written down but for such parts.
+    def wait_written(self, part: OpenPart) -> None:
+        """Waits until the release of a part, and older ones of its lane, are written down but for open parts.
 
-        Of a lane's parts for a destination the table knows the last tick alone: if an older release came to have one
-        later, it would count as written down.
+        The table knows only the last tick of a lane's parts for a destination: a part that an older release left open
+        later would count as written down.
         """
         lane, tick = part.job.lane, part.job.tick
         with self._lock:
@@ -167,7 +167,7 @@ class UnconfirmedReleases:
             )
 
     def is_on_its_way(self, target: Target) -> bool:
-        """Whether a lane may still have messages for a subscription that were handed out before it was held back."""
+        """Whether a lane may still have messages for a target that were handed out before it was held back."""
         soon = self._lookahead.farthest()
         with self._lock:
             since = self._held_since.get(target)

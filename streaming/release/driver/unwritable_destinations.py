@@ -1,4 +1,4 @@
-"""Keeps what is open for destinations that can't be written, and tries them again."""
+"""Keeps the open parts of releases for unwritable destinations, and tries these destinations again."""
 
 from __future__ import annotations
 
@@ -21,60 +21,62 @@ _log = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
 _POLL_SECONDS = 0.1
-_ROWS_AT_ONCE = 20_000  # of the releases that are sent together: one task has all of them in memory
+_ROWS_AT_ONCE = 20_000  # the most rows of releases that are sent together, because one task has them all in memory
 
 Release = tuple[int, int]  # tick, kind
 
 
 @dataclass(frozen=True)
-class Part:
-    """The messages of a release for one destination that have not arrived there."""
+class OpenPart:
+    """An open part: the messages of a release for one target that have not arrived."""
 
     job: Job
     target: Target
-    done: frozenset[tuple[int, str, str]] = frozenset()  # what has arrived before, as `attempt.Sent.done`
-    # By topic and producer's name, where not all has arrived: up to which sequence id, as `attempt.Failed.arrived_to`.
+    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived before, as `SendReport.done`
+    # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
-    is_resumed: bool = False  # of a run before: what has arrived of it is not known, and may be written down
+    is_resumed: bool = False  # of an earlier run: some messages may have arrived, and be written down
 
     @property
     def release(self) -> Release:
-        """The release of which it is a part."""
+        """The release (tick, kind) of the part."""
         return self.job.release
 
 
 @dataclass
 class _Stuck:
+    """An unwritable destination of a target."""
+
     since: int  # ms since the epoch
-    reason: str
+    reason: str  # why it can't be written
     destination: str
-    parts: dict[Release, Part] = field(default_factory=dict)
-    rejects: str = ""  # why what is due is rejected; empty: it waits
-    delay: float = _FIRST_DELAY_SECONDS  # until the next attempt
+    parts: dict[Release, OpenPart] = field(default_factory=dict)
+    rejects: str = ""  # the reason with which due messages are rejected; empty: they wait
+    delay: float = _FIRST_DELAY_SECONDS  # until the next attempt, seconds
 
 
 class UnwritableDestinations:
-    """The destinations that can't be written, and what was handed out for them.
+    """The unwritable destinations, and the open parts of releases for them. Thread-safe.
 
-    Each is tried again in a thread of its own, at longer and longer intervals: first what was handed out for it, the
-    releases together and so by when it was due; when all of that has arrived, or if there is nothing, when it takes a
-    producer, it is writable again. Until then nothing more is handed out for it, so that it gets everything in order.
-    Safe in several threads.
+    A thread for each target tries its destination again, at longer and longer intervals. It sends the open parts
+    together, ordered by when messages are due. The destination is writable again when all open parts have arrived, or,
+    without open parts, when it accepts a producer. Until then no more messages are handed out for the target, so that
+    it gets all in order.
 
     Args:
-        destinations: by target the name of the topic.
+        destinations: the topic of each target.
         retry_max_seconds: the longest time between two attempts.
-        settle: waits until the release of a part, and older ones of its lane, are written down but for such parts.
-        send: sends parts for one destination again, together, the oldest first, and writes them down when all have
-            arrived. Returns why they have not; empty: they have.
-        probe: tries whether a topic takes a producer. Returns why it does not; empty: it does.
+        wait_written: waits until the release of a part, and older ones of its lane, are written but for open parts.
+        send: sends parts of one target again, together, the oldest first, and writes their deliveries when all have
+            arrived. Returns why some have not; an empty text: all have.
+        probe: tries whether a topic accepts a producer. Returns why it does not; an empty text: it does.
         is_on_its_way: whether a lane may still have messages for a target that were handed out before it was held back.
         on_change: called when `recorded` has changed.
-        troubles: is told of each destination that can't be written.
-        stopped: set when the job stops: then the threads end.
-        reject_after_millis: what is due for a subscription is rejected when its destination could not be written for so
-            long; None: it waits. Rejects and dead letters always wait for their topic.
-        gone: targets that the settings no longer have: they are forgotten as soon as nothing is open for them.
+        troubles: records each unwritable destination.
+        stopped: set when the job stops; then the threads end.
+        reject_after_millis: due messages of a subscription are rejected when its destination has been unwritable for so
+            long; None: they wait. Rejects and dead letters always wait for their topic.
+        gone: targets that the settings no longer have; they are forgotten when they have no open parts.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class UnwritableDestinations:
         destinations: Mapping[Target, str],
         retry_max_seconds: float,
         *,
-        settle: Callable[[Part], None],
-        send: Callable[[list[Part]], str],
+        wait_written: Callable[[OpenPart], None],
+        send: Callable[[list[OpenPart]], str],
         probe: Callable[[str], str],
         is_on_its_way: Callable[[Target], bool],
         on_change: Callable[[], None],
@@ -94,7 +96,7 @@ class UnwritableDestinations:
     ) -> None:
         self._destinations = destinations
         self._retry_max_seconds = retry_max_seconds
-        self._settle = settle
+        self._wait_written = wait_written
         self._send = send
         self._probe = probe
         self._is_on_its_way = is_on_its_way
@@ -114,7 +116,7 @@ class UnwritableDestinations:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The destinations that can't be written, and what is open for them, as `Feedback.unwritable` has it."""
+        """The unwritable targets and their open parts, as `Feedback.unwritable` has them."""
         with self._lock:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
@@ -124,25 +126,27 @@ class UnwritableDestinations:
             return found
 
     def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
-        """Goes on from what the last offset of the run before has.
+        """Takes over the unwritable targets of the run before.
 
         Args:
-            recorded: `Offset.unwritable`.
-            jobs: the releases that are handed out again: of what is open only these are kept.
+            recorded: `Offset.unwritable` of its last offset.
+            jobs: the releases that are handed out again; open parts of other releases are dropped.
         """
         for source, of_source in recorded.items():
             for subscription, stuck in of_source.items():
                 target = (source, subscription)
                 open_releases = [(tick, kind) for tick, kind in stuck["open"]]
-                parts = [Part(jobs[release], target, is_resumed=True) for release in open_releases if release in jobs]
+                parts = [
+                    OpenPart(jobs[release], target, is_resumed=True) for release in open_releases if release in jobs
+                ]
                 rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
                 self.add(target, "so it was before the start", parts, stuck["since"], rejects)
 
     def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
-        """Forgets parts whose messages are rejected, as an offset says.
+        """Forgets open parts whose messages the shards reject.
 
         Args:
-            recorded: `Offset.unwritable`.
+            recorded: `Offset.unwritable`, which says for which targets they are rejected.
         """
         with self._lock:
             for source, of_source in recorded.items():
@@ -151,15 +155,17 @@ class UnwritableDestinations:
                         for tick, kind in stuck["open"]:
                             known.parts.pop((tick, kind), None)
 
-    def add(self, target: Target, reason: str, parts: list[Part], since: int | None = None, rejects: str = "") -> None:
-        """Notes that a destination can't be written, and keeps parts of releases for it.
+    def add(
+        self, target: Target, reason: str, parts: list[OpenPart], since: int | None = None, rejects: str = ""
+    ) -> None:
+        """Notes that the destination of a target can't be written, and keeps open parts for it.
 
         Args:
-            target: the destination's.
-            reason: why it can't be written; empty: as before.
-            parts: what releases have for it; may be empty.
-            since: since when it can't be written, ms since the epoch; None: now. Without effect if it is known already.
-            rejects: why what is due for it is rejected; empty: it waits. Without effect if it is known already.
+            target: of the destination.
+            reason: why the destination can't be written; empty: as before.
+            parts: the open parts; may be empty.
+            since: since when it can't be written, ms since the epoch; None: now. Ignored for a known target.
+            rejects: the reason with which due messages are rejected; empty: they wait. Ignored for a known target.
         """
         with self._lock:
             stuck = self._stuck.get(target)
@@ -177,7 +183,7 @@ class UnwritableDestinations:
         self._on_change()
 
     def has(self, release: Release, target: Target) -> bool:
-        """Whether a release is open for a destination."""
+        """Whether a release has an open part for a target."""
         with self._lock:
             return target in self._stuck and release in self._stuck[target].parts
 
@@ -187,9 +193,9 @@ class UnwritableDestinations:
         self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
 
     def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
-        """Begins to reject what is due for a subscription, if its destination could not be written for long enough.
+        """Begins to reject due messages of a subscription, if its destination has been unwritable for long enough.
 
-        If not yet, the next attempt is made at that time at the latest.
+        If it is too early, the next attempt is made at that time at the latest.
         """
         if self._reject_after_millis is None or stuck.rejects or not target[1] or without_dead_letters(target[1])[1]:
             return
@@ -233,16 +239,17 @@ class UnwritableDestinations:
             return
 
     def _try(self, target: Target, stuck: _Stuck) -> str:
-        """Sends what is open, or, with nothing open, tries whether the destination takes a producer.
+        """Sends the open parts; without any, tries whether the destination accepts a producer.
 
-        Returns why that failed; empty: it worked.
+        Returns:
+            why that failed; an empty text: it worked.
         """
         while not self._stopped.is_set():
             parts = self._oldest(stuck)
             if not parts or stuck.rejects:
                 return "" if target in self._gone else self._probe(stuck.destination)
             for part in parts:
-                self._settle(part)
+                self._wait_written(part)
             if parts != self._oldest(stuck):
                 continue  # other parts have been added meanwhile
             if reason := self._send(parts):
@@ -253,11 +260,11 @@ class UnwritableDestinations:
             self._on_change()
         return ""
 
-    def _oldest(self, stuck: _Stuck) -> list[Part]:
-        """Returns the parts to be sent together: all that are open, or of very many rows those of the oldest ticks."""
+    def _oldest(self, stuck: _Stuck) -> list[OpenPart]:
+        """Returns the parts to send together: all, or those of the oldest ticks where all have too many rows."""
         with self._lock:
             parts = [stuck.parts[release] for release in sorted(stuck.parts)]
-        chosen: list[Part] = []
+        chosen: list[OpenPart] = []
         rows = 0
         for _, of_tick in itertools.groupby(parts, lambda part: part.job.tick):
             added = list(of_tick)

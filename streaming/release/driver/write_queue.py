@@ -1,4 +1,4 @@
-"""Finished jobs, whose deliveries are written down several in one commit."""
+"""Writes the deliveries of finished jobs to the tables, several jobs in one commit."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from streaming.release.driver.job_sender import FinishedJob
+from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.unconfirmed_releases import UnconfirmedReleases
 from streaming.release.driver.unwritable_destinations import UnwritableDestinations
-from streaming.release.driver.written_down import WrittenDown
 from tracker.messages import concat
 from warehouse.schemas import DELIVERIES
 
-_WRITE_SECONDS = 0.5  # deliveries are written down this often
+_WRITE_SECONDS = 0.5  # the time between two commits
 
 
 class WriteQueue:
-    """Writes down what finished jobs have delivered, and has them confirmed.
+    """Writes the deliveries of finished jobs, and notes that their releases are written down.
 
-    A release that has open parts is not written down before an offset says that these are open, so that after a crash
-    either the whole of it is handed out again, or that part of it.
+    A release with open parts is not written down before an offset names these parts. So after a crash either the whole
+    release is handed out again, or its open parts are.
 
     Args:
-        written_down: the tables.
-        unconfirmed: is told of what is written down, and knows what offsets say.
-        unwritable: knows what is open.
+        records: writes the rows.
+        unconfirmed: notes which releases are written down, and knows the open parts in the last offset.
+        unwritable: knows the open parts now.
         on_deliveries: called with the rows that were written to `deliveries`.
         stopped: ends waiting.
     """
 
     def __init__(
         self,
-        written_down: WrittenDown,
+        records: ReleaseRecords,
         unconfirmed: UnconfirmedReleases,
         unwritable: UnwritableDestinations,
         on_deliveries: Callable[[pa.Table], None],
         stopped: threading.Event,
     ) -> None:
-        self._written_down = written_down
+        self._records = records
         self._unconfirmed = unconfirmed
         self._unwritable = unwritable
         self._on_deliveries = on_deliveries
@@ -48,15 +48,15 @@ class WriteQueue:
         self._finished: queue.Queue[FinishedJob | None] = queue.Queue()
 
     def put(self, finished: FinishedJob) -> None:
-        """Adds a finished job; of a lane they come in the order in which they were sent."""
+        """Adds a finished job. Jobs of a lane come in the order in which they were sent."""
         self._finished.put(finished)
 
     def end(self) -> None:
-        """Lets `run` return when what is in the queue by now has been written down, as far as it can be."""
+        """Lets `run` return after it has written the jobs in the queue, as far as it can."""
         self._finished.put(None)
 
     def run(self) -> None:
-        """Writes down what comes in, until `end`."""
+        """Writes the jobs that are put into the queue, until `end`."""
         is_last = False
         waiting: list[FinishedJob] = []
         while not is_last:
@@ -78,10 +78,10 @@ class WriteQueue:
                 self._write(ready)
 
     def _recorded_ones(self, finished: list[FinishedJob]) -> tuple[list[FinishedJob], list[FinishedJob]]:
-        """Splits finished jobs: those that can be written down, and those with open parts that no offset records.
+        """Splits finished jobs into those that can be written, and those with open parts that no offset has yet.
 
-        Where one has to wait, later ones of its lane do, too: after a crash a lane goes on after its last release that
-        is written down.
+        A job that has to wait holds up later ones of its lane: after a crash a lane continues after its last written
+        release.
         """
         ready: list[FinishedJob] = []
         left: list[FinishedJob] = []
@@ -99,13 +99,13 @@ class WriteQueue:
         rows = concat([one.deliveries for one in finished], DELIVERIES)
         versions: dict[str, int] = {}
         for one in finished:
-            writer, tick = self._written_down.writer(one.job.lane), one.job.tick
-            # Before its deliveries: once these are written down, the release counts as done.
-            if not self._written_down.refuse(one.refused, writer, tick):
+            writer, tick = self._records.writer(one.job.lane), one.job.tick
+            # Before the deliveries: when these are written, the release counts as done.
+            if not self._records.write_refused(one.refused, writer, tick):
                 return
             if one.deliveries.num_rows:
                 versions[writer] = max(versions.get(writer, 0), tick)
-        if not self._written_down.append("deliveries", rows, versions):
+        if not self._records.append("deliveries", rows, versions):
             return
         if rows.num_rows:
             self._on_deliveries(rows)

@@ -1,1 +1,1 @@
-"""The code that runs in Spark's tasks: a release is planned and sent, each message at its time."""
+"""The code that runs in Spark's tasks: plans a release, and sends each message at its time."""

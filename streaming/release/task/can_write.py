@@ -1,4 +1,4 @@
-"""Tries in a Spark task whether destinations can be written."""
+"""Checks in a Spark task whether destinations can be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from streaming.release.task.producer_line import REFUSALS
 
 
 def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
-    """Tries to get a producer for each partition of a topic; yields for each topic why it fails, or an empty text."""
+    """Tries to get a producer for each partition of each topic.
+
+    Yields:
+        for each topic the error; an empty text: it can be written.
+    """
     settings = Settings(**json.loads(settings_json))
     for topic in topics:
         try:
@@ -21,6 +25,6 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
             yield ""
         except Exception as error:
             if not isinstance(error, REFUSALS):
-                # It may hang; after a refusal the next release needs it, and a new one takes time.
+                # The client may hang. After a refusal it is kept, because a new one takes time.
                 process_clients.forget_clients()
             yield f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The records of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
+"""Makes the records of messages that a task has sent: rows of the table `deliveries`, and spans of traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from warehouse.schemas import DELIVERIES
 
 
 def delivery_rows(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> pa.Table:
-    """Returns rows of the table `deliveries`: one for each message that was sent to a subscription's destination."""
+    """Returns rows of the table `deliveries`, one for each message to a destination.
+
+    Args:
+        pending: the messages that were sent, with their plans.
+        sent_at: for each message when it was sent, ms since the epoch.
+    """
     chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
     columns: dict[str, Any] = {
         name: [plan.columns[name][send.row] for send, plan, _ in chosen]
@@ -35,7 +40,7 @@ def delivery_rows(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -
 
 
 def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
-    """Returns after which time the next occurrence of a recurring message is, ms; None: the message does not recur."""
+    """Returns the time after which a recurring message's next occurrence is due, ms; None: it does not recur."""
     if columns["occurrence"][row] is None:
         return None
     due = columns["deliver_at"][row] if columns["shaped_from"][row] is None else columns["shaped_from"][row]
@@ -43,7 +48,7 @@ def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
 
 
 def traced_delivery(send: PlannedSend, plan: Plan, sent_at: int) -> Delivery:
-    """Returns what a trace says of a message that was sent to a destination at a time, ms since the epoch."""
+    """Returns the delivery of a message, for a trace; `sent_at` is in ms since the epoch."""
     columns, row = plan.columns, send.row
     return Delivery(
         properties=columns["properties"][row] or (),

@@ -1,4 +1,4 @@
-"""The Pulsar clients and schemas of a worker process: kept for its next tasks, because each takes long to make."""
+"""Keeps a worker process's Pulsar clients and schemas for its next tasks, because it takes long to make them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
 from warehouse.message_schemas import DestinationSchemas
 
-# How long the client waits for a producer. While it does its thread can't be ended, even by closing the client.
+# How long the client waits for a producer. During that time its thread can't be ended, even by closing the client.
 _OPERATION_SECONDS = 5
 
-_clients: dict[str, tuple[int, pulsar.Client]] = {}  # by service URL (process id, its client): a fork has another id
+_clients: dict[str, tuple[int, pulsar.Client]] = {}  # (process id, client) by service URL; a fork has another id
 _schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
 
 def pulsar_client(settings: Settings) -> pulsar.Client:
-    """Returns this process's client. It is kept, because to open one takes longer than a task has time for."""
+    """Returns this process's client, which is kept: a task has no time to open one."""
     url = settings.pulsar.service_url
     owner, client = _clients.get(url, (0, None))
     if client is None or owner != os.getpid():
@@ -32,7 +32,7 @@ def pulsar_client(settings: Settings) -> pulsar.Client:
 
 
 def destination_schemas(settings: Settings) -> DestinationSchemas:
-    """Returns this process's schemas of destinations, which are kept: to register one takes longer than to send."""
+    """Returns this process's schemas of destinations, which are kept: registering one takes longer than sending."""
     key = (settings.warehouse, settings.pulsar.admin_url)
     if key not in _schemas:
         _schemas[key] = DestinationSchemas(settings.warehouse, AdminClient(settings.pulsar))
@@ -40,10 +40,10 @@ def destination_schemas(settings: Settings) -> DestinationSchemas:
 
 
 def forget_clients(until_unused: Callable[[], None] = lambda: None) -> None:
-    """Has the next task open a client anew: one that has failed may hang.
+    """Closes the clients in the background, so that the next task opens new ones: a client that has failed may hang.
 
     Args:
-        until_unused: waits until no thread is in a call of the client: once that is closed it may never return.
+        until_unused: waits until no thread is in a call of a client: such a call may never return after the close.
     """
 
     def close() -> None:
@@ -51,13 +51,13 @@ def forget_clients(until_unused: Callable[[], None] = lambda: None) -> None:
         for client in clients:
             close_quietly(client)
 
-    # In the background: a connection that does not answer may take long to close.
+    # In the background, because a connection that does not answer may take long to close.
     if clients := _taken():
         threading.Thread(target=close, daemon=True).start()
 
 
 def _taken() -> list[pulsar.Client]:
-    """Returns this process's clients, which are kept no longer."""
+    """Returns this process's clients, and forgets them."""
     own = [client for owner, client in list(_clients.values()) if owner == os.getpid()]
     _clients.clear()
     return own

@@ -1,4 +1,4 @@
-"""The messages of one producer in a task: they are handed to it, and either all arrive or the line has failed."""
+"""A line: the messages of one producer in a task. Either all of them arrive, or the line has failed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from warehouse.delivery_key import Key
 
 _log = logging.getLogger(__name__)
 
-_FLUSH_SECONDS = 0.02  # between two looks at whether a producer is connected again
+_FLUSH_SECONDS = 0.02  # between two checks whether a producer is connected again
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
 
-# The answers of a broker that will not take messages: to wait for it is of no use.
+# Errors with which a broker refuses messages, so that it is no use to wait.
 REFUSALS = (
     pulsar.TopicTerminated,
     pulsar.ProducerBlockedQuotaExceededError,
@@ -41,15 +41,15 @@ REFUSALS = (
 
 
 class Send(Protocol):
-    """A message and when it is to be handed over."""
+    """A message to be sent; the fields are as of `PlannedSend`."""
 
-    at: int  # ms since the epoch
+    at: int  # when it is handed to the producer, ms since the epoch
     sequence_id: int
-    first_id: int  # the sequence id of its batch's first message
+    first_id: int  # the sequence id of the first message of its batch
     is_batched: bool
-    is_last: bool  # of its batch
+    is_last: bool  # it is the last message of its batch
     is_large: bool  # the client may refuse it
-    pace: Pace | None  # where it takes places before it is handed over, for all of its batch; None: it needs none
+    pace: Pace | None  # the bucket from which it takes the places of its batch; None: it needs no place
     n_places: int
     line: Line
 
@@ -62,20 +62,21 @@ class NotOpenError(DelayLakeError):
 class Line:
     """The messages of one producer in a task, in order: all of them arrive, or the line has failed.
 
-    Nothing more is handed over after a failure, so that what has arrived are the first of them.
+    No message is handed to the producer after a failure. So messages arrive up to some message, and none after it.
 
     Attributes:
         topic: the destination, or its partition.
-        key: the producer's name, as it is in the plan.
+        key: the producer's name in the plan.
         create: makes the producer; may wait for the broker.
-        patience_seconds: how long a broker that does not answer is waited for.
+        patience_seconds: how long the line waits for a broker that does not answer.
         last_id: the sequence id of the last batch's first message.
-        most_id: the highest sequence id that the job can have used under this name.
-        ids: the sequence ids of its messages, ascending. The job has used no other ones of their ticks.
-        is_first_attempt: whether nothing of it can have been sent before.
-        before: the last sequence id that has arrived, -1: none; from when the producer is made, by what the broker
-            knows, too. What comes up to it is not sent again.
-        target: source topic and subscription of its messages.
+        max_id: the highest sequence id that the job can have used under this name.
+        ids: the sequence ids of the line's messages, ascending. The job has used no others of their ticks.
+        is_first_attempt: whether no message can have been sent before.
+        producer: None: it is not made yet.
+        resume_after: the last sequence id that had arrived before, -1: none. Messages up to it are not sent again. The
+            broker's answer counts, too, when the producer is made.
+        target: (source topic, subscription) of the messages.
     """
 
     topic: str
@@ -83,34 +84,35 @@ class Line:
     create: Callable[[], pulsar.Producer]
     patience_seconds: float
     last_id: int = 0
-    most_id: int = 0
+    max_id: int = 0
     ids: list[int] = field(default_factory=list)
     is_first_attempt: bool = False
     producer: pulsar.Producer | None = None
-    before: int = -1
-    opened_at: int = 0  # ms since the epoch
-    error: str = ""  # why it has failed; empty: it has not
-    is_refused: bool = False  # the broker has said no, rather than nothing
-    is_behind: bool = False  # a message of another line, for which this one waits, has failed
-    foreign_id: int | None = None  # a sequence id published under this name that is not the job's
+    resume_after: int = -1
+    opened_at: int = 0  # when the producer was made, ms since the epoch
+    error: str = ""  # why the line has failed; empty: it has not
+    is_refused: bool = False  # the broker has refused, rather than not answered
+    is_behind: bool = False  # a message had to wait for one of another line, which has failed
+    foreign_id: int | None = None  # a sequence id that somebody else has published under this name
     target: tuple[str, str] = ("", "")
-    find: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
-    found: frozenset[Key] = frozenset()  # the keys of these, as `find` reads them
-    waiting: deque[int] = field(default_factory=deque)  # places in `sends` of messages due, and not handed over yet
-    wake: threading.Event = field(default_factory=threading.Event)
-    others: Sequence[Line] = ()  # to the same topic: nothing goes before all are open, so that it goes in order
-    _handed: int = -1
-    _arrived: int = -1
-    _flushed_at: float = 0.0
+    read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
+    arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
+    waiting: deque[int] = field(default_factory=deque)  # indexes of due messages that the producer has not got yet
+    wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
+    # The lines of the same topic: no message is sent before all of them have a producer, so that messages go in order.
+    of_topic: Sequence[Line] = ()
+    _handed: int = -1  # `first_id` of the last message that was handed to the producer
+    _arrived: int = -1  # `first_id` of the last message that has arrived
+    _flushed_at: float = 0.0  # seconds, monotonic
     _needs_flush: bool = False
-    _is_interrupted: bool = False
-    _progress_at: float = field(default_factory=time.monotonic)
-    _last_seen: int = -2
+    _is_interrupted: bool = False  # the connection is lost
+    _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
+    _last_seen: int = -2  # the producer's last sequence id then
     _is_closed: bool = False
-    _is_repeated: bool = False
-    _is_in_batch: bool = False  # a batch has been begun, and is not cut yet
-    _making_since: float | None = None  # when the client was first asked for the producer; None: it is not now
-    _why_not_made: str = ""  # why it could not be made so far
+    _is_repeated: bool = False  # the broker took the last message for a repetition, but it was new
+    _is_in_batch: bool = False  # a batch has been begun and not ended
+    _making_since: float | None = None  # since when the client is asked for the producer; None: it is not
+    _why_not_made: str = ""  # the last error of that
     _thread: threading.Thread | None = None  # makes the producer
 
     @property
@@ -123,16 +125,16 @@ class Line:
         """The last sequence id that has arrived, as far as the broker has said; -1: none."""
         if self.foreign_id is not None:
             return -1
-        return self.before if self.producer is None else max(self.before, self.producer.last_sequence_id())
+        return self.resume_after if self.producer is None else max(self.resume_after, self.producer.last_sequence_id())
 
     @property
     def takes_messages(self) -> bool:
-        """Whether messages may be handed over now: it has its producer, and each of `others` has one or has failed."""
+        """Whether messages may be handed over now: the line has a producer, and so has each of its topic, or failed."""
         if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
             return False
-        if self.others and all(line.producer is not None or line.error for line in self.others):
-            self.others = ()
-        return not self.others
+        if self.of_topic and all(line.producer is not None or line.error for line in self.of_topic):
+            self.of_topic = ()
+        return not self.of_topic
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
@@ -140,7 +142,7 @@ class Line:
         self._thread.start()
 
     def wait_opened(self) -> None:
-        """Waits until the producer is made, or can't be: until the client gives up, which may be after the line has."""
+        """Waits until the producer is made, or the client gives up, perhaps later than the line."""
         if self._thread is not None:
             self._thread.join()
 
@@ -152,8 +154,8 @@ class Line:
                 producer = self.create()
                 self._making_since = None
                 before = producer.last_sequence_id()
-                if self.find is not None:
-                    self.found = self.find()  # takes as long as there is to be read
+                if self.read_arrived_keys is not None:
+                    self.arrived_keys = self.read_arrived_keys()  # may take long
             except Exception as error:
                 if producer is not None:
                     close_quietly(producer)
@@ -168,7 +170,7 @@ class Line:
                 close_quietly(producer)
                 self._found_foreign(before)
                 return
-            self.before = max(self.before, before)
+            self.resume_after = max(self.resume_after, before)
             self.opened_at = time.time_ns() // 1_000_000
             self._progress_at = time.monotonic()
             self.producer = producer
@@ -178,7 +180,7 @@ class Line:
             return
 
     def _is_too_long(self) -> bool:
-        """Whether the broker has been asked for the producer for too long."""
+        """Whether the broker has not given a producer for `patience_seconds`."""
         since = self._making_since
         return since is not None and time.monotonic() - since > self.patience_seconds
 
@@ -186,8 +188,8 @@ class Line:
         """Ends the line with an error, unless it has failed already.
 
         Args:
-            error: why, not empty.
-            is_refused: whether the broker has said no, rather than nothing.
+            error: the reason, not empty.
+            is_refused: whether the broker has refused, rather than not answered.
         """
         if not self.error:
             self.is_refused = is_refused
@@ -196,7 +198,7 @@ class Line:
 
     def _is_foreign(self, sequence_id: int) -> bool:
         """Whether a producer's last sequence id can't be one that the job has used."""
-        if sequence_id > self.most_id:
+        if sequence_id > self.max_id:
             return True
         is_of_these_ticks = bool(self.ids) and self.ids[0] <= sequence_id <= last_sequence_id(tick_of(self.ids[-1]))
         return is_of_these_ticks and sequence_id not in self.ids
@@ -206,11 +208,11 @@ class Line:
         self.fail(f"somebody else has published as {self.key}, up to the sequence id {sequence_id}", is_refused=True)
 
     def hand_over(self, message: Any, send: Send) -> None:
-        """Gives a message to the producer; whether it arrives shows later. `takes_messages` must be true.
+        """Gives a message to the producer, without waiting until it arrives. `takes_messages` must be true.
 
         Args:
             message: a `_pulsar.Message`.
-            send: how it is planned.
+            send: its plan.
 
         Raises:
             pulsar.PulsarException: the client does not take this message.
@@ -218,7 +220,7 @@ class Line:
         """
         producer = self._opened()
         # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the last
-        # message has one, which is told whether the broker took it for a repetition.
+        # message has one, to find out whether the broker took it for a repetition.
         is_end = send.first_id == self.last_id and send.is_last
         refused: list[str] = []
         callback = self._acknowledged if is_end else None
@@ -233,10 +235,10 @@ class Line:
         finally:
             self._is_in_batch = send.is_batched and not send.is_last
             if send.is_batched and send.is_last:
-                self._flush()  # cuts the batch, and sends it
+                self._flush()  # ends the batch, and sends it
 
     def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
-        """Is called while a message is handed over if it is too large, else when it has arrived."""
+        """The callback of a large message: called at once if it is too large, else when it has arrived."""
         if getattr(result, "name", str(result)) == "MessageTooBig":
             refused.append("MessageTooBig")
         elif is_end:
@@ -244,12 +246,13 @@ class Line:
 
     def _acknowledged(self, result: Any, message_id: Any) -> None:
         try:
-            self._is_repeated = message_id is not None and message_id.ledger_id() < 0 and self.before < self.last_id
-        except Exception:  # it would end in the client's threads
+            is_dropped = message_id is not None and message_id.ledger_id() < 0
+            self._is_repeated = is_dropped and self.resume_after < self.last_id
+        except Exception:  # in a thread of the client, which it would end
             _log.exception("%s", self.topic)
 
     def _opened(self) -> pulsar.Producer:
-        """Returns the producer."""
+        """Returns the producer; raises NotOpenError where it is not made yet."""
         if self.producer is None:
             raise NotOpenError(f"{self.topic}: the producer {self.key} is not open yet")
         return self.producer
@@ -264,10 +267,11 @@ class Line:
             self.fail(f"{type(error).__name__}: {error}")
 
     def _flushed(self, handed: int, result: Any) -> None:
-        """Is called in the client's thread with what became of all that had been handed over.
+        """The callback of a flush, in the client's thread.
 
         Args:
-            handed: `first_id` of the last message then.
+            handed: `_handed` when the flush began.
+            result: of all messages that had been handed over by then.
         """
         try:
             name = getattr(result, "name", str(result))
@@ -276,7 +280,7 @@ class Line:
                 if (last := self._opened().last_sequence_id()) >= handed:
                     self._arrived = max(self._arrived, handed)
                 else:
-                    # The client has dropped messages, and what is sent after them would hide that.
+                    # The client has dropped messages; the sequence ids of later messages would hide that.
                     self.fail(f"the broker has {last} of {handed}")
             elif name == "AlreadyClosed":
                 self._is_interrupted = True  # closed for good, or about to connect again
@@ -287,14 +291,14 @@ class Line:
         self.wake.set()
 
     def look_after(self) -> None:
-        """Asks whether what was handed over has arrived, and gives up on a broker that is silent for too long."""
+        """Asks whether messages have arrived, and fails the line if the broker does not answer for too long."""
         now = time.monotonic()
         if self.producer is None and self._is_too_long():
             self.fail(self._why_not_made or f"the broker has given no producer for {self.patience_seconds:.0f} s")
         if self.error or self.producer is None:
             return
         if self._is_in_batch:
-            return  # a flush would cut it here, and when it is sent again elsewhere
+            return  # a flush would end the batch here, and elsewhere when it is sent again
         if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):
             self._flush()
         seen = self.producer.last_sequence_id()
@@ -308,22 +312,22 @@ class Line:
         return self._arrived >= self._handed and not self._needs_flush and not self._is_interrupted
 
     def close(self) -> None:
-        """Closes the producer; of one that has failed in the background, since that may take long."""
+        """Closes the producer; that of a failed line in the background, because it may take long."""
         if self._is_closed:
             return
         self._is_closed = True
         if self.producer is None:
-            return  # the thread that makes it closes it
+            return  # the thread that makes the producer closes it
         if self.error:
             threading.Thread(target=close_quietly, args=(self.producer,), daemon=True).start()
         else:
             close_quietly(self.producer)
 
     def check_repeated(self) -> None:
-        """Asks for the last sequence id again where the broker dropped the last message as a repetition; may fail it.
+        """Finds out why the broker has dropped a new last message as a repetition; may fail the line.
 
-        The message was new to this attempt. So the connection was lost before the answer came, and the client sent it
-        again; or somebody else has published under this name in the meantime, and then the line fails.
+        Either the connection was lost before the broker's answer came, and the client has sent the message again; or
+        somebody else has published under this name in the meantime. Then the line fails.
         """
         if not self._is_repeated or self.error:
             return

@@ -1,4 +1,4 @@
-"""Makes the producers of a task: a line for each, with what is known of what has arrived under its name."""
+"""Makes the lines of a task, one for each producer, with the sequence ids that have arrived before."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from streaming.release.task.producer_line import Line
 from warehouse.delivery_key import Key, key_of
 from warehouse.message_schemas import producer_with_schema
 
-_MARGIN_MILLIS = 60_000  # by which the clocks of machines may differ
+_MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
 
 
 def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSend, Plan]]) -> list[Line]:
-    """Makes a line for each topic and producer's name in the plan, and sets it in the messages; opens none."""
+    """Makes a line for each topic and producer's name in the plans, and sets `line` of the messages; opens none."""
     client = process_clients.pulsar_client(settings)
     wake = threading.Event()
     lines: dict[tuple[str, str], Line] = {}
-    since: dict[tuple[str, str], int] = {}  # ms since the epoch: none of a line's messages is sent before
+    since: dict[tuple[str, str], int] = {}  # ms since the epoch: no message of the line was sent before
     for send, plan in pending:
         key = (send.topic, send.producer)
         if key not in lines:
@@ -40,28 +40,32 @@ def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSe
                 is_first_attempt=attempt.is_first,
                 wake=wake,
                 target=target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead),
-                before=attempt.arrived_to.get(key, -1),
+                resume_after=attempt.arrived_to.get(key, -1),
             )
             since[key] = send.at - _MARGIN_MILLIS
         line = send.line = lines[key]
-        if line.find is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
-            # It may have been sent under an earlier name. The topic says what has arrived; what was noted may not have:
-            # the broker may have taken it for a repetition of somebody else's.
-            line.find, line.before = functools.partial(_arrived, client, *key, since[key]), -1
+        if line.read_arrived_keys is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
+            # The message may have been sent under an earlier name. Only the topic says what has arrived: the noted
+            # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
+            line.read_arrived_keys = functools.partial(_arrived, client, *key, since[key])
+            line.resume_after = -1
         line.last_id = send.first_id
         line.ids.append(send.sequence_id)
-        line.most_id = last_sequence_id(max(plan.tick, attempt.sent_to))
-    of_topic: dict[str, list[Line]] = {}
+        line.max_id = last_sequence_id(max(plan.tick, attempt.sent_to))
+    by_topic: dict[str, list[Line]] = {}
     for line in lines.values():
-        line.others = of_topic.setdefault(line.topic, [])
-        line.others.append(line)
+        of_topic = by_topic.setdefault(line.topic, [])
+        of_topic.append(line)
+        line.of_topic = of_topic
     return list(lines.values())
 
 
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
     options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
     if send.is_dead:
-        dead_letter_subscription.keep(client, send.topic)  # each time: the topic may have been made anew
+        dead_letter_subscription.ensure_subscription(
+            client, send.topic
+        )  # each time, because the topic may have been made anew
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is None:
         return client.create_producer(send.topic, **options)
@@ -71,10 +75,13 @@ def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan
 
 
 def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[Key]:
-    """Reads which messages a topic has under a producer's names since a time, ms since the epoch.
+    """Reads the messages that a producer has published to a topic, under any of its names.
+
+    Args:
+        since: only messages published from this time on, ms since the epoch.
 
     Returns:
-        their keys.
+        the delivery keys of the messages.
     """
     found = set()
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -85,7 +92,7 @@ def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> fr
             try:
                 name, properties = message.producer_name(), message.properties()
             except UnicodeDecodeError:
-                continue  # somebody else's: the job writes text only
+                continue  # not the job's: it writes UTF-8 only
             if name == producer or name.rpartition("-")[0] == producer:
                 found.add(key_of(properties))
     finally:

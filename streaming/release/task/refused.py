@@ -1,4 +1,4 @@
-"""Messages that the client does not take: they go to rejects topics, and to the driver, which writes them down."""
+"""Rejects messages that the client does not take: sends them to rejects topics, and reports them to the driver."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tracker.packing import pack
 
 _log = logging.getLogger(__name__)
 
-_REJECT_MILLIS = 5_000  # how long a rejects topic is waited for
+_REJECT_MILLIS = 5_000  # how long a message for a rejects topic may take
 
 Refused = tuple[PlannedSend, Plan, str]  # a message, its plan, and why the client does not take it
 
 
 def send_to_rejects_topics(settings: Settings, messages: list[Refused]) -> None:
-    """Sends messages that the client does not take to rejects topics; where that fails only the table has them."""
+    """Sends messages that the client does not take to rejects topics; after a failure only `rejects` has them."""
     producers: dict[tuple[str, str], Any] = {}
     try:
         for send, plan, why in sorted(messages, key=lambda message: message[0].sequence_id):
@@ -37,7 +37,7 @@ def send_to_rejects_topics(settings: Settings, messages: list[Refused]) -> None:
                     key[0], producer_name=key[1], batching_enabled=False, **options
                 )
             reasons: list[Any] = [_reason(send, why)] * (send.row + 1)
-            # With max_size=0 without payload and keys: the message may be beyond the broker's limit.
+            # max_size=0 leaves out payload and keys, because the message may be beyond the broker's limit.
             message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id, max_size=0)
             producers[key]._producer.send_async(message, None)
         for producer in producers.values():
@@ -50,7 +50,7 @@ def send_to_rejects_topics(settings: Settings, messages: list[Refused]) -> None:
 
 
 def packed_by_release(messages: list[Refused]) -> dict[tuple[int, int], bytes]:
-    """Packs messages that the client does not take, with the reason; returns them by release (tick, kind)."""
+    """Packs messages that the client does not take, each with the reason, by release (tick, kind)."""
     of_release: dict[tuple[int, int], list[Refused]] = {}
     for message in messages:
         of_release.setdefault((message[1].tick, message[1].kind), []).append(message)

@@ -1,4 +1,4 @@
-"""Sends messages through several producers at once. One that can't send holds up none of the others."""
+"""Sends messages through several producers at once. A producer that can't send holds up no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pulsar
 from streaming.release.task.producer_line import Line, Send
 from warehouse.delta.epoch import PauseWatch
 
-_BUILT_AT_ONCE = 20  # messages; takes a quarter of a millisecond, by which one that comes due may be late
+_BUILT_AT_ONCE = 20  # messages, which takes 0.25 ms; a message that comes due meanwhile is late by that time
 _SENT_AT_ONCE = 100  # messages, until the lines are looked after again
 _POLL_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 0.5  # between two checks of the watch
@@ -33,16 +33,16 @@ def send_on_time(
     """Hands each message over, never before its time, and waits until all have arrived or their lines have failed.
 
     Args:
-        sends: the messages, by `at`; their lines have been opened.
-        build: called with a place in `sends`; returns the message; None: it need not be sent.
-        on_refused: called with the place of a message that the client does not take, and why.
-        wake: is set when a line has made progress or has failed.
-        watch: its `check` is called in each round, and may raise: then nothing more is sent.
-        after: for each message the place of an earlier one, of another line, that has to arrive before it is handed
-            over, -1: none; empty: no message has one. Where that one fails, the message's line does.
+        sends: the messages, in order of `at`; their lines have been opened.
+        build: called with an index in `sends`; returns the message; None: it need not be sent.
+        on_refused: called with the index of a message that the client does not take, and the reason.
+        wake: set when a line has made progress or has failed.
+        watch: its `check` is called in each round; when it raises, nothing more is sent.
+        after: for each message the index of an earlier message of another line that has to arrive before, -1: none;
+            empty: no message waits for another. If the earlier message fails, so does the line of the later one.
 
     Returns:
-        when each message was handed over, or passed over, ms since the epoch; means nothing where its line has failed.
+        when each message was handed over or left out, ms since the epoch; undefined where its line has failed.
     """
     sending = _Sending(sends, build, on_refused, after)
     while not sending.is_over():
@@ -57,9 +57,9 @@ def send_on_time(
 
 
 class _Sending:
-    """The messages of a task, of which each is on its way to its line, waits there, or has been handed over.
+    """The state of a task's messages: each is not due yet, waits in its line, or has been handed over.
 
-    Arguments are as of `send_on_time`; a message goes by its place in `sends`.
+    Arguments are as of `send_on_time`. Messages are named by their index in `sends`.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class _Sending:
         # Messages are built while there is time: once they are due, only handing over is left.
         self._built: list[Any] = [_UNBUILT] * len(sends)
         self._n_built = 0
-        self._n_due = 0  # so many have been handed over, or wait in their lines
-        self._gone: set[int] = set()  # messages that will not arrive, and hold up none
+        self._n_due = 0  # the number of messages that have been handed over, or wait in their lines
+        self._gone: set[int] = set()  # messages that are not sent, so that no other has to wait for them
         self.sent_at = [0] * len(sends)
 
     def is_over(self) -> bool:
@@ -89,14 +89,14 @@ class _Sending:
         )
 
     def look_after_lines(self) -> None:
-        """Finds out which lines have failed, and closes these at once: the client must not send any more of them."""
+        """Finds out which lines have failed, and closes them at once, so that the client sends no more of them."""
         for line in self._lines:
             line.look_after()
             if line.has_failed and line.producer is not None:
                 line.close()
 
     def send_overdue(self, now: int) -> None:
-        """Hands over messages that wait in lines: in order over all lines, since several may go to one topic."""
+        """Hands over messages that wait in their lines, in order over all lines, because several may share a topic."""
         lines = self._lines
         ready = [(line.waiting[0], n) for n, line in enumerate(lines) if self._is_ready(line)]
         heapq.heapify(ready)
@@ -111,7 +111,7 @@ class _Sending:
                 heapq.heappush(ready, (lines[n].waiting[0], n))
 
     def send_due(self, now: int) -> bool:
-        """Hands over messages that have come due, or has them wait in their lines; returns whether there were any."""
+        """Hands over messages that have come due, or lets them wait in their lines; returns whether there were any."""
         begin = self._n_due
         end = min(bisect_right(self._due, now), begin + _SENT_AT_ONCE) if begin < len(self._sends) else begin
         if end <= begin:
@@ -131,18 +131,18 @@ class _Sending:
         return True
 
     def is_any_ready(self) -> bool:
-        """Whether any line could be handed a message that waits in it."""
+        """Whether a line can take a message that waits in it."""
         return any(self._is_ready(line) for line in self._lines)
 
     def build_some(self) -> bool:
-        """Builds some of the next messages; returns whether there were any left to be built."""
+        """Builds some of the next messages; returns False if all are built."""
         if self._n_built >= len(self._sends):
             return False
         self._build_to(min(self._n_built + _BUILT_AT_ONCE, len(self._sends)))
         return True
 
     def rest(self, wake: threading.Event) -> None:
-        """Waits until the next message is due, or a line may be handed one; where lines are busy, a moment at most."""
+        """Waits until the next message is due, or a line may take one; only a moment where lines are busy."""
         left = _POLL_SECONDS
         if self._n_due < len(self._sends):
             left = min(max(self._due[self._n_due] / 1e3 - time.time(), 0), _LONGEST_REST_SECONDS)
@@ -160,7 +160,7 @@ class _Sending:
         return (pace is None or not pace.wait_seconds) and self._may_go(line.waiting[0])
 
     def _may_go(self, i: int) -> bool:
-        """Whether what has to arrive before a message has; where that one fails, so does the message's line."""
+        """Whether the message that has to arrive before this one has; if it has failed, this one's line fails, too."""
         if not self._after or self._after[i] < 0 or self._after[i] in self._gone:
             return True
         before = self._sends[self._after[i]]
@@ -172,9 +172,9 @@ class _Sending:
         return False
 
     def _has_place(self, i: int) -> bool:
-        """Takes the places of a message and the others of its batch; only what has come before needs none."""
+        """Takes the places of a message's batch from its rate; returns whether it got them, or needs none."""
         send = self._sends[i]
-        return send.pace is None or send.first_id <= send.line.before or send.pace.take(send.n_places)
+        return send.pace is None or send.first_id <= send.line.resume_after or send.pace.take(send.n_places)
 
     def _build_to(self, end: int) -> None:
         for i in range(self._n_built, end):

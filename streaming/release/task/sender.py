@@ -16,7 +16,7 @@ from pyspark import TaskContext
 
 from conf.settings import Settings
 from streaming.release import outgoing
-from streaming.release.attempt import Assignment, Attempt, Failed, Sent
+from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
 from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.deliveries import delivery_rows, traced_delivery
@@ -44,21 +44,21 @@ def send_releases(
     assignments: Iterable[Assignment],
     epoch: int | None = None,
     checked_at: float | None = None,
-) -> Iterator[Sent]:
-    """Sends assignments together, by time, and yields a report when each producer has succeeded or failed.
+) -> Iterator[SendReport]:
+    """Sends all messages of some assignments, by time, and yields a report when each producer has succeeded or failed.
 
     Args:
         settings_json: the settings as JSON.
-        attempt: what is left out this time.
-        assignments: of one release or of several, of any shards.
-        epoch: of the warehouse, in which alone the task may send; None: in any.
-        checked_at: when the driver last checked that, seconds since the epoch; None: now.
+        attempt: says which messages to leave out.
+        assignments: of one release or several, of any shards.
+        epoch: the only epoch of the warehouse in which the task may send; None: it may in any.
+        checked_at: when the driver last checked the epoch, seconds since the epoch of the clock; None: now.
 
     Yields:
         one report; none without assignments.
 
     Raises:
-        FencedError: the process stood still for a while, and somebody else has taken the warehouse over.
+        FencedError: the process stood still for a while, and another job has taken the warehouse over.
     """
     settings = Settings(**json.loads(settings_json))
     watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
@@ -71,13 +71,13 @@ def send_releases(
 
 
 def _is_repeated_task() -> bool:
-    """Whether Spark repeats this task by itself, because a worker or an executor was lost."""
+    """Whether Spark itself repeats this task, because a worker or an executor was lost."""
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
 
 
 def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarException:
-    """Returns how many partitions a topic has, 0: it is not partitioned; or why the broker does not say."""
+    """Returns the number of a topic's partitions, 0: it is not partitioned; or the error of the look-up."""
     try:
         partitions = process_clients.pulsar_client(settings).get_topic_partitions(topic)
     except pulsar.PulsarException as error:
@@ -85,7 +85,7 @@ def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarExcept
     return 0 if partitions == [topic] else len(partitions)
 
 
-def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> Sent:
+def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> SendReport:
     pending = by_time(plans)
     lines = lines_of(settings, attempt, pending)
     if attempt.pace_file:
@@ -95,7 +95,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         for line in lines:
             line.wait_opened()
 
-    refused: dict[int, str] = {}  # by place in `pending` why the client does not take a message
+    refused: dict[int, str] = {}  # why the client does not take a message, by its index in `pending`
     try:
         sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
     except BaseException:
@@ -108,13 +108,13 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         line.check_repeated()
     failed = (*(one for plan in plans for one in plan.failed), *(_failed(line) for line in lines if line.has_failed))
     if any(not one.is_refused for one in failed):
-        process_clients.forget_clients(until_opened)  # one may hang
+        process_clients.forget_clients(until_opened)  # the client may hang
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
     send_to_rejects_topics(settings, not_taken)
     _trace((*pending[i], sent_at[i]) for i in taken)
-    return Sent(
+    return SendReport(
         deliveries=pack(delivery_rows([pending[i] for i in taken], [sent_at[i] for i in taken])),
         ready_at=max((line.opened_at for line in lines), default=0),
         done=tuple({(pending[i][1].tick, pending[i][0].topic, pending[i][0].producer) for i in arrived}),
@@ -132,14 +132,19 @@ def _hand_over(
     on_refused: Callable[[int, str], None],
     watch: PauseWatch,
 ) -> list[int]:
-    """Opens the lines, waits for the job's turn, and sends each message at its time; returns as `send_on_time`."""
+    """Opens the lines, waits for the job's turn, and sends each message at its time.
+
+    Returns:
+        when each message was handed over, as `send_on_time` returns it.
+    """
 
     def build(i: int) -> Any | None:
         send, plan = pending[i]
-        if send.first_id <= send.line.before:
-            return None  # it has arrived
-        if send.line.found and key_of_row(plan.columns, send.row, send.subscription is None) in send.line.found:
-            return None  # under another name
+        if send.first_id <= send.line.resume_after:
+            return None  # it has arrived before
+        arrived = send.line.arrived_keys
+        if arrived and key_of_row(plan.columns, send.row, send.subscription is None) in arrived:
+            return None  # it has arrived before, under another name
         return _message(settings, send, plan)
 
     for line in lines:
@@ -152,8 +157,8 @@ def _hand_over(
     return send_on_time([send for send, _ in pending], build, on_refused, wake, watch, arriving_before(pending))
 
 
-def _failed(line: Line) -> Failed:
-    return Failed(
+def _failed(line: Line) -> FailedProducer:
+    return FailedProducer(
         topic=line.topic,
         producer=line.key,
         target=line.target,
@@ -166,21 +171,25 @@ def _failed(line: Line) -> Failed:
 
 
 def _trace(sent: Iterable[tuple[PlannedSend, Plan, int]]) -> None:
-    """Makes the spans of messages, with when they were sent; those of the rejects topic have none."""
+    """Makes the spans of sent messages; messages for rejects topics have none.
+
+    Args:
+        sent: (message, plan, time in ms since the epoch at which it was sent).
+    """
     if are_traced():
         try:
             trace(traced_delivery(*one) for one in sent if one[0].subscription is not None)
-        except Exception as error:  # what was sent is not sent again for that
+        except Exception as error:  # no reason to send the messages again
             _log.warning("no spans of a release: %s", error)
 
 
 def _set_paces(paces: Paces, pending: list[tuple[PlannedSend, Plan]]) -> None:
-    """Sets in the first message of each batch where it takes places, as far as the messages have a rate."""
+    """Sets `pace` of the first message of each batch, where its subscription has a rate."""
     of_name: dict[tuple[str, ...], Pace] = {}
     for send, plan in pending:
         topic = plan.columns["topic"][send.row]
         limit = plan.limits.get((topic, send.subscription))
-        # Dead letters go elsewhere, at the places that they have been given.
+        # Dead letters go to another topic, at the times that the shaper has given them.
         if limit is not None and not send.is_dead and send.first_id == send.sequence_id:
             key = (plan.columns["key"][send.row] or "") if limit.is_per_key else ""
             name = (topic, str(send.subscription), key)
@@ -191,7 +200,7 @@ def _set_paces(paces: Paces, pending: list[tuple[PlannedSend, Plan]]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _paces(file: str) -> Paces:
-    """Returns the rates' buckets: the file stays open in this process, for its next tasks."""
+    """Returns the rates' buckets; the file stays open in this process, for its next tasks."""
     return Paces(Path(file))
 
 

@@ -1,4 +1,4 @@
-"""A span for each delivery of a message that is part of a trace: from when it was published until it was sent."""
+"""Makes a span for each delivery of a traced message, from its publication until it was sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRACEPARENT, _TRACESTATE = "traceparent", "tracestate"
 
 _NANOS = 1_000_000  # a millisecond
 
-# How long spans are collected before they are exported. A worker process ends without a word, with what it has then.
+# How long spans are collected before they are exported. A worker process ends without notice, and loses its last spans.
 _DELAY_MILLIS = "1000"
 
 
@@ -27,20 +27,20 @@ _DELAY_MILLIS = "1000"
 class Delivery:
     """A message that was sent to a subscription's destination. Times are ms since the epoch."""
 
-    properties: Iterable[tuple[str, str | None]]  # as it came
-    message_id: str  # its position on the source topic
+    properties: Iterable[tuple[str, str | None]]  # of the source message
+    message_id: str  # the message's position on the source topic
     source: str
     subscription: str
     destination: str
-    published_at: int | None  # None: it is not known
+    published_at: int | None  # None: not known
     due: int
     sent_at: int
-    attempt: int | None  # of a retry its number
-    occurrence: int | None  # of a recurring message its number
+    attempt: int | None  # the number of the retry; None: it is no retry
+    occurrence: int | None  # the number of the occurrence; None: the message does not recur
 
     @property
     def begins_at(self) -> int:
-        """When its span begins: a retry, and a later occurrence, does not begin with the message."""
+        """When the span begins: with the publication; of a retry, or of a later occurrence, when it is due."""
         is_first = self.attempt is None and self.occurrence in (None, 1)
         return min(self.published_at if is_first and self.published_at else self.due, self.sent_at)
 
@@ -51,10 +51,10 @@ def are_traced() -> bool:
 
 
 def trace(deliveries: Iterable[Delivery]) -> None:
-    """Makes the spans of deliveries, which go out in the background.
+    """Makes the spans of deliveries; they are exported in the background.
 
-    A message without a `traceparent` has none. The same delivery has the same span's id however often it is sent, so
-    that a collector sees one.
+    A message without a `traceparent` has no span. A delivery that is sent again has the same span id, so that a
+    collector sees one span.
     """
     from opentelemetry.trace import SpanKind, get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -101,7 +101,7 @@ def _span_id(one: Delivery) -> int:
 
 @functools.cache
 def _provider(process: int) -> TracerProvider:
-    """Makes this process's provider; a fork has another id, and none of the threads of the one before."""
+    """Makes this process's provider. A fork has another process id, and needs threads of its own."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

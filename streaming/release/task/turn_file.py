@@ -1,4 +1,4 @@
-"""The file by which the driver tells a task, on the same machine, that its turn to send has come."""
+"""The turn file: by it the driver tells a task, on the same machine, that its turn to send has come."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ _POLL_SECONDS = 0.005
 
 
 class RunEndedError(DelayLakeError):
-    """The run of a task that waits for its turn has ended: the turn does not come. Control flow: it ends the task."""
+    """The run has ended while a task waits for its turn, which will not come. Control flow: it ends the task."""
 
 
 def announce_turn(file: Path, unwritable: Iterable[Target]) -> None:
-    """Tells the task that waits for a file that its turn has come, and to which targets nothing may be sent now."""
+    """Writes the turn file of a task.
+
+    Args:
+        file: the turn file.
+        unwritable: the targets to which the task must not send now.
+    """
     replace_file(file, json.dumps(sorted(unwritable)).encode())
 
 
@@ -27,11 +32,11 @@ def wait_for_turn(file: str, check: Callable[[], None]) -> set[Target]:
     """Waits in a task until its turn has come.
 
     Args:
-        file: for which the task waits; empty: for none.
-        check: called all the time; may raise.
+        file: the turn file; empty: the task need not wait.
+        check: called all the time while it waits; may raise.
 
     Returns:
-        the targets to which nothing may be sent now: what comes before has not arrived there.
+        the targets to which the task must not send now, because earlier messages have not arrived there.
 
     Raises:
         RunEndedError: the file's folder is gone.

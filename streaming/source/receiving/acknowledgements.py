@@ -1,4 +1,4 @@
-"""Which entries of a topic partition have come, and up to which of them the broker has been told so."""
+"""Remembers which entries of a topic partition have come in, and which of them have been acknowledged."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _log = logging.getLogger(__name__)
 
 
 class Acknowledgements:
-    """Knows which entries have come before, and acknowledges what is durable.
+    """Knows the entries that have come in, and acknowledges those that are durable.
 
     Args:
         topic: the topic partition's name.
-        broker: is asked about messages in several chunks that are not whole yet.
+        broker: says whether a missing entry is the first chunk of a message.
         after: the last entry that an earlier run has taken in.
-        lock: guards everything.
+        lock: guards all attributes.
     """
 
     def __init__(self, topic: str, broker: TopicQuestions, after: Position, lock: threading.Condition) -> None:
         self._topic = topic
         self._lock = lock
         self._chunked = ChunkedMessages(topic, broker)
-        self._entries = EntrySet()  # that have come, beyond the last acknowledged one
+        self._entries = EntrySet()  # the entries after `_acknowledged` that have come
         self._acknowledged = START
-        self._settled = after  # what comes up to here was taken in before, and is dropped
+        self._taken_in_to = after  # entries up to this one were taken in before, and are dropped when they come again
 
     def has_come(self, position: Position) -> bool:
-        """Whether an entry beyond the last acknowledged one has come before."""
+        """Whether an entry after the last acknowledged one has come before."""
         return position in self._entries
 
-    def is_settled(self, position: Position) -> bool:
-        """Whether an entry was taken in before, so that it is dropped when it comes; it is noted as one that has."""
-        if position > self._settled:
+    def was_taken_in(self, position: Position) -> bool:
+        """Whether an entry that comes now was taken in before and is to be dropped; notes that it has come."""
+        if position > self._taken_in_to:
             return False
         if position > self._acknowledged:
             with self._lock:
@@ -48,9 +48,13 @@ class Acknowledgements:
         return True
 
     def add(self, runs: Iterable[tuple[Position, Position]]) -> bool:
-        """Adds entries that have come, as first and last ones of runs; returns whether any before others are missing.
+        """Adds entries that have come. The caller holds the lock.
 
-        To be called with the lock.
+        Args:
+            runs: (first entry, last entry) of entries without a gap.
+
+        Returns:
+            whether entries are missing between those that have come.
         """
         for first, last in runs:
             self._entries.add_run(first, last)
@@ -58,10 +62,10 @@ class Acknowledgements:
         return bool(self._entries.gaps(self._acknowledged))
 
     def note_chunks(self, message_id: pulsar.MessageId, position: Position) -> None:
-        """Notes where a message begins that has come whole, if it came in several chunks.
+        """Notes the first and the last chunk of a message that has come, if it is chunked.
 
         Args:
-            message_id: the message's.
+            message_id: of the message.
             position: of its last chunk.
         """
         data = MessageIdData.FromString(message_id.serialize())
@@ -70,13 +74,13 @@ class Acknowledgements:
             self._chunked.add(Position(first.ledgerId, first.entryId), position)
 
     def acknowledge(self, consumer: pulsar.Consumer, last: Position) -> None:
-        """Acknowledges all up to an entry, or up to a chunked message before it that is not whole yet.
+        """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
 
-        Where that fails it is only logged: a later acknowledgement covers it.
+        A failure is only logged: a later acknowledgement covers these entries, too.
         """
         with self._lock:
             gaps = self._entries.gaps(self._acknowledged)
-            if self._entries.last < last:  # no entry that a consumer gets is behind that one
+            if self._entries.last < last:  # a consumer gets no entry between these two
                 gaps.append((max(self._entries.last, self._acknowledged), last.next))
         try:
             last = self._chunked.limit(last, gaps)
@@ -87,16 +91,16 @@ class Acknowledgements:
             _log.warning("%s: acknowledging %s failed, a later one will do: %s", self._topic, last, error)
             return
         with self._lock:
-            # An acknowledgement may be lost with the connection: then what it covers comes again, and is dropped.
+            # The acknowledgement may be lost with the connection: then its entries come again, and are dropped.
             self._acknowledged = last
-            self._settled = max(self._settled, last)
+            self._taken_in_to = max(self._taken_in_to, last)
 
     def repeat(self, consumer: pulsar.Consumer, end: Position) -> None:
-        """Repeats the last acknowledgement, in case it was lost, where no later one follows to cover it.
+        """Repeats the acknowledgement of a topic's last entry, in case it was lost: no later one would cover it.
 
         Args:
             consumer: of the subscription.
-            end: the topic partition's last entry: nothing happens if that is not acknowledged.
+            end: the topic partition's last entry. Nothing happens if it has not been acknowledged.
         """
         last = self._acknowledged
         if not START < end <= last:

@@ -1,4 +1,4 @@
-"""Turns messages as the client has them into columns."""
+"""Turns messages of the Pulsar client into columns."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ _Row = tuple[Any, ...]
 
 
 class ChunkBuilder:
-    """Collects messages, and makes a table of them: of whole entries, each message once, however often it comes.
+    """Collects messages, and makes a table of those of whole entries. A message that comes twice is in it once.
 
-    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it; the others
-    are taken all the same.
+    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it.
 
     Args:
-        source: the topic partition that the messages are from.
-        max_delay_millis: the longest delay that is taken; 0: any.
-        max_size: how many bytes payload, keys and properties of a message may have, in all.
-        details: looks up schemas and key encodings; None: these do not matter, as on the control topic.
+        source: the topic partition of the messages.
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+        max_size: the most bytes of a message: of payload, keys and properties together.
+        details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+
+    Attributes:
+        entries: the whole entries in it.
+        n_bytes: of all messages that were added, about.
     """
 
     def __init__(
@@ -59,8 +62,8 @@ class ChunkBuilder:
         self._rows: list[_Row] = []
         self._entry: tuple[Position, int, int | None] | None = None
         self._left_out: str | None = None
-        self._open: dict[Position, dict[int, _Row]] = {}  # of batches of which some messages are missing, by index
-        self.entries = EntrySet()  # that are whole
+        self._open: dict[Position, dict[int, _Row]] = {}  # rows of incomplete producer batches, by batch index
+        self.entries = EntrySet()
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -69,37 +72,37 @@ class ChunkBuilder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all messages have come of each entry that was begun."""
+        """Whether no entry is incomplete."""
         return not self._open
 
     def is_adding(self, position: Position) -> bool:
-        """Whether an entry is the one that was started last, and not whole yet."""
+        """Whether the entry that was started last is this one, and is incomplete."""
         return self._entry is not None and self._entry[0] == position
 
     def start_entry(
         self, position: Position, batch_size: int, first_index: int | None, left_out: str | None = None
     ) -> None:
-        """Begins an entry, or goes on with one that came in part: what is added from now on is of it.
+        """Begins an entry, or continues an incomplete one. Messages that are added from now on belong to it.
 
         Args:
-            position: the entry's.
-            batch_size: how many messages it has.
+            position: of the entry.
+            batch_size: the number of its messages.
             first_index: the broker entry index of its first message; None: not known.
-            left_out: why its messages are not for this job: they become rows without payload and properties, with
-                this reason; None: they are.
+            left_out: why this job leaves its messages out: their rows have this reason, and neither payload nor
+                properties; None: it takes them.
         """
         self._entry = (position, batch_size, first_index)
         self._left_out = left_out
 
     def add(self, message: Any, batch_index: int) -> None:
-        """Adds a message of the entry that was started last, unless it was added before.
+        """Adds a message to the entry that was started last, unless it was added before.
 
         Args:
-            message: as the Pulsar client has it.
-            batch_index: its place in the entry; -1: the entry is one message.
+            message: of the Pulsar client.
+            batch_index: the message's place in the entry; -1: the entry is one message.
 
         Raises:
-            NotKnownYetError: the broker or the warehouse does not answer for its details.
+            NotKnownYetError: broker or warehouse do not answer questions for the message's details.
         """
         if self._entry is None:
             raise RuntimeError("`start_entry` has not been called for this message")
@@ -107,7 +110,7 @@ class ChunkBuilder:
         rows = self._open.get(position)
         if rows is not None and batch_index in rows:
             return
-        message = getattr(message, "_message", message)  # without the wrapper a getter takes half the time
+        message = getattr(message, "_message", message)  # its getters take half the time of the wrapper's
         try:
             row = self._row(message, position, batch_index, batch_size, first_index)
         except NotKnownYetError:
@@ -130,7 +133,7 @@ class ChunkBuilder:
         self.entries.add_run(position, position)
 
     def build(self) -> pa.Table:
-        """Returns the messages of the whole entries, as MESSAGES."""
+        """Returns the messages of all whole entries, as MESSAGES."""
         try:
             return self._table(self._rows)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -145,7 +148,7 @@ class ChunkBuilder:
         return pa.Table.from_arrays([topic, partition, *rest], schema=MESSAGES)
 
     def _storable(self, row: _Row) -> _Row:
-        """Returns the row, or, where its values do not fit the columns, one with the reason to reject it."""
+        """Returns the row, or a rejected one with the reason where its values do not fit the columns."""
         try:
             self._table([row])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -156,7 +159,7 @@ class ChunkBuilder:
     def _row(
         self, message: Any, position: Position, batch_index: int, batch_size: int, first_index: int | None
     ) -> _Row:
-        """Returns a message's values for the columns of MESSAGES, but for the first two."""
+        """Returns a message's values for the columns of MESSAGES from the third on."""
         reason = None
         ordering_key_bytes = None
         try:
@@ -204,10 +207,12 @@ class ChunkBuilder:
                 version, schema = self._details.schema(version)
                 if schema is None:
                     reason = f"the source topic has no version {version_number(version)} of its schema any more"
-            if key and len(key) % 4 == 0:  # else it is not base64, as which the client gives a key of bytes
+            if key and len(key) % 4 == 0:  # else the key is no base64, in which the client gives keys of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
-            key_encoding = BASE64  # the client that sends it back has the key as text alone
+            key_encoding = BASE64  # a consumer sends a retry's key back as text
+        if reason is not None:
+            due = min(published, self._now)  # a release waits until it is sent: no reject may keep its lane
         if RESERVED_PREFIX in texts or SOURCE_POSITION in texts:
             properties = {
                 k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX) and k != SOURCE_POSITION
@@ -247,19 +252,19 @@ def _schema_version(message: Any) -> bytes:
     """Returns the schema version that a message has; empty: none."""
     try:
         return bytes(message.schema_version(), "utf-8")
-    except UnicodeDecodeError as error:  # the client takes the version for text, and it is bytes
+    except UnicodeDecodeError as error:  # the client decodes the version as text, but it is bytes
         return error.object
 
 
 def batch_size_of(message_id: pulsar.MessageId) -> int:
-    """Returns how many messages the entry of a message has."""
+    """Returns the number of messages in a message's entry."""
     if message_id.batch_index() < 0:
         return 1
     return MessageIdData.FromString(message_id.serialize()).batch_size or 1
 
 
 def _readable(message: Any) -> tuple[str, dict[str, str], str | None, str]:
-    """Returns key, properties and producer's name of a message where some can't be read, and what these are."""
+    """Returns what can be read of a message: key, properties, producer's name, and a reason that names the others."""
     key, properties, producer_name = (
         _value_of(get) for get in (message.partition_key, message.properties, message.producer_name)
     )
@@ -272,7 +277,7 @@ def _readable(message: Any) -> tuple[str, dict[str, str], str | None, str]:
 
 
 def _value_of(get: Callable[[], Any]) -> Any:
-    """Returns the value of a getter; None where it fails."""
+    """Returns the value of a getter; None: the getter fails."""
     try:
         return get()
     except Exception:
@@ -280,7 +285,12 @@ def _value_of(get: Callable[[], Any]) -> Any:
 
 
 def _rejected_row(ids: _Row, now: int, payload: bytes | None, reason: str) -> _Row:
-    """Returns the row of a message that is rejected, with its payload at most; it is due now, ms since the epoch."""
+    """Returns the row of a rejected message, with its ids, payload and reason alone.
+
+    Args:
+        ids: values of the columns from `ledger_id` on, as many as are known.
+        now: the row's times, ms since the epoch.
+    """
     values: dict[str, Any] = {"deliver_at": now, "publish_time": now, "event_time": 0, "payload": payload}
     values |= {"reason": reason, "properties": []}
     return ids + tuple(values.get(name) for name in MESSAGES.names[2 + len(ids) :])

@@ -1,4 +1,4 @@
-"""Finds messages in several chunks that are not whole yet: their first chunks must not be acknowledged."""
+"""Finds incomplete chunked messages, whose first chunks must not be acknowledged."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from broker.pulsar_admin.topic_questions import TopicQuestions
 
 _log = logging.getLogger(__name__)
 
-# The client gives up a message whose chunks do not come within a minute: it acknowledges the ones it has.
+# The client gives up a message whose chunks do not come within a minute, and acknowledges the chunks that it has.
 _INCOMPLETE_SECONDS = 90.0
-_MAX_QUESTIONS = 100  # entries that the broker is asked about for one acknowledgement
+_MAX_QUESTIONS = 100  # the most entries to ask the broker about for one acknowledgement
 _ASKED_AT_ONCE = 8
 
-Gaps = Sequence[tuple[Position, Position]]  # each as the entries before and after it, ascending
+Gaps = Sequence[tuple[Position, Position]]  # (entry before, entry after) of each gap, ascending
 
 
 class ChunkedMessages:
-    """Says how far a topic partition may be acknowledged.
+    """Says up to which entry a topic partition may be acknowledged.
 
-    The client hands over a message when its last chunk has come, and that chunk's entry is its position. If the first
-    chunk had been acknowledged by then, a restart would find no whole message. The client does not tell what has come
-    of messages that are not whole; but their chunks are entries that are missing between those of other messages.
+    The client hands over a chunked message when its last chunk has come; the position of the message is that of its
+    last chunk. If the first chunk were acknowledged before, a restart would not get the whole message. The client does
+    not show incomplete messages, but their chunks are gaps between the entries of other messages.
 
     Args:
         topic: the topic partition's name.
-        broker: is asked about entries in gaps.
+        broker: says which entries in gaps are first chunks.
         clock: a monotonic one, seconds.
     """
 
@@ -40,24 +40,25 @@ class ChunkedMessages:
         self._broker = broker
         self._clock = clock
         self._lock = threading.Lock()
-        self._whole: dict[Position, Position] = {}  # by first chunk the last one
-        self._begun: dict[Position, tuple[Position, float]] = {}  # by first chunk the entry before, and since when
+        self._whole: dict[Position, Position] = {}  # the last chunk of each whole message, by its first
+        # (entry before, when it was found) of each incomplete message, by its first chunk.
+        self._begun: dict[Position, tuple[Position, float]] = {}
         self._examined = START
 
     def add(self, first: Position, last: Position) -> None:
-        """Notes the first and last chunk of a message that has come whole."""
+        """Notes the first and the last chunk of a whole message."""
         with self._lock:
             self._whole[first] = last
 
     def limit(self, last: Position, gaps: Gaps) -> Position:
-        """Returns the last entry, up to a given one, that may be acknowledged.
+        """Returns the last entry that may be acknowledged, `last` or one before it.
 
         Args:
-            last: the entry up to which everything is durable.
-            gaps: the places beyond the last acknowledged entry where entries up to `last` have not come.
+            last: all entries up to this one are durable.
+            gaps: after the last acknowledged entry, up to `last`.
 
         Raises:
-            PulsarError: the broker does not say what is in a gap.
+            PulsarError: the broker does not answer a question for an entry in a gap.
         """
         last = self._examine(last, gaps)
         allowed = last
@@ -77,7 +78,7 @@ class ChunkedMessages:
         return allowed
 
     def _examine(self, last: Position, gaps: Gaps) -> Position:
-        """Finds first chunks in gaps up to an entry; returns the entry up to which it has looked."""
+        """Looks for first chunks in gaps up to an entry; returns the last entry that it has looked at."""
         gaps = [gap for gap in gaps if gap[1] > self._examined]
         if gaps:
             cursor = self._broker.cursor(self._topic)
@@ -99,10 +100,13 @@ class ChunkedMessages:
 def _missing(
     gaps: Gaps, after: Position, last: Position, ledgers: Mapping[int, int]
 ) -> Iterator[tuple[Position, Position]]:
-    """Yields (the entry before the gap, entry) for the entries in gaps after one and up to another that the broker has.
+    """Yields (entry before the gap, missing entry) for the entries that the broker has between two others.
 
     Args:
-        ledgers: how many entries each ledger has.
+        gaps: where entries are missing.
+        after: missing entries up to this one are passed over.
+        last: the last missing entry to yield.
+        ledgers: the number of entries of each ledger.
     """
     for before, behind in gaps:
         first, end = max(before, after).next, min(behind, last.next)

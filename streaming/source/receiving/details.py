@@ -1,4 +1,4 @@
-"""Looks up what the client does not tell of a topic partition's messages: schemas, and whether keys are bytes."""
+"""Looks up details of messages that the client does not show: schemas, and whether keys are bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from warehouse.message_schemas import MessageSchema, SchemaKeeper
 
 
 class NotKnownYetError(DelayLakeError):
-    """The broker or the warehouse does not answer: the message has to be taken in later. Control flow: it is caught."""
+    """Broker or warehouse do not answer, so the message has to be taken in later. Control flow: it is caught."""
 
 
 class MessageDetails:
-    """Looks up details of the messages of one topic partition. Not safe in several threads.
+    """Looks up details of the messages of one topic partition. Not thread-safe.
 
     Args:
         source: the topic partition.
         admin: asks the broker.
-        schemas: keeps schemas in the table `schemas`.
-        registry: the topic whose schemas the messages have, where it is not their route's: these schemas are kept
-            under versions of their own. None: the route's topic.
+        schemas: stores schemas in the table `schemas`.
+        registry: the topic in whose schema registry the messages' versions are, where it is another than the source
+            topic: its schemas are stored under versions of their own. None: the source topic.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class MessageDetails:
         self._suffix = b"" if registry is None else hashlib.sha256(registry.encode()).digest()[:8]
 
     def schema(self, version: bytes) -> tuple[bytes, MessageSchema | None]:
-        """Looks a schema up, and keeps it in the warehouse.
+        """Looks up a schema, and stores it in the warehouse.
 
         Args:
-            version: as a message has it.
+            version: the schema version of a message.
 
         Returns:
-            the version under which it is kept, and the schema; None: the topic has no such version.
+            (version under which the schema is stored, schema); the schema is None where the topic has no such version.
 
         Raises:
-            NotKnownYetError: it could not be asked for, or kept.
+            NotKnownYetError: the broker does not answer, or the schema can't be stored.
         """
         version += self._suffix
         try:
@@ -59,14 +59,14 @@ class MessageDetails:
     def key_encoding(
         self, key: str, producer: str, schema: MessageSchema | None, position: Position, batch_index: int
     ) -> str | None:
-        """Returns BASE64 where a message's key is bytes, which the client gives as base64; None: text, or not known.
+        """Returns BASE64 for a key of bytes, which the client gives as base64; None: the key is text, or not known.
 
         Args:
             key: as the client gives it.
             producer: the name of the message's producer.
-            schema: the message's; None: it has none.
+            schema: of the message; None: it has none.
             position: the message's entry.
-            batch_index: its place in the entry; -1: the entry is one message.
+            batch_index: the message's place in the entry; -1: the entry is one message.
 
         Raises:
             NotKnownYetError: the broker does not answer.

@@ -1,4 +1,4 @@
-"""Finds out whether all has been read up to an entry, where nothing comes any more."""
+"""Checks whether all entries up to a given one have been read, when no more messages come."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AllRead:
-    """All has been read that comes up to an entry."""
+    """The result of a check: all entries up to `up_to` have been read."""
 
     up_to: Position
     topic_end: Position  # the topic's last entry
 
 
 class EndCheck:
-    """Checks whether all has been read that comes up to a wanted entry, each time that nothing has come for a while.
+    """Checks, each time that no message has come for a while, whether all entries up to an awaited one have been read.
 
-    The last entries of a topic may be none that a consumer gets: expired, skipped, of an aborted transaction. All
-    up to an entry has come when the broker has sent what is before, the consumer answers on the same connection,
-    and has nothing left; all that twice in a row, half a second apart.
+    A consumer may never get the last entries of a topic: expired or skipped ones, or those of an aborted transaction.
+    All entries up to a given one have been read when two checks in a row, half a second apart, find that the broker has
+    sent these entries, and that the consumer answers on the same connection and has no message left.
 
     Args:
         topic: the topic partition's name.
-        broker: is asked for the connection, and for how far it has sent.
+        broker: says which connection the consumer has, and how far the broker has sent.
     """
 
     def __init__(self, topic: str, broker: TopicQuestions) -> None:
         self._topic = topic
         self._broker = broker
-        self._before: tuple[str, Position] | None = None  # of the check before: the connection, and what was wanted
+        self._before: tuple[str, Position] | None = None  # (connection, awaited entry) of the last check, if it passed
 
     def begin_anew(self) -> None:
-        """Has the next check be a first one: something has come."""
+        """Forgets the last check, because a message has come."""
         self._before = None
 
-    def check(self, consumer: pulsar.Consumer, wanted: Position, read_to: Position) -> tuple[Any, AllRead | None]:
+    def check(self, consumer: pulsar.Consumer, awaited: Position, read_to: Position) -> tuple[Any, AllRead | None]:
         """Checks once.
 
         Args:
-            consumer: of the topic partition; nothing has come from it for half a second.
-            wanted: somebody waits until this entry has been read.
-            read_to: all has been read that comes up to this entry.
+            consumer: of the topic partition; it has had no message for half a second.
+            awaited: the entry up to which somebody waits.
+            read_to: the entry up to which all are known to have been read.
 
         Returns:
-            the next message if there is one after all, else None; and what has been read; None: that is not known yet.
+            (message, result): a message that has come during the check, or None; the result is None where it is not
+            known yet.
         """
         before, self._before = self._before, None
-        if wanted <= read_to:
+        if awaited <= read_to:
             return None, None
         try:
             connection = self._broker.connection(self._topic)
             if connection is None:
                 return None, None
             cursor = self._broker.cursor(self._topic)
-            if not cursor.has_sent(wanted):
+            if not cursor.has_sent(awaited):
                 return None, None
             consumer.get_last_message_id()
             try:
@@ -72,9 +73,9 @@ class EndCheck:
                 if self._broker.connection(self._topic) != connection:
                     return None, None
         except PulsarError as error:
-            _log.warning("%s: whether all up to %s was read is not known: %s", self._topic, wanted, error)
+            _log.warning("%s: whether all up to %s was read is not known: %s", self._topic, awaited, error)
             return None, None
-        self._before = connection, wanted
+        self._before = connection, awaited
         if before is None or before[0] != connection or before[1] <= read_to:
             return None, None
-        return None, AllRead(before[1], cursor.end)  # by now more may be wanted
+        return None, AllRead(before[1], cursor.end)  # `awaited` may be later than in the last check

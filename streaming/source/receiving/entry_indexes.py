@@ -1,4 +1,4 @@
-"""The broker entry indexes of a topic partition's messages: counted on from entry to entry, asked for after a gap."""
+"""Finds the broker entry indexes of messages: counts from entry to entry, and asks the broker after a gap."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from broker.pulsar_admin.topic_questions import TopicQuestions
 
 _log = logging.getLogger(__name__)
 
-_ASKED_EACH = 1_000  # where the broker does not tell an index it is asked again at every so many entries
+_ASKED_EACH = 1_000  # entries until the broker is asked again after it has not told an index
 
 
 class EntryIndexes:
-    """Tells the index of each entry that comes, in order.
+    """Finds the index of each entry, in the order in which they come.
 
     Args:
         topic: the topic partition's name.
-        broker: is asked where an index can't be counted on.
+        broker: says the index of the first entry, and of one after a gap.
     """
 
     def __init__(self, topic: str, broker: TopicQuestions) -> None:
@@ -30,9 +30,9 @@ class EntryIndexes:
         """Returns the broker entry index of an entry's first message; None: not known.
 
         Args:
-            position: the entry.
-            batch_size: how many messages it has.
-            follows: whether it is the one behind the entry that was asked about before.
+            position: of the entry.
+            batch_size: the number of its messages.
+            follows: whether the entry comes directly after the one of the last call.
         """
         if not follows or self._next is None:
             if follows and position.entry_id % _ASKED_EACH:

@@ -1,4 +1,4 @@
-"""The messages of a topic partition, in chunks, from when they come in until Spark has committed them."""
+"""Keeps the messages of a topic partition in chunks, until Spark has committed their batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Chunk:
-    """Entries that follow on one another, with all of their messages.
+    """Successive entries of a topic partition, with all of their messages.
 
     Attributes:
-        rows: as MESSAGES.
-        n_bytes: of these, about.
-        earliest: when the first of its messages is due, ms since the epoch.
-        start: the last entry that was read before.
-        last: the last entry that had been read when it was made.
+        rows: the messages, as MESSAGES.
+        n_bytes: of the messages, about.
+        earliest: the least `deliver_at` of the messages, ms since the epoch.
+        start: the last entry that was read before the chunk.
+        last: the last entry that was read with the chunk.
     """
 
     rows: pa.Table
@@ -35,11 +35,11 @@ class Chunk:
 
     @property
     def n_messages(self) -> int:
-        """At least one, so that it gets into a batch."""
+        """The number of messages; 1 for a chunk without any, so that it gets into a batch."""
         return max(1, int(self.rows.num_rows))
 
     def rows_between(self, after: Position, last: Position) -> pa.Table:
-        """Returns the rows of the entries after one and up to another."""
+        """Returns the rows of entries after `after`, up to `last`."""
         rows = self.rows
         if not rows.num_rows or (after <= self.start and self.last <= last):
             return rows
@@ -51,40 +51,46 @@ class Chunk:
 
 
 class ReceivedChunks:
-    """The chunks of a topic partition, and how far they are in batches. To be used by one thread at a time.
+    """The chunks of a topic partition, and how many of them are in batches. One thread at a time may use it.
 
     Args:
         topic: the topic partition's name.
         after: the last entry that an earlier run has taken in.
+
+    Attributes:
+        read_to: all entries up to this one have come in.
+        last_in_batch: the last entry that is in a batch.
+        waiting_messages: the number of messages that are in no batch yet.
+        waiting_bytes: their bytes, about.
     """
 
     def __init__(self, topic: str, after: Position) -> None:
         self._topic = topic
         self._chunks: deque[Chunk] = deque()
-        self._late: list[pa.Table] = []  # of entries before others that are in a batch: they go with the next chunk
-        self.read_to = after  # all that comes up to here has come
-        self.last_cut = after  # the last entry that is in a batch
-        self.waiting_messages = 0  # that are in no batch yet
+        self._late: list[pa.Table] = []  # rows that came after a batch had passed their entries, for the next chunk
+        self.read_to = after
+        self.last_in_batch = after
+        self.waiting_messages = 0
         self.waiting_bytes = 0
 
     def has_due(self, cutoff: int) -> bool:
-        """Whether any message that is in no batch yet is due at a time, ms since the epoch, or before."""
-        return any(chunk.last > self.last_cut and chunk.earliest <= cutoff for chunk in self._chunks)
+        """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
+        return any(chunk.last > self.last_in_batch and chunk.earliest <= cutoff for chunk in self._chunks)
 
     def add(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
-        """Adds rows as a new chunk, or to the last one where entries come that are before its end.
+        """Adds rows as a new chunk, or to the last chunk where their entries are before its end.
 
         Args:
             rows: as MESSAGES.
-            n_bytes: of these.
-            last: all has come that comes up to this entry.
+            n_bytes: of the rows, about.
+            last: all entries up to this one have come in.
         """
         earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
         if last > self.read_to:
             self._chunks.append(Chunk(concat([*self._late, rows]), n_bytes, earliest, self.read_to, last))
             self._late = []
             self.read_to = last
-        elif self._chunks and self.read_to > self.last_cut:
+        elif self._chunks and self.read_to > self.last_in_batch:
             chunk = self._chunks[-1]
             self._chunks[-1] = replace(
                 chunk,
@@ -99,13 +105,13 @@ class ReceivedChunks:
                 last,
             )
             self._late.append(rows)
-        self._cut_at(self.last_cut)
+        self._note_in_batch(self.last_in_batch)
 
-    def cut(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
-        """Takes what waits into a batch: see `Receiver.cut`."""
+    def take_into_batch(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
+        """Takes waiting chunks into a batch: see `Receiver.take_into_batch`."""
         messages = n_bytes = 0
         for chunk in self._chunks:
-            if chunk.last <= self.last_cut:
+            if chunk.last <= self.last_in_batch:
                 continue
             if up_to is not None and chunk.last > up_to:
                 break
@@ -115,22 +121,22 @@ class ReceivedChunks:
             n_bytes += chunk.n_bytes
             end = chunk.last
         if messages:
-            self._cut_at(end)
-        return self.last_cut, messages, n_bytes
+            self._note_in_batch(end)
+        return self.last_in_batch, messages, n_bytes
 
     def between(self, after: Position, last: Position) -> list[Chunk]:
-        """Returns the chunks with entries after one and up to another, which counts as taken into a batch."""
-        if last > self.last_cut:
-            self._cut_at(last)
+        """Returns the chunks with entries after `after`, up to `last`, and counts these as taken into a batch."""
+        if last > self.last_in_batch:
+            self._note_in_batch(last)
         return [chunk for chunk in self._chunks if chunk.last > after and chunk.start < last]
 
     def forget(self, last: Position) -> None:
-        """Drops the chunks that come up to an entry."""
+        """Drops the chunks whose entries all come up to a given one."""
         while self._chunks and self._chunks[0].last <= last:
             self._chunks.popleft()
 
-    def _cut_at(self, end: Position) -> None:
-        self.last_cut = end
+    def _note_in_batch(self, end: Position) -> None:
+        self.last_in_batch = end
         left = [chunk for chunk in self._chunks if chunk.last > end]
         self.waiting_messages = sum(chunk.n_messages for chunk in left)
         self.waiting_bytes = sum(chunk.n_bytes for chunk in left)

@@ -1,4 +1,4 @@
-"""Receives one topic partition in the background, and keeps what it received until Spark has committed it."""
+"""Receives the messages of one topic partition in a thread, and keeps them until Spark has committed their batch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_MESSAGES = 4_000  # in a chunk of rows, or a few more: its entries are whole
+_CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
-_NEXT_MILLIS = 20  # a message that comes so soon after another goes into the same chunk: each table has its cost
-_IDLE_MILLIS = 500  # how long a message is waited for until the receiver is idle
-_REST_OF_ENTRY_MILLIS = 60_000  # how long the other messages of an entry are waited for
-# The client gives up a chunked message, and acknowledges its chunks, when a minute after the first the last has not
-# come. So where there is no room for half of that time, the consumer is closed, and gets the chunks again later.
+_NEXT_MILLIS = 20  # a message that comes so soon after another joins its chunk, because each table has a fixed cost
+_IDLE_MILLIS = 500  # the receiver is idle when it has waited so long for a message
+_REST_OF_ENTRY_MILLIS = 60_000  # how long the receiver waits for the other messages of an entry
+# The client gives up a chunked message, and acknowledges its chunks, when the last chunk has not come a minute after
+# the first. So a consumer without room for half a minute is closed; a later one gets the chunks again.
 _ROOM_SECONDS = 30.0
 
 
@@ -40,10 +40,10 @@ class Limits:
     """Limits of a receiver.
 
     Attributes:
-        max_delay_millis: the longest delay of a message; 0: any.
-        max_size: how many bytes payload, keys and properties of a message may have, in all.
-        max_messages: how many messages may wait to be taken into a batch.
-        max_bytes: how many bytes may wait to be.
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+        max_size: the most bytes of a message: of payload, keys and properties together.
+        max_messages: the most messages that may wait for a batch.
+        max_bytes: the most bytes that may wait for a batch.
     """
 
     max_delay_millis: int
@@ -55,23 +55,22 @@ class Limits:
 class Receiver:
     """A durable, exclusive subscription to one topic partition.
 
-    Entries come in the topic's order and are kept whole. After a reconnection the broker sends again what has not
-    been acknowledged; what was received already is dropped. It stops receiving while `max_messages` or `max_bytes`
-    wait to be taken.
+    Entries come in the topic's order and stay whole. After a reconnection the broker sends unacknowledged entries
+    again; the receiver drops those that it has. It pauses while `max_messages` or `max_bytes` wait for a batch.
 
     Args:
         source: the topic partition.
         subscribe: opens the consumer; called in the receiver's own thread, again after an error.
-        after: the last entry that an earlier run has taken in: what comes up to it is dropped.
-        limits: how much is taken.
-        broker: is asked where the client does not tell: indexes, chunks, how far the broker has sent.
-        details: looks up schemas and key encodings; None: these do not matter, as on the control topic.
-        on_received: called when something has come in.
+        after: the last entry that an earlier run has taken in; the receiver drops entries up to it.
+        limits: of messages, and of how many of them wait.
+        broker: answers what the client does not: indexes, chunks, how far the broker has sent.
+        details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        on_received: called when messages have come in.
         on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
-        replicated_from: called with a producer's name and an entry; returns the cluster from which that came; None: it
-            is this one's.
-        on_passed: called with an entry up to which nothing more comes, although not all has come; before that counts
-            as read.
+        replicated_from: called with a producer's name and an entry; returns the cluster from which the entry came;
+            None: this one.
+        on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
+            before that entry counts as read.
     """
 
     def __init__(
@@ -97,13 +96,13 @@ class Receiver:
         self._replicated_from = replicated_from
         self._on_passed = on_passed
         self._problem: str | None = None
-        self.has_keys = False  # whether any message that has come had a schedule key
+        self.has_keys = False  # whether any message so far had a schedule key
         self._last_received = after
         self._chunks = ReceivedChunks(source.name, after)
-        self._wanted = START  # somebody waits until this has been read
-        self._may_be_chunked = True  # an entry is missing that a message in several chunks can have begun with
+        self._awaited = START  # the last entry that a caller of `wait_for` or `topic_end` waits for
+        self._may_be_chunked = True  # an entry is missing: it may be the first chunk of a chunked message
         self._last_added = START
-        self._newest = after  # the last entry of which a message has come
+        self._newest = after  # the last entry with a message that has come
         self._changed = threading.Condition()
         self._acknowledgements = Acknowledgements(source.name, broker, after, self._changed)
         self._indexes = EntryIndexes(source.name, broker)
@@ -120,7 +119,7 @@ class Receiver:
 
     @property
     def waiting(self) -> int:
-        """How many messages have come in that are in no batch yet."""
+        """The number of messages that have come in and are in no batch yet."""
         return self._chunks.waiting_messages
 
     @property
@@ -130,35 +129,35 @@ class Receiver:
 
     @property
     def read_to(self) -> Position:
-        """The last entry that has been read: all has come in that comes up to it."""
+        """The last entry that has been read: all entries up to it have come in."""
         return self._chunks.read_to
 
     @property
-    def last_cut(self) -> Position:
+    def last_in_batch(self) -> Position:
         """The last entry that is in a batch."""
-        return self._chunks.last_cut
+        return self._chunks.last_in_batch
 
     @property
     def problem(self) -> str | None:
-        """Why nothing comes in now; None: it does, or there is nothing."""
+        """The error because of which no messages come in; None: there is no error."""
         return self._problem
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for the broker to hand over something."""
+        """Whether the receiver waits for the broker to send a message."""
         return self._is_idle
 
     def connect_again(self) -> None:
-        """Has the receiver's thread open its consumer anew: the broker thinks that it has no room, and it has."""
+        """Lets the receiver's thread open a new consumer, where the broker wrongly takes the present one for full."""
         self._is_cut_off = True
 
     def has_due(self, cutoff: int) -> bool:
-        """Whether any message that is in no batch yet is due at a time, ms since the epoch, or before."""
+        """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
         with self._changed:
             return self._chunks.has_due(cutoff)
 
-    def end(self) -> Position:
-        """Asks the broker for the topic partition's last entry. From now on the receiver makes sure to read up to it.
+    def topic_end(self) -> Position:
+        """Asks the broker for the topic partition's last entry; the receiver makes sure to read up to it.
 
         Raises:
             pulsar.PulsarException: the broker does not answer, or the consumer is not connected.
@@ -168,33 +167,34 @@ class Receiver:
             raise pulsar.NotConnected
         last = consumer.get_last_message_id()
         end = Position(last.ledger_id(), last.entry_id())
-        self._want(end)
+        self._await_entry(end)
         return end
 
-    def is_cut_to(self, end: Position) -> bool:
-        """Whether all that comes up to an entry is in the batches so far."""
-        return self._chunks.last_cut >= end
+    def are_in_batches(self, end: Position) -> bool:
+        """Whether all entries up to a given one are in batches."""
+        return self._chunks.last_in_batch >= end
 
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
-        """Waits until all that comes up to an entry has come in; returns whether that came true in time."""
-        self._want(end)
+        """Waits until all entries up to a given one have come in; returns whether they have in time."""
+        self._await_entry(end)
         with self._changed:
             return self._changed.wait_for(lambda: self._chunks.read_to >= end, timeout_seconds)
 
-    def cut(self, max_messages: int, max_bytes: int, up_to: Position | None = None) -> tuple[Position, int, int]:
-        """Takes what waits into a batch, as far as it may hold that, but at least one chunk.
+    def take_into_batch(
+        self, max_messages: int, max_bytes: int, up_to: Position | None = None
+    ) -> tuple[Position, int, int]:
+        """Takes waiting chunks into a batch, as many as fit, but at least one.
 
         Args:
-            max_messages: how many messages the batch may hold of this topic partition.
-            max_bytes: how many bytes.
-            up_to: the last entry that may be in it; None: any.
+            max_messages: the most messages of this topic partition in the batch.
+            max_bytes: the most bytes of it in the batch.
+            up_to: the last entry that the batch may have; None: any.
 
         Returns:
-            the batch's last entry, which is the last batch's where nothing was taken, and the numbers of its messages
-            and bytes.
+            (last entry in a batch now, number of messages taken, number of bytes taken).
         """
         with self._changed:
-            taken = self._chunks.cut(max_messages, max_bytes, up_to)
+            taken = self._chunks.take_into_batch(max_messages, max_bytes, up_to)
             self._changed.notify_all()
             return taken
 
@@ -203,10 +203,11 @@ class Receiver:
 
         Args:
             after: the entry before the first one.
-            last: the last one. What comes up to it counts as taken into a batch.
+            last: the last entry. From now on entries up to it count as taken into a batch.
+            timeout_seconds: how long to wait.
 
         Raises:
-            TimeoutError: they have not come in time.
+            TimeoutError: the entries have not come in time.
         """
         if last <= after:
             return MESSAGES.empty_table()
@@ -218,36 +219,36 @@ class Receiver:
         return concat(chunk.rows_between(after, last) for chunk in chunks)
 
     def forget(self, last: Position) -> None:
-        """Drops the rows of what came up to an entry: Spark has committed its batch."""
+        """Drops the rows of entries up to a given one, because Spark has committed their batch."""
         with self._changed:
             self._chunks.forget(last)
 
     def acknowledge(self, last: Position) -> None:
-        """Acknowledges all up to an entry, or up to a chunked message before it that is not whole yet.
+        """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
 
-        Where that fails it is only logged: a later acknowledgement covers it.
+        A failure is only logged: a later acknowledgement covers these entries, too.
         """
         if (consumer := self._consumer) is not None:
             self._acknowledgements.acknowledge(consumer, last)
 
     def acknowledge_again(self, end: Position) -> None:
-        """Repeats the last acknowledgement, in case it was lost, where no later one follows to cover it.
+        """Repeats the acknowledgement of a topic's last entry, in case it was lost: no later one would cover it.
 
         Args:
-            end: the topic partition's last entry: nothing happens if that is not acknowledged.
+            end: the topic partition's last entry. Nothing happens if it has not been acknowledged.
         """
         if (consumer := self._consumer) is not None:
             self._acknowledgements.repeat(consumer, end)
 
     def stop(self) -> None:
-        """Tells the thread to end; does not wait for it."""
+        """Lets the thread end; does not wait for it."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
 
-    def _want(self, end: Position) -> None:
+    def _await_entry(self, end: Position) -> None:
         with self._changed:
-            self._wanted = max(self._wanted, end)
+            self._awaited = max(self._awaited, end)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -288,9 +289,9 @@ class Receiver:
             )
 
     def receive(self, consumer: pulsar.Consumer) -> None:
-        """Receives what comes within a moment, and keeps it as a chunk.
+        """Receives the messages of the next moment, and keeps them as a chunk.
 
-        When this raises, for whatever reason, nothing of it is kept, and it all comes again with the next consumer.
+        When this raises, no message is kept, and the next consumer receives all of them again.
         """
         try:
             message = consumer.receive(_IDLE_MILLIS)
@@ -299,7 +300,7 @@ class Receiver:
         except pulsar.Timeout:
             self._problem = None
             self._is_idle = True
-            message = self._last_of_wanted(consumer)
+            message = self._check_end(consumer)
             if message is None:
                 return
         builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size, self._details)
@@ -334,7 +335,7 @@ class Receiver:
             follows = position.follows(self._last_added)
             if batch_index < 0 and (self._may_be_chunked or not follows):
                 self._acknowledgements.note_chunks(message_id, position)
-            if self._acknowledgements.is_settled(position):
+            if self._acknowledgements.was_taken_in(position):
                 return
             self._may_be_chunked |= not follows
             self._last_added = position
@@ -344,16 +345,16 @@ class Receiver:
         builder.add(message, batch_index)
 
     def _left_out(self, message: Any, position: Position) -> str | None:
-        """Returns why an entry's messages are not for this job; None: they are."""
+        """Returns why this job leaves an entry's messages out; None: it does not."""
         try:
             producer = message.producer_name()
         except UnicodeDecodeError:
-            return None  # such a message is rejected
+            return None  # the message is rejected later
         cluster = self._replicated_from(producer, position)
         return None if cluster is None else LEFT_OUT + cluster
 
     def _keep(self, builder: ChunkBuilder) -> None:
-        """Makes a chunk of what was received; when it comes again it is dropped."""
+        """Keeps the received messages as a chunk, and remembers their entries, to drop them when they come again."""
         rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
         self._on_rows(rows)
@@ -365,14 +366,15 @@ class Receiver:
             self._changed.notify_all()
         self._on_received()
 
-    def _last_of_wanted(self, consumer: pulsar.Consumer) -> Any:
-        """Finds out, where nothing comes and more is wanted, whether all has been read that comes up to that entry.
+    def _check_end(self, consumer: pulsar.Consumer) -> Any:
+        """Checks, while no message comes, whether all entries up to `_awaited` have been read, and notes it if so.
 
-        Returns the next message if there is one after all, else None; where all has been read, that is noted.
+        Returns:
+            a message that has come during the check; None: none has.
         """
         with self._changed:
-            wanted = self._wanted
-        message, all_read = self._end_check.check(consumer, wanted, self._chunks.read_to)
+            awaited = self._awaited
+        message, all_read = self._end_check.check(consumer, awaited, self._chunks.read_to)
         if all_read is not None:
             self._on_passed(min(all_read.up_to, all_read.topic_end))
             with self._changed:

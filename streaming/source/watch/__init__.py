@@ -1,1 +1,1 @@
-"""The watch over source topics: entries that did not come, and topics that stand still."""
+"""Watches source topics for missing entries, and for topics that stand still."""

@@ -1,4 +1,4 @@
-"""Watches the source topics for entries that did not come, and for topics that stand still, and reports both."""
+"""Watches the source topics, and reports missing entries and topics that stand still."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from warehouse.unseen_entries import durable_index, find_not_seen, record
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-_LOOKS_A_SECOND = 20  # at topic partitions, so that many of them do not keep the broker's admin API busy
+_LOOKS_A_SECOND = 20  # the most topic partitions that are looked at in a second, to spare the broker's admin API
 _TIMEOUT_SECONDS = 5.0
-_MAX_PARTS = 100  # how many entries at the end of a topic are looked at, one by one
-_GAPS_AT_ONCE = 100  # how many are decided before topics are looked at again
+_MAX_PARTS = 100  # the most entries at the end of a topic that are looked at, one by one
+_GAPS_AT_ONCE = 100  # the most gaps that are decided before topics are looked at again
 
 
 class SourceWatch:
     """A thread beside the receivers that asks the broker's admin API about their topic partitions.
 
-    A gap is final when it is seen: the broker hands entries to an exclusive consumer in order, and begins again at the
-    last acknowledged one after a reconnection. The broker is asked at once which entries are missing, and they are
-    written to `rejects`, long before the entries after them are acknowledged; where the broker does not answer it is
-    asked again, also by the next run.
+    A gap does not close later: the broker sends entries to an exclusive consumer in order, and begins again after the
+    last acknowledged one after a reconnection. So the watch asks the broker at once which entries of a gap exist, and
+    writes them to `rejects`, long before the entries after them are acknowledged. Where the broker does not answer, the
+    watch asks again, also in the next run.
 
     Args:
         settings: of the job.
-        troubles: is told of topics that stand still, entries that were not seen, and an admin API that is silent.
-        receivers: returns the receivers that there are now.
-        why_not_taking: returns why messages that have come in are not taken into batches now; None: they are.
-        tables: where the entries that were not seen are written down.
+        troubles: records topics that stand still, entries that were not seen, and an admin API that does not answer.
+        receivers: returns the present receivers.
+        why_not_taking: returns why batches take no messages now; None: they do.
+        tables: of the warehouse; `rejects` gets the entries that were not seen.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class SourceWatch:
         self._tables = tables
         self._standing = StandingTopics()
         self._gaps = UndecidedGaps(settings)
-        self._counts: dict[str, int] = defaultdict(int)  # by topic partition, entries that were not seen
-        self._ends_asked: dict[str, Position] = {}  # by topic partition up to where missing entries were asked for
+        self._counts: dict[str, int] = defaultdict(int)  # number of entries that were not seen, by topic partition
+        self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
         if self._gaps:
@@ -92,19 +92,20 @@ class SourceWatch:
         """Begins to look for gaps in a topic partition.
 
         Args:
+            source: the topic partition.
             after: the last entry of earlier runs; START: there is none.
 
         Returns:
-            the function to be called with all rows that come in of it, as MESSAGES, in order.
+            a function to call with all rows that come in from the topic partition, as MESSAGES, in order.
         """
         self._continuity[source.name] = Continuity(after)
         return functools.partial(self._came_in, source)
 
     def begin(self, source: SourceTopic) -> None:
-        """Notes where a topic partition begins for the job; to be called after `follow`, before its consumer is opened.
+        """Notes the first entry of a topic partition for the job. Call it after `follow`, before opening the consumer.
 
-        The client acknowledges what it can't read: afterwards nobody would know which entry of a topic that was never
-        read came first.
+        The client acknowledges entries that it can't read. So later the first entry of a topic that was never read
+        could not be found out.
 
         Raises:
             PulsarError: the broker does not answer.
@@ -122,7 +123,7 @@ class SourceWatch:
         self._wake.set()
 
     def passed(self, source: SourceTopic, end: Position) -> None:
-        """Notes that nothing more comes up to an entry of a topic partition: what has not come by now is missing."""
+        """Notes that a topic partition sends no more entries up to `end`: those that have not come are missing."""
         name = source.name
         last = max(self._continuity[name].last, self._ends_asked.get(name, START))
         if START < last < end:
@@ -144,9 +145,9 @@ class SourceWatch:
                 next_look = time.monotonic() + _LOOK_SECONDS
 
     def decide_gaps(self) -> None:
-        """Asks the broker about the first gaps that were seen, and writes down the entries that are missing there.
+        """Asks the broker about the first gaps, and writes their missing entries to `rejects`.
 
-        A gap that can't be decided now goes behind the others, so that it holds up none.
+        A gap for which there is no answer goes behind the others, so that it holds up none.
         """
         self._gaps.write()
         gaps = self._gaps.first(_GAPS_AT_ONCE)
@@ -164,7 +165,7 @@ class SourceWatch:
                 text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
                 self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
                 _log.warning("%s: %s; trying again", source.name, text)
-        self._gaps.settle(decided, failed)
+        self._gaps.remove(decided, failed)
         if self._gaps and not failed:
             self._wake.set()
         left = self._gaps.sources()
@@ -173,7 +174,11 @@ class SourceWatch:
                 self._troubles.end(NOT_SEEN, source.name)
 
     def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
-        """Decides gaps of a topic partition; returns those that are decided, those that are not, and why not."""
+        """Decides gaps of a topic partition.
+
+        Returns:
+            (gaps that are decided, gaps that are not, why not).
+        """
         found: list[Gap] = []
         failed: list[Gap] = []
         tables: list[pa.Table] = []
@@ -186,7 +191,7 @@ class SourceWatch:
             except PulsarError as broker_error:
                 failed.append(gap)
                 error = broker_error
-                break  # the rest is not asked for now, and is the first to be next time
+                break  # the next round begins with the other gaps
             except Exception as gap_error:
                 failed.append(gap)
                 error = gap_error
@@ -211,7 +216,7 @@ class SourceWatch:
         return durable_index(self._tables, source, position)
 
     def look(self, now: int) -> None:
-        """Looks at every topic partition, for whether it stands still, and for entries missing at its end.
+        """Looks at every topic partition: whether it stands still, and whether entries are missing at its end.
 
         Args:
             now: ms since the epoch.
@@ -228,10 +233,10 @@ class SourceWatch:
 
     def _look_at(self, receiver: Receiver, now: int) -> None:
         name = receiver.source.name
-        taken = receiver.last_cut
+        taken = receiver.last_in_batch
         backlog = self._admin.backlog(name, self._subscription)
         try:
-            end = receiver.end()
+            end = receiver.topic_end()
         except pulsar.PulsarException:
             end = None
         if end is not None and not backlog:
@@ -239,7 +244,7 @@ class SourceWatch:
         if end is not None and backlog:
             receiver.acknowledge_again(end)  # an acknowledgement may be lost with the connection
         if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
-            # For a batch that it can't decrypt the client gives the broker the permit of one message back, not of all.
+            # For a producer batch that it can't decrypt the client gives back one permit, not one for each message.
             receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)
@@ -250,7 +255,7 @@ class SourceWatch:
             self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
 
     def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
-        """Whether the entries that wait are no messages, such as chunks of one whose producer ended in the middle."""
+        """Whether the waiting entries are no messages, such as chunks of a message whose producer ended in between."""
         last, name = receiver.last_received, receiver.source.name
         if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
             return False
@@ -270,16 +275,16 @@ class SourceWatch:
         return "the broker hands over none"
 
     def _check_end(self, receiver: Receiver, end: Position) -> None:
-        """Notes entries at the end that are acknowledged, but never came in: the client can't have read them."""
+        """Notes entries at the end that are acknowledged but never came in, because the client can't read them."""
         name = receiver.source.name
         if not START < self._continuity[name].last < end or self._ends_asked.get(name) == end:
             return
-        # Only what was published before the end was asked for may count: so the backlog is asked for again after that,
-        # and what has come in is looked at last.
+        # Only entries that were published before the question for the end may count. So the backlog is asked for again
+        # after that question, and the entries that have come in are looked at last.
         if self._admin.backlog(name, self._subscription) == 0:
             self.passed(receiver.source, end)
 
 
 def _after(last: Position, end: Position) -> range:
-    """Returns the entry ids after one and up to another of the same ledger."""
+    """Returns the entry ids after `last` up to `end`, of one ledger."""
     return range(last.entry_id + 1, end.entry_id + 1)

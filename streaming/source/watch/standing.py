@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from broker.position import Position
 
-STANDING_MILLIS = 60_000  # from when on a topic counts as standing
+STANDING_MILLIS = 60_000  # a topic stands still after so long without a message taken in
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class _Stand:
 
 
 class StandingTopics:
-    """Remembers of each topic partition since when it has had messages of which none was taken in.
+    """Remembers for each topic partition since when it has had messages and none was taken in.
 
     Args:
-        after_millis: a topic partition stands still when that has lasted so long.
+        after_millis: how long that lasts until the topic partition counts as standing still.
     """
 
     def __init__(self, after_millis: int = STANDING_MILLIS) -> None:
@@ -27,13 +27,16 @@ class StandingTopics:
         self._seen: dict[str, _Stand] = {}
 
     def look(self, name: str, position: Position, has_more: bool, now: int) -> int | None:
-        """Notes how far a topic partition has got; returns since when it stands still, ms since the epoch; None: not.
+        """Notes how far a topic partition has been read.
 
         Args:
-            name: the topic partition's.
+            name: of the topic partition.
             position: the last entry that was taken in.
-            has_more: whether it has messages after that, or may have where that is not known.
+            has_more: whether it has messages after `position`, or may have some.
             now: ms since the epoch.
+
+        Returns:
+            since when it stands still, ms since the epoch; None: it does not.
         """
         last = self._seen.get(name)
         since = last.waits_since if last is not None and last.position == position else None

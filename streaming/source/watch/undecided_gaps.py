@@ -1,6 +1,6 @@
-"""Keeps gaps, until it is known which of their entries are missing, in a file of the checkpoint.
+"""Keeps undecided gaps in a file of the checkpoint: those for which the broker has not told yet what is missing.
 
-A run begins behind the last offset, and that may have passed such a gap: then the run does not come upon it again.
+A run begins after the last offset, which may be after such a gap; then the run would not find the gap itself.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder, so that it is removed with it: a new checkpoint's job reads all entries again.
+# Inside the query's folder, to be removed with it: the job of a new checkpoint reads all entries again.
 GAPS_FILE = Path("query/undecided_gaps.json")
 
-_MAX_KEPT = 10_000  # gaps in the file, which is written as a whole each time
+_MAX_STORED = 10_000  # the most gaps in the file, which is written as a whole each time
 
 SourceGap = tuple[SourceTopic, Gap]
 
 
 class UndecidedGaps:
-    """The gaps to be decided, in the order in which they are to be. Safe in several threads.
+    """The undecided gaps, in the order in which they are to be decided. Thread-safe.
 
-    A change is in the file when the call returns; where that can't be written, `write` or the next change tries again.
-    Begins with those that an earlier run has left in the file.
+    It begins with the gaps in the file of an earlier run. A change is in the file when the call returns; if the file
+    can't be written, `write` or the next change tries again.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -55,37 +55,37 @@ class UndecidedGaps:
             return {source for source, _ in self._gaps}
 
     def add(self, gaps: Iterable[SourceGap]) -> None:
-        """Adds gaps, and writes them to the file: the first _MAX_KEPT of all; the others are forgotten at a stop."""
+        """Adds gaps, and writes the first _MAX_STORED of all to the file; a stop loses the others."""
         with self._lock:
             n = len(self._gaps)
             self._gaps |= dict.fromkeys(gaps)
-            self._changes += n < _MAX_KEPT
-            is_too_many = n <= _MAX_KEPT < len(self._gaps)
+            self._changes += n < _MAX_STORED
+            is_too_many = n <= _MAX_STORED < len(self._gaps)
         if is_too_many:
-            _log.warning("%d gaps are not decided: what comes to them is forgotten at a stop", _MAX_KEPT)
+            _log.warning("%d gaps are not decided: what comes to them is forgotten at a stop", _MAX_STORED)
         self.write()
 
-    def settle(self, decided: Iterable[SourceGap], failed: Iterable[SourceGap]) -> None:
-        """Removes the gaps that are decided, and puts those that could not be behind the others."""
+    def remove(self, decided: Iterable[SourceGap], failed: Iterable[SourceGap]) -> None:
+        """Removes decided gaps, and moves those for which there was no answer behind the others."""
         failed = list(failed)
         with self._lock:
             n = len(self._gaps)
             for gap in [*decided, *failed]:
                 self._gaps.pop(gap, None)
-            self._changes += len(self._gaps) + len(failed) < n or n > _MAX_KEPT
+            self._changes += len(self._gaps) + len(failed) < n or n > _MAX_STORED
             self._gaps |= dict.fromkeys(failed)
         self.write()
 
     def write(self) -> None:
-        """Writes the gaps to the file if they have changed since; one of several waiting threads writes for all."""
+        """Writes the gaps to the file if they have changed; one of several waiting threads writes for all."""
         wanted = self._changes
         with self._writing:
             if self._written >= wanted:
                 return
             with self._lock:
-                changes, kept = self._changes, list(islice(self._gaps, _MAX_KEPT))
+                changes, stored = self._changes, list(islice(self._gaps, _MAX_STORED))
             try:
-                write_durably(self._file, json.dumps(_to_json(kept)))
+                write_durably(self._file, json.dumps(_to_json(stored)))
             except OSError as error:
                 _log.error("gaps of the source topics are forgotten at a stop, they can't be written down: %s", error)
                 return
@@ -93,7 +93,7 @@ class UndecidedGaps:
 
 
 def _to_json(gaps: Iterable[SourceGap]) -> list[list[object]]:
-    """Returns for each topic partition its name, its route's topic, its partition, and its gaps as numbers."""
+    """Returns [name, source topic, partition, gaps] for each topic partition; a gap is a list of numbers."""
     by_source: dict[SourceTopic, list[object]] = {}
     for source, gap in gaps:
         by_source.setdefault(source, []).append([*gap.after, *gap.before, gap.after_index, gap.before_index])

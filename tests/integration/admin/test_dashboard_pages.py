@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, Response, Route, TimeoutError, ex
 from admin.control.async_client import AsyncControlClient
 from conf.settings import Settings
 from docs.make_pictures import SCHEMES
-from status.job_status import Point, StatusWriter
+from status.job_status import Point
+from status.status_writer import StatusWriter
 from tests.support.service.admin_api import served
 from tests.support.service.browser import chromium, need_chromium, wait_until_loaded
 from warehouse.delta.tables import Tables
@@ -26,6 +27,7 @@ HOUR = 3_600_000
 NAMESPACE = "persistent://a-tenant-with-a-long-name/a-namespace-with-a-long-name"
 ORDERS, MAIL = f"{NAMESPACE}/orders-of-all-customers", f"{NAMESPACE}/reminders-by-mail"
 REPORTS = f"{NAMESPACE}/reports"
+SCHEDULE_KEY = "reminder of order <b>7</b>"
 PAGES = [
     "/",
     "/ui/schedule",
@@ -36,7 +38,12 @@ PAGES = [
     "/ui/storage",
     "/ui/settings",
 ]
-FILLED = [f"/ui/recurring?topic={REPORTS}", f"/ui/message?topic={ORDERS}&id=7:11", "/ui/login"]
+FILLED = [
+    f"/ui/recurring?topic={REPORTS}",
+    f"/ui/message?topic={ORDERS}&id=7:11",
+    f"/ui/message?topic={MAIL}&id=8:1",
+    "/ui/login",
+]
 
 PROBLEMS: list[str] = []  # what the browser's console has said
 
@@ -60,6 +67,15 @@ class Status(StatusWriter):
 def write(tables: Tables, name: str, rows: list[dict[str, Any]]) -> None:
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMAS[name]]
     tables.append(name, pa.table(columns, schema=SCHEMAS[name]), {})
+
+
+def keyed_messages(due: int) -> list[dict[str, Any]]:
+    """Two messages of a schedule key, of which the second has taken the place of the first."""
+    at = {"topic": MAIL, "partition": -1, "ledger_id": 8, "batch_index": -1, "batch_size": 1, "deliver_at": due}
+    waits = {**at, "operation": "DELAY", "publish_time": due - HOUR, "producer_name": "p", "key": "customer-7"}
+    waits |= {"schedule_key": SCHEDULE_KEY, "properties": [("scheduleKey", SCHEDULE_KEY)]}
+    yields = {**at, "entry_id": 0, "subscription": "mail", "operation": "CANCEL", "sequence": 40}
+    return [{**waits, "entry_id": 0}, {**waits, "entry_id": 1}, yields]
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +108,13 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
         {**retry, "operation": "RETRY", "entry_id": 900, "attempt": 2, "sequence": 31, "request_id": "r.2"},
         {**retry, "operation": "RETRY", "entry_id": 901, "attempt": 1, "sequence": 32, "request_id": "r.3"},
     ]
+    keyed = keyed_messages(now + HOUR)
+    write(tables, "delayed_index", keyed)
+    told = {"result": "SUPERSEDED", "issued_by": "delaylake", "reason": "yields to 8:1:-1:-1"}
+    outcomes.append({**keyed[-1], **told, "request_id": "8:1:-1:-1"})
     again = {**at, "topic": MAIL, "subscription": "mail", "entry_id": 900, "deliver_at": now}
     write(tables, "deliveries", [{**again, "sent_at": now, "attempt": 2, "destination": f"{MAIL}-mail-dlq"}])
-    write(tables, "outcomes", [{**row, "result": "APPLIED", "applied_at": now} for row in outcomes])
+    write(tables, "outcomes", [{"result": "APPLIED", **row, "applied_at": now} for row in outcomes])
     with writer:
         yield writer
 
@@ -115,7 +135,7 @@ def page(status: Status) -> Iterator[Page]:
         }
     )
     with pytest.MonkeyPatch.context() as patch, chromium() as browser:
-        patch.setattr(AsyncControlClient, "_run", lambda self: None)
+        patch.setattr(AsyncControlClient, "_run", lambda self: setattr(self, "_has_tried", True))
         with served(settings) as client:
             yield _page(browser, str(client.base_url), PROBLEMS)
     assert PROBLEMS == [], "errors in the browser's console"
@@ -394,6 +414,16 @@ def test_a_message_is_retried_for_one_subscription(page: Page) -> None:
     [(url, body)] = calls
     assert url.endswith("/subscription/audit/retry")
     assert body == {"messageIds": ["7:3"], "reason": "lost"}
+
+
+def test_a_message_shows_its_schedule_key_and_what_took_its_place(page: Page) -> None:
+    page.goto(f"/ui/message?topic={MAIL}&id=8:1")
+    shown, events = page.locator("main dl"), page.locator(".events li")
+    expect(shown).to_contain_text(re.compile(f"Key.*customer-7.*scheduleKey.*{SCHEDULE_KEY}", re.S))
+    expect(events).to_have_count(1)
+    page.goto(f"/ui/message?topic={MAIL}&id=8:0")
+    expect(shown).to_contain_text(SCHEDULE_KEY)
+    expect(events.last).to_contain_text("superseded for mail · delaylake · yields to 8:1:-1:-1")
 
 
 def test_a_bulk_action_is_one_line_that_is_opened_to_its_messages(page: Page) -> None:

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from broker.client import PulsarError, connect, token_reader
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
 
@@ -89,7 +89,7 @@ def test_what_the_broker_tells_nothing_of_is_not_taken_for_gone(
     last = producer.send(b"x", properties={"large": "x" * 20_000})
     ledger_id, entry_id = last.ledger_id(), last.entry_id()
     for ask in (admin.entry, admin.entry_metadata):
-        with pytest.raises(NotToldError):
+        with pytest.raises(UnreadableEntryError):
             ask(topic, ledger_id, entry_id)
         assert ask(topic, ledger_id, entry_id + 1) is None
 

@@ -369,7 +369,7 @@ def test_the_commands_of_the_command_line(pulsar_client: pulsar.Client, job: Job
     assert missing.returncode == 1
     assert missing.stderr.strip() == "error: not done: 987654321:0 a NOT_FOUND the topic has no such message"
     assert topics("skip-messages", topic, "-s", "a").returncode == 2
-    assert topics("skip-messages", topic, "-s", "a", "--messageId-triplet", "x").returncode == 1
+    assert topics("skip-messages", topic, "-s", "a", "--messageId-triplet", "x").returncode == 2
 
 
 @pytest.mark.chaos

@@ -27,11 +27,19 @@ def shown_id(message: pulsar.Message) -> str:
     return f"{id.ledger_id()}:{id.entry_id()}:{id.partition()}:{id.batch_index()}"
 
 
+def routed(environment: dict[str, str], topic: str) -> dict[str, str]:
+    """The environment with a route for the topic."""
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    return environment | {"DELAYLAKE_ROUTES": json.dumps(routes)}
+
+
 def test_each_message_is_sent_with_its_key_properties_and_delay(
     delaylake_here: Run, broker_environment: dict[str, str], pulsar_client: pulsar.Client, topic: str
 ) -> None:
     options = ["--deliver-after", "1.5m", "--key", "k", "--property", "a=b=c", "--property", "empty="]
-    done = delaylake_here("produce", topic, "-m", "one", "-m", "zwei ✓", *options, env=broker_environment)
+    done = delaylake_here(
+        "produce", topic, "-m", "one", "-m", "zwei ✓", *options, env=routed(broker_environment, topic)
+    )
     assert (done.returncode, done.stderr) == (0, "")
     messages = read(pulsar_client, topic, 2)
     assert [message.data().decode() for message in messages] == ["one", "zwei ✓"]
@@ -52,7 +60,7 @@ def test_a_time_becomes_millis_since_the_epoch(
 def test_many_are_an_entry_each_and_come_in_order(
     delaylake_here: Run, broker_environment: dict[str, str], pulsar_client: pulsar.Client, topic: str
 ) -> None:
-    done = delaylake_here("produce", topic, "-n", "2500", "--output", "json", env=broker_environment)
+    done = delaylake_here("produce", topic, "-n", "2500", "--output", "json", env=routed(broker_environment, topic))
     assert (done.returncode, done.stderr) == (0, "")
     ids = json.loads(done.stdout)
     messages = read(pulsar_client, topic, 2500)
@@ -60,6 +68,14 @@ def test_many_are_an_entry_each_and_come_in_order(
     assert ids == [shown_id(message) for message in messages]
     assert len({id.rsplit(":", 2)[0] for id in ids}) == 2500
     assert messages[0].properties() == {}
+
+
+def test_who_sends_where_nobody_delivers_is_warned(
+    delaylake_here: Run, broker_environment: dict[str, str], topic: str
+) -> None:
+    done = delaylake_here("produce", topic, "-m", "x", env=routed(broker_environment, f"{topic}_other"))
+    assert done.returncode == 0
+    assert done.stderr == f"warning: no route in the settings is for {topic}: nobody delivers what is sent there\n"
 
 
 def test_the_texts_are_sent_over_and_over(

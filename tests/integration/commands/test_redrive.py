@@ -32,7 +32,7 @@ class DeadLetters:
         routes = [{"source": topic, "subscriptions": [{"name": s, "destination": f"{topic}-d"} for s in "ab"]}]
         self.job = Job(folder, broker.settings, routes)  # never started
         self.settings = self.job.settings
-        dead_letter_subscription.keep(client, f"{topic}-d-dlq")
+        dead_letter_subscription.ensure_subscription(client, f"{topic}-d-dlq")
         producer = client.create_producer(f"{topic}-d-dlq", producer_name="job")
         producer.send(b"somebody else's")
         for i in range(N):

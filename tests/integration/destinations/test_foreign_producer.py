@@ -16,7 +16,7 @@ from broker.standalone import EmbeddedBroker
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from streaming.release.attempt import Assignment, Attempt, Failed
+from streaming.release.attempt import Assignment, Attempt, FailedProducer
 from streaming.release.driver.releaser import Releaser
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import ProducerNames, read_generations
@@ -24,9 +24,9 @@ from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.start import check_broker, check_sent
 from tests.integration.restarts.test_going_on import begun, made
+from tests.support.service.fake_releaser import Recorded, Spark
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
-from tests.unit.streaming.release.driver.test_releaser import Recorded, Spark
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack
 from tracker.wire.delaylake_pb2 import ControlOutcome
@@ -119,7 +119,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
 
     # It is killed when it has taken a new name, and has sent a part under it.
     steal(pulsar_client, destination, f"{own}-2")
-    failed = Failed(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
+    failed = FailedProducer(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
     assert ProducerNames(settings, Troubles()).renew([failed], 5) == []
     sent_before_the_kill(5, N // 2)
     assert run(6, 5) == []

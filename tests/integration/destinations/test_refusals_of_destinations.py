@@ -17,7 +17,7 @@ import pytest
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.attempt import Assignment, Attempt, SendReport
 from streaming.release.task.can_write import can_write
 from streaming.release.task.sender import send_releases
 from tests.support.clients.tokens import SECRET, token
@@ -135,11 +135,11 @@ def release(
     return Assignment("app", 0, 1, True, pack(release_rows(rows, 3, json.dumps(sending))))
 
 
-def send(settings: Settings, attempt: Attempt, what: Assignment) -> Sent:
+def send(settings: Settings, attempt: Attempt, what: Assignment) -> SendReport:
     return next(send_releases(settings.model_dump_json(), attempt, [what]))
 
 
-def delivered(sent: Sent) -> dict[str, int]:
+def delivered(sent: SendReport) -> dict[str, int]:
     names = unpack(sent.deliveries)["subscription"].to_pylist()
     return {name: names.count(name) for name in set(names)}
 

@@ -49,7 +49,7 @@ def test_a_job_goes_on_from_a_backup_with_another_broker(
 ) -> None:
     east, west = places
     monkeypatch.setattr(
-        "recovery.restore.another_broker._CHUNKS_MILLIS", 0
+        "recovery.restore.another_broker.CHUNKS_MILLIS", 0
     )  # none is chunked: the test need not last so long
     routes = [{"source": TOPIC, "subscriptions": [{"name": "a", "destination": DESTINATION}]}]
     tracker = {"max_seal_interval_millis": 1_000, "load_ahead_millis": 3_000}

@@ -380,7 +380,7 @@ def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) 
     watched.watch.look(began + STANDING_MILLIS)
     assert watched.told(STANDING) == [f"messages wait, and none was taken in: {watched.why}"]
     wait_until(lambda: receiver.waiting, 5, "the message in a chunk")
-    receiver.cut(10, 1_000)
+    receiver.take_into_batch(10, 1_000)
     watched.watch.look(began + 2 * STANDING_MILLIS)
     assert watched.troubles.current() == []
     # Taken in, but not acknowledged: that takes until it is durable.

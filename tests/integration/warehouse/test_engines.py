@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.maintain import bucket
 from conf.settings import Settings, SparkSettings
-from streaming.spark_engine import EngineError, SparkEngine, explained
+from streaming.spark_engine import EngineError, SparkEngine, as_engine_errors
 from tests.conftest import run_here
 from tests.support.service.harness import wait_until
 from tests.support.warehouse.random_warehouse import copied, done_by, random_warehouse
@@ -123,7 +123,7 @@ def who_was_overtaken_commits_nothing_but_by_delta_spark(engine: SparkEngine, ma
     assert TableFiles(later, "delayed_index").all() == before
     engine.session.sql("OPTIMIZE default.delayed_index")
     assert TableFiles(later, "delayed_index").all() != before
-    with pytest.raises(EngineError, match="DELTA_UNSUPPORTED_SUBQUERY"), explained():
+    with pytest.raises(EngineError, match="DELTA_UNSUPPORTED_SUBQUERY"), as_engine_errors():
         engine.session.sql("DELETE FROM default.delayed_index WHERE ledger_id NOT IN (SELECT 1)")
 
 

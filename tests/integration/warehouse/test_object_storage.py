@@ -15,7 +15,8 @@ from admin.app import create_app
 from broker.standalone import EmbeddedBroker
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
-from status.job_status import StatusWriter, read_status
+from status.job_status import read_status
+from status.status_writer import StatusWriter
 from tests.support.servers.object_storage import ObjectStorage
 from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from tests.support.warehouse.tables import NOW, bucket, content

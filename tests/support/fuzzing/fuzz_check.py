@@ -15,7 +15,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from streaming.source.receiving.chunk_builder import batch_size_of
 from tests.support.fuzzing.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.properties.schedule import MAX_TIME_MILLIS
-from warehouse.unseen_entries import NOT_TOLD
+from warehouse.unseen_entries import UNREADABLE
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def check(fuzz: Fuzz, producers: Producers, topics: Topics, rejects: dict[str, s
         found["delivered"] += len(came)
         found["rejected"] += len(rejected)
     # Of what was aborted, encrypted and compressed the broker does not tell that it is nothing to deliver.
-    wrong["unexpected"] += [f"{i}: {r}" for i, r in rejects.items() if i not in known and NOT_TOLD not in r]
+    wrong["unexpected"] += [f"{i}: {r}" for i, r in rejects.items() if i not in known and UNREADABLE not in r]
     assert not left, f"the sources lack {len(left)}: {sorted(left)[:5]}"
     assert not any(wrong.values()), {what: (len(all_), all_[:5]) for what, all_ in wrong.items() if all_}
     return found

@@ -29,11 +29,11 @@ from tests.support.tracker.messages import TOPIC, commands, messages
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import KNOWN, SEQUENCE_BITS, PauseChange
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, int64, where
 from tracker.packing import pack
 from tracker.shard import Shard
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from tracker.store import MemoryStore
 from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
@@ -131,7 +131,7 @@ class Service:
         self.settings = settings or settings_of()
         self.routes: KnownRoutes = known_routes(self.settings)
         self.stores = [MemoryStore() for _ in range(shards)]
-        self.places = [Place(number, shards) for number in range(shards)]
+        self.shard_ids = [ShardId(number, shards) for number in range(shards)]
         self.broker = Broker()
         self.now, self.seal_epoch, self.confirmed, self.run = 1_000_000, 0, 0, 0
         self.last = Offset(load_horizon=self.now, near_until=self.now)
@@ -196,16 +196,16 @@ class Service:
         held = where(stored, due == HELD_DELIVER_AT) if any(not change.is_paused for change in pauses) else None
         requests = {str(order["request_id"]): 1 for order in orders} | {change.request_id: 1 for change in pauses}
         found = []
-        for place, store in zip(self.places, self.stores, strict=True):
+        for shard_id, store in zip(self.shard_ids, self.stores, strict=True):
 
-            def own(table: pa.Table, place: Place = place) -> pa.Table:
-                return where(table, place.has(table)) if table.num_rows else table
+            def own(table: pa.Table, shard_id: ShardId = shard_id) -> pa.Table:
+                return where(table, shard_id.has(table)) if table.num_rows else table
 
-            shard = Shard(store, self.routes.subscriptions, 1_000_000, place=place)
+            shard = Shard(store, self.routes.subscriptions, 1_000_000, shard_id=shard_id)
             new = concat(rows)
             given = TickInput(
                 messages=own(new),
-                notes=where(new, place.is_home(new) & ~place.has(new)).select(KEPT_SCHEMA.names),
+                elsewhere=where(new, shard_id.is_home(new) & ~shard_id.has(new)).select(ENTRY_LOG_ROWS.names),
                 segment=own(segment),
                 commands=own(commands(orders)),
                 request_ids=requests,

@@ -53,7 +53,7 @@ class Desk:
         known: pa.Table = NOTHING,
         is_new: bool = False,
         pause_changes: Sequence[PauseChange] = (),
-        arrived: pa.Table = OUTCOME_ROWS.empty_table(),  # noqa: B008
+        waiting_outcomes: pa.Table = OUTCOME_ROWS.empty_table(),  # noqa: B008
     ) -> pa.Table:
         ids = {str(row["request_id"]): int(str(row["body"])) for row in reversed(rows)}
         new = np.full(known.num_rows, is_new)
@@ -65,13 +65,13 @@ class Desk:
             self.moment,
             pause_changes=pause_changes,
             first_answers=self.answers,
-            arrived=arrived,
+            waiting_outcomes=waiting_outcomes,
         )
         self.answers.keep(published, self.moment.tick)
         return published
 
     def arrive(self, rows: pa.Table) -> list[tuple[str, int]]:
-        published = self.control.arrive(rows, self.moment)
+        published = self.control.apply_waiting(rows, self.moment)
         self.answers.keep(published, self.moment.tick)
         return results(published)
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands
-from tracker.commands.schema import CANCEL, KNOWN, OF_ROWS, PauseChange
-from tracker.entry_log import KEPT_SCHEMA
+from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, PauseChange
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import MESSAGES, concat, int64, typed, where
 from tracker.shard import Shard
-from tracker.sharding import Place, shard_of, shards_of
+from tracker.sharding import ShardId, shard_of, shards_of
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Tick, TickInput
@@ -96,12 +96,18 @@ class Job:
                 return where(table, shards_of(table, self.n) == number) if table.num_rows else table
 
             homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), self.n)
-            notes = where(rows, (homes == number) & (shards_of(rows, self.n) != number)).select(KEPT_SCHEMA.names)
+            elsewhere = where(rows, (homes == number) & (shards_of(rows, self.n) != number)).select(
+                ENTRY_LOG_ROWS.names
+            )
             copied = where(ordered, (shards_of(ordered, self.n) != number) & (int64(ordered, "ledger_id") >= 0))
-            payload = self.sealed if any(o["kind"] in OF_ROWS for o in orders) or pauses else MESSAGES.empty_table()
+            payload = (
+                self.sealed
+                if any(o["kind"] in KINDS_WITH_PAYLOAD for o in orders) or pauses
+                else MESSAGES.empty_table()
+            )
             tick_input = TickInput(
                 messages=of(rows),
-                notes=notes,
+                elsewhere=elsewhere,
                 segment=of(segment),
                 commands=pa.concat_tables([of(ordered), copied]),
                 request_ids={str(o["request_id"]): 1 for o in orders} | {p.request_id: 1 for p in pauses},
@@ -111,7 +117,7 @@ class Job:
                 find_keyed=find_keyed,
             )
             effects, again = (
-                Shard(one, self.subscriptions, 1_000_000, 1_000, None, Place(number, self.n), self.idle_millis).apply(
+                Shard(one, self.subscriptions, 1_000_000, 1_000, None, ShardId(number, self.n), self.idle_millis).apply(
                     tick, tick_input
                 )
                 for one in (store, copy)

@@ -17,7 +17,7 @@ from tracker.messages import concat, int64, where
 from tracker.shaping.rule import rule_of
 from tracker.shaping.spans import SHAPED, recorded
 from tracker.shard import Shard
-from tracker.sharding import Place
+from tracker.sharding import ShardId
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
@@ -36,7 +36,7 @@ class Service:
         self.places_at_most = places_at_most
         self.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping={TOPIC: {0: rule}} if rule else {})
         self.stores = [MemoryStore() for _ in range(shards)]
-        self.places = [Place(i, shards) for i in range(shards)]
+        self.shard_ids = [ShardId(i, shards) for i in range(shards)]
         self.now, self.tick, self.seal_epoch, self.load, self.near = START, 0, 0, START, START
         self.run = self.cutoff = 0
         self.feedback = Feedback()
@@ -75,15 +75,15 @@ class Service:
         self.load = load
         payload_rows = changes.get("payload_rows")
         found = []
-        for place, store in zip(self.places, self.stores, strict=True):
+        for shard_id, store in zip(self.shard_ids, self.stores, strict=True):
 
-            def own(table: pa.Table, place: Place = place) -> pa.Table:
-                return where(table, place.has(table)) if table.num_rows else table
+            def own(table: pa.Table, shard_id: ShardId = shard_id) -> pa.Table:
+                return where(table, shard_id.has(table)) if table.num_rows else table
 
             if "payload_rows" in changes:
                 changes["payload_rows"] = own(payload_rows)
             tick_input = TickInput(messages=own(rows), segment=own(segment), **changes)
-            effects = Shard(store, self.subscriptions, 1_000_000, place=place).apply(tick, tick_input)
+            effects = Shard(store, self.subscriptions, 1_000_000, shard_id=shard_id).apply(tick, tick_input)
             self._note(effects)
             found.append(effects)
         statuses = [{"waiting": effects.waiting} for effects in found]

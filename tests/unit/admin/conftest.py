@@ -13,5 +13,5 @@ from admin.control.async_client import AsyncControlClient
 def no_broker() -> Iterator[None]:
     """The API does not try to reach a broker: to give that up takes seconds at each end of a test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AsyncControlClient, "_run", lambda self: None)
+        patch.setattr(AsyncControlClient, "_run", lambda self: setattr(self, "_has_tried", True))
         yield

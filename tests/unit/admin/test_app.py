@@ -140,8 +140,48 @@ def test_parameters_come_in_the_query_a_form_or_json(client: httpx.Client) -> No
     assert "entryId" in reason(client.post(CANCEL, json={"ledgerId": 1, "entryId": False, "deliverAt": 3}), 412)
     for body in (b"{", b"[1]", b"nonsense", b"\xff\xfe"):
         reason(client.post(CANCEL, content=body), 412)
+    text = {"content-type": "text/plain"}  # nobody reads a form in it
+    given_as_text = client.post(f"{CANCEL}{MESSAGE}&deliverAt=3", content=b"subscriptionNames=a", headers=text)
+    assert "neither a form nor JSON" in reason(given_as_text, 412)
     broken = {"content-type": "multipart/form-data; boundary=x"}
     reason(client.post(CANCEL, content=b"--y\r\n", headers=broken), 412)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("POST", f"{CANCEL}{MESSAGE}&deliverAt=3&subscriptionName=a", 412),
+        ("POST", f"{ACKNOWLEDGE}{MESSAGE}&subscriptions=a", 412),
+        ("POST", f"{ORDERS}/schedules/1:2/pause?subscription=a", 400),
+        ("DELETE", f"{ORDERS}/schedules/1:2?subscription=a", 400),
+        ("POST", f"{ORDERS}/subscription/a/pause?key=k", 400),
+        ("GET", f"{ORDERS}/delayed?dueAfter=3", 400),
+        ("GET", f"{ORDERS}/delayed/stats?subscriptionNames=a", 400),
+    ],
+)
+def test_a_parameter_that_a_call_does_not_have_is_refused_and_never_passed_over(
+    client: httpx.Client, method: str, path: str, code: int
+) -> None:
+    assert "no parameter" in reason(client.request(method, path), code)
+
+
+def test_what_pulsar_passes_over_is_passed_over(client: httpx.Client) -> None:
+    reason(client.post(f"{ACKNOWLEDGE}{MESSAGE}&deliverAt=3&authoritative=false&token=x"), 503)
+    reason(client.post(f"{ORDERS}/subscription/a/pause?authoritative=false"), 503)
+
+
+def test_a_misspelt_field_of_a_cancel_is_not_for_all_subscriptions(client: httpx.Client) -> None:
+    given = {"ledgerId": "1", "entryId": "2", "deliverAt": "3", "subscriptionName": "a"}
+    for path in (CANCEL, ACKNOWLEDGE):
+        for content in ({"data": given}, {"json": given}):
+            assert "subscriptionName" in reason(client.post(path, **content), 412)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["/subscription/a/pause", "/subscription/a/resume", "/schedules/1:2/pause"])
+def test_a_body_that_nobody_reads_is_refused(client: httpx.Client, path: str) -> None:
+    assert "without a body" in reason(client.post(ORDERS + path, json={"subscriptionNames": ["a"]}), 400)
+    for content in (b"", b"{}", b"null"):
+        reason(client.post(ORDERS + path, content=content), 503)
 
 
 def test_skip_bodies(client: httpx.Client) -> None:
@@ -149,6 +189,7 @@ def test_skip_bodies(client: httpx.Client) -> None:
     reason(client.post(SKIP, json={"1": "2"}), 503)
     reason(client.post(f"{ORDERS}/subscription/a/skip/0", json={"1": "2"}), 503)
     reason(client.post(f"{ORDERS}/subscription/a/skip/0", json=["1:2:3"]), 400)
+    assert reason(client.post(SKIP), 400) == "the body is missing"
     for content in (b"", b"{", b"[]", b"[false]", b'["\\ud800"]', b'{"\\ud800": 1}', b'{"type": "x\\ud800"}'):
         reason(client.post(SKIP, content=content), 400)
 

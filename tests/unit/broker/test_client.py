@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from broker.client import listens
+from broker.client import is_listening
 from conf.settings import PulsarSettings
 
 
@@ -16,9 +16,9 @@ def test_one_of_several_hosts_is_enough(url: str, is_there: bool) -> None:
         open_, shut = (f"127.0.0.1:{one.getsockname()[1]}" for one in (server, free))
         free.close()
         settings = PulsarSettings(service_url="pulsar://" + url.format(open=open_, shut=shut))
-        assert listens(settings) is is_there
+        assert is_listening(settings) is is_there
 
 
 @pytest.mark.parametrize("url", ["pulsar://127.0.0.1:port", "pulsar://[::1", "pulsar://nobody.invalid"])
 def test_a_host_that_is_none_does_not_listen(url: str) -> None:
-    assert not listens(PulsarSettings(service_url=url))
+    assert not is_listening(PulsarSettings(service_url=url))

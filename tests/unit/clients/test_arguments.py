@@ -346,7 +346,7 @@ def test_a_rule_that_the_service_reads_is_sent(rule: str) -> None:
 )
 def test_a_rule_without_the_shape_of_one_is_refused_as_the_service_would(rule: str) -> None:
     with pytest.raises(RecurrenceError, match="repeat"):
-        Recurrence.parse(rule)
+        Recurrence(rule)
     with pytest.raises(ValueError, match=r"^repeat "):
         recurring(rule)
 

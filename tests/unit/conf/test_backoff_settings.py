@@ -23,7 +23,7 @@ def test_durations_are_read_and_what_is_not_said_is_as_by_default(tmp_path: Path
 
 def test_a_start_says_that_it_was_edited(tmp_path: Path) -> None:
     before = known_routes(settings_with(tmp_path))
-    now = before.taken_on(settings_with(tmp_path, backoff={"attempts": 2}))
+    now = before.updated_to(settings_with(tmp_path, backoff={"attempts": 2}))
     assert changes(before, now) == [f"{SOURCE}: subscription s has another backoff"]
     assert changes(now, now) == []
 

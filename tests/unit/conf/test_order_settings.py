@@ -28,11 +28,11 @@ def test_without_it_a_checkpoint_is_as_before_and_with_it_knows_who_has_it(tmp_p
 def test_a_start_says_that_it_was_switched(tmp_path: Path) -> None:
     off, on = settings_with(tmp_path), settings_with(tmp_path, order="key")
     routes = known_routes(off)
-    assert changes(routes, routes.taken_on(on)) == [
+    assert changes(routes, routes.updated_to(on)) == [
         f"{SOURCE}: subscription s gets the messages of a key in order, from what is handed out next"
     ]
-    routes = routes.taken_on(on)
-    assert changes(routes, routes.taken_on(off)) == [
+    routes = routes.updated_to(on)
+    assert changes(routes, routes.updated_to(off)) == [
         f"{SOURCE}: subscription s gets the messages of a key in no order any more, from what is handed out next"
     ]
-    assert changes(routes, routes.taken_on(on)) == []
+    assert changes(routes, routes.updated_to(on)) == []

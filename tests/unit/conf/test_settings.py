@@ -101,6 +101,15 @@ def test_an_unknown_section_is_named(write: Callable[[str], Path]) -> None:
     [
         ("tracker: {shards: many}", "tracker.shards = 'many': "),
         ("tracker: {shards: 0}", "tracker.shards = 0: input should be greater than 0"),
+        ("tracker: {shards: yes}", "tracker.shards = True: must be a number"),
+        ("warehouse: ''", "warehouse = ''"),
+        ("{warehouse: x, checkpoint: 'file:./x'}", "warehouse and checkpoint must be different folders"),
+        (f"control: {{topic: '{ORDERS}', outcome_topic: '{ORDERS}'}}", "control: topic and outcome_topic must differ"),
+        (
+            f"{{control: {{topic: '{ORDERS}'}}, routes: [{{source: '{ORDERS}', subscriptions: [{{name: a}}]}}]}}",
+            "control.topic must not be the source of a route",
+        ),
+        (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: 'a,b'}}]}}]", "must be a name without blanks"),
         ("pulsar: {service_url: localhost}", "pulsar.service_url = 'localhost': "),
         ("checkpoint: s3a://bucket/x", "checkpoint = 's3a://bucket/x': must be a folder, file:... or a path, that all"),
         ("control: {topic: orders}", "control.topic = 'orders': must be a topic's full name: persistent://"),

@@ -53,9 +53,9 @@ def test_what_is_there_twice_hides_nothing_else(tmp_path: Path, monkeypatch: pyt
     assert [line.removeprefix(f"{file}:").split(": input")[0] for line in caught.value.lines] == [
         "DELAYLAKE_TRAKER__SHARDS: traker.shards = '4': no such setting",
         "1: tracker.shards is there twice, first in line 1",
-        "5: release.lanes is there twice, first in line 4",
         "1: tracker.shards = 'many'",
         "2: relase = {}: no such setting",
+        "5: release.lanes is there twice, first in line 4",
     ]
 
 
@@ -101,9 +101,17 @@ def test_what_is_merged_from_elsewhere_is_told_with_the_line_where_it_is(tmp_pat
     content = "tracker: &mine\n  shards: many\nrelease: {<<: *mine, lanes: x}\n"
     assert [told.split(": input")[0] for told in lines(tmp_path, content)] == [
         "2: tracker.shards = 'many'",
-        "3: release.lanes = 'x'",
         "2: release.shards = 'many': no such setting",
+        "3: release.lanes = 'x'",
     ]
+
+
+def test_what_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> None:
+    wrong = ["release: {lanes: x}", "relase: {}", "tracker: {shards: many}", "release: {}", "api: {port: z}"]
+    for content in (wrong, ["", *reversed(wrong)], [*wrong, "routes: 2020-13-45", "1: 2"]):
+        told = [int(line.split(":")[0]) for line in lines(tmp_path, "\n".join(["# settings"] * 9 + content))]
+        assert told == sorted(told)
+        assert len(told) > 1
 
 
 def test_an_alias_is_looked_at_once(tmp_path: Path) -> None:

@@ -88,11 +88,28 @@ def test_help_says_what_was_written(
         (["produce"], "TOPIC"),
         (["produce", "t"], "-m"),
         (["produce", "t", "-n", "0"], "-n"),
+        (["run", "--report-every", "-1"], "--report-every"),
         (["produce", "t", "-m", "a", "--deliver-after", "10 m"], "as 90s"),
         (["produce", "t", "-m", "a", "--deliver-after", "10"], "10 what? 10s, 10m, 10h, 10d or 10ms"),
         (["topics", "reschedule", "t", "-s", "a", "--deliver-after", "10"], "10 what?"),
         (["produce", "t", "-m", "a", "--deliver-at", "2030-01-31T12:00:00"], "with a zone"),
-        (["produce", "t", "-m", "a", "--deliver-at", "1", "--deliver-after", "1s"], "not both"),
+        (["produce", "t", "-m", "a", "--deliver-at", "1900000000000", "--deliver-after", "1s"], "not both"),
+        (["produce", "t", "-m", "a", "--deliver-at", "253402300800000"], "beyond the year 9999"),
+        (["produce", "t", "-m", "a", "--deliver-at", "1960-01-01T00:00:00Z"], "negative"),
+        (["produce", "t", "-m", "a", "--deliver-at", "1795251600"], "give milliseconds"),
+        (["produce", "t", "-m", "a", "--deliver-after", "10s", "--property", "deliverAt=5"], "by an option of its own"),
+        (["produce", "t", "-m", "a", "--property", "a=1", "--property", "a=2"], "a is given twice"),
+        (["topics", "reschedule", "t", "-s", "a", "--deliver-at", "1795251600"], "give milliseconds"),
+        (["topics", "cancel-delayed-message", "t", "-l", "-1", "-e", "0", "-t", "5"], "--ledgerId"),
+        (["topics", "cancel-delayed-message", "t", "-l", "1", "-e", "0", "-t", "0"], "--deliverAt"),
+        (["topics", "cancel-delayed-message", "t", "-l", "1", "-e", "0", "-t", "5", "-s", ""], "leave it out for all"),
+        (["topics", "cancel-delayed-message", "t", "-l", "1", "--from-file", __file__], "not by both"),
+        (["topics", "acknowledgeMessage", "t", "-l", "1", "-e", "9223372036854775808"], "--entryId"),
+        (["topics", "skip-messages", "t", "-s", "a", "--messageId-triplet", "x"], "no message id"),
+        (["topics", "skip-messages", "t", "-s", "a", "--messageId-base64", "!"], "no base64"),
+        (["topics", "skip-messages", "t", "-s", "a", "--schedule-key", ""], "empty"),
+        (["schedules", "show", "t", "1:"], "no message id"),
+        (["schedules", "next", "3", "t", "--repeat", "0 9 * * *"], "a rule to try"),
         (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
         (["produce", "t", "-m", "a", "--repeat", "61 * * * *"], "repeat"),
         (["produce", "t", "-m", "a", "--repeat", "@daily"], "cron expression"),
@@ -123,6 +140,16 @@ def test_an_expected_error_is_one_line_and_status_1(
         status, out, err = run(capsys, monkeypatch, *arguments)
         assert (status, out) == (1, "")
         assert "nope.yaml" in error_line(err)
+
+
+@pytest.mark.parametrize("command", ["cancel-delayed-message", "skip-messages"])
+def test_a_file_without_ids_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    (file := tmp_path / "ids.txt").write_text("\n \n")
+    status, out, err = run(capsys, monkeypatch, "topics", command, "t", "-s", "a", "--from-file", str(file))
+    assert (status, out) == (1, "")
+    assert error_line(err) == f"error: {file} has no ids\n"
 
 
 @pytest.mark.parametrize("command", [["import", "orders", "a.parquet"], ["rebuild"]], ids=str)

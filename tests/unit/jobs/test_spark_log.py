@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.spark_log import bound, output_of_children
+from jobs.spark_log import output_of_children, rotate
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_a_log_that_has_become_large_begins_anew_while_it_is_written(tmp_path: P
         for i in range(3):
             while log.stat().st_size <= 100_000:
                 child.stdin.write(f"{i}" * 999 + "\n")
-            bound(log)
+            rotate(log)
             assert (tmp_path / "spark.log.1").stat().st_size > 100_000
         child.stdin.close()
         assert child.wait() == 0
@@ -39,6 +39,6 @@ def test_a_log_that_has_become_large_begins_anew_while_it_is_written(tmp_path: P
 
 def test_a_small_log_stays_and_one_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "spark.log").write_text("small")
-    bound(tmp_path / "spark.log")
-    bound(tmp_path / "none")
+    rotate(tmp_path / "spark.log")
+    rotate(tmp_path / "none")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["small"]

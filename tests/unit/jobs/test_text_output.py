@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from status.batch_status import BatchStatus
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.service.batch_counts import COUNTS
 from tests.support.tracker.messages import TOPIC
@@ -93,6 +93,17 @@ def test_what_is_too_wide_is_folded(folder: Path, monkeypatch: pytest.MonkeyPatc
         assert [line for line in lines if len(line) > 80 and not line.startswith("key ")] == [], arguments
 
 
+def test_an_answer_without_rows_has_its_headings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    seal(folder, SUMMER)
+    for columns in ("*", "topic, entry_id"):
+        query = f"SELECT {columns} FROM delayed_index WHERE entry_id < 0"
+        names = SCHEMAS["delayed_index"].names if columns == "*" else columns.split(", ")
+        assert said(folder, "sql", query).split() == names
+        assert said(folder, "sql", query, "--output", "csv") == ",".join(names) + "\n"
+        assert said(folder, "sql", query, "--output", "json") == ""  # an object a line: none
+
+
 def test_what_waits_is_counted_once_whoever_waits_for_it(folder: Path) -> None:
     seal(folder, DUE, DUE + 1, DUE + 2)
     assert said(folder, "pending", TOPIC, "--count") == "3\n"
@@ -117,7 +128,8 @@ def test_what_waits_is_listed_and_changed_by_the_same_filters(folder: Path) -> N
             assert json.loads(found)["matched"] == n, (command, options)
     for asked in (["pending", TOPIC], ["topics", "cancel-by-filter", TOPIC, "--dry-run"]):
         assert "an entry id needs a ledger id" in said(folder, *asked, "-e", "1", code=2)
-    assert said(folder, "pending", TOPIC, "--state", "takenBack", "--count") == "0\n"
+    for state in ("takenBack", "cancelled"):
+        assert said(folder, "pending", TOPIC, "--state", state, "--count") == "0\n"
 
 
 def test_of_a_job_that_has_done_nothing_no_figures_are_told(folder: Path) -> None:

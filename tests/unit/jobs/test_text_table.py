@@ -19,6 +19,10 @@ def test_columns_are_as_wide_as_they_have_to_be_and_numbers_at_the_right() -> No
 
 def test_a_table_without_rows_has_its_heading() -> None:
     assert table_text(NAMES, [], width=80) == "topic  n  key"
+    names = [f"column_{i}" for i in range(9)]
+    lines = table_text(names, [], width=33).splitlines()
+    assert max(map(len, lines)) <= 33
+    assert "  ".join(lines) == "  ".join(names)
 
 
 def test_a_long_cell_is_folded_within_its_column_and_breaks_where_words_end() -> None:

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from status.clock_steps import ClockSteps
-from status.job_status import StatusWriter
 from status.metrics import JobCollector
+from status.status_writer import StatusWriter
 
 HOUR = 3_600_000
 

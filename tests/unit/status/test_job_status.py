@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from warehouse.schemas import DELIVERIES
 
 
@@ -17,7 +17,7 @@ def test_the_most_that_was_sent_a_second_is_kept(tmp_path: Path, monkeypatch: py
     seconds = iter(range(0, 1_000, 5))
     # Of this module alone: threads of tests before, too, look at the clock.
     clock = SimpleNamespace(monotonic=lambda: next(seconds), time_ns=time.time_ns)
-    monkeypatch.setattr("status.job_status.time", clock)
+    monkeypatch.setattr("status.status_writer.time", clock)
     status = StatusWriter(str(tmp_path), 1)
     told = []
     for n in (100, 500, 50):

@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from admin.monitoring.metrics import ApiMetrics
 from conf.settings import Settings
 from status.batch_status import BatchStatus
-from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, StatusWriter, read_status
+from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, read_status
 from status.metrics import JobCollector
+from status.status_writer import StatusWriter
 from tests.support.service.batch_counts import COUNTS
 from tests.support.service.harness import now
 from warehouse.delta.tables import Tables

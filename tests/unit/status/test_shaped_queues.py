@@ -9,8 +9,9 @@ from fastapi.testclient import TestClient
 from admin.app import create_app
 from conf.settings import Settings
 from status.batch_status import BatchStatus
-from status.job_status import StatusWriter, read_status
+from status.job_status import read_status
 from status.metrics import JobCollector
+from status.status_writer import StatusWriter
 from tests.support.service.batch_counts import COUNTS
 from tests.support.service.harness import now
 from warehouse.delta.tables import Tables

@@ -14,8 +14,9 @@ from conf.settings import Settings
 from jobs.cli import app
 from jobs.options import GlobalOptions
 from status.batch_status import BatchStatus
-from status.job_status import StatusWriter, read_status
+from status.job_status import read_status
 from status.metrics import JobCollector
+from status.status_writer import StatusWriter
 from status.troubles import STANDING, UNWRITABLE, Trouble, Troubles
 from tests.support.service.batch_counts import COUNTS
 
@@ -62,7 +63,7 @@ def settings_file(tmp_path: Path) -> Path:
 def test_status_names_each_trouble_and_exits_with_1(
     tmp_path: Path, settings_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("status.job_status._WRITE_SECONDS", 3_600)  # it is written here, and not beside it
+    monkeypatch.setattr("status.status_writer._WRITE_SECONDS", 3_600)  # it is written here, and not beside it
     caplog.set_level("INFO")
     troubles = Troubles()
     options = GlobalOptions(config=settings_file)
@@ -92,7 +93,7 @@ def test_status_names_each_trouble_and_exits_with_1(
             writer._write()
         assert run().exit_code == 0
     assert run("--liveness").exit_code == 1
-    logged = [record.getMessage() for record in caplog.records if record.name == "status.job_status"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "status.status_writer"]
     assert logged == [
         f"standing: {ORDERS}: nothing was taken in: the senders are behind",
         f"over: standing: {ORDERS}",

@@ -99,7 +99,7 @@ class Job:
         routes = last.routes
         back: list[list[str]] = []
         if last.run_id != run_id:
-            known = (before or KnownRoutes({})).taken_on(self.settings)
+            known = (before or KnownRoutes({})).updated_to(self.settings)
             routes, back = known.to_json(), [list(p) for p in known.reinstated_since(before)] if before else []
         version = self.tables.version("delayed_index")
         self.offset = Offset(

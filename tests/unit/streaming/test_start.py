@@ -8,17 +8,18 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from conf.files import FolderError
 from conf.settings import Settings
 from status.troubles import NO_BROKER, Troubles
 from streaming import start
-from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
+from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from streaming.start import StartError, begin, wait_for_broker
 from warehouse.delta.tables import Tables
 
 
 def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"file/checkpoint can't be made .*`checkpoint`"):
+    with pytest.raises(FolderError, match=r"file/checkpoint can't be made .*`checkpoint`"):
         checkpoint_lock(tmp_path / "file/checkpoint")
     settings = Settings(warehouse=f"file:{tmp_path}/file/warehouse", checkpoint=f"file:{tmp_path}/checkpoint")
     with pytest.raises(StartError, match=r"can't be made in .*file/warehouse .*`warehouse`"):

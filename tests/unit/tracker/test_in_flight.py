@@ -37,7 +37,7 @@ def test_what_is_open_of_releases_of_an_earlier_program_comes_with_that_of_newer
     old, new = release(1), release(2)
     in_flight.add(Release(1, True, old.rows.drop_columns(["schedule_key", "key_since"])))
     in_flight.add(new)
-    taken = in_flight.take_open({(1, True): {TOPIC: 1}, (2, True): {TOPIC: 1}})
+    taken = in_flight.take_given_up({(1, True): {TOPIC: 1}, (2, True): {TOPIC: 1}})
     assert (taken.num_rows, taken["schedule_key"].null_count) == (2, 2)
 
 
@@ -132,7 +132,7 @@ def test_dead_letters_are_open_by_themselves_as_the_release_says_what_one_is() -
     [opened] = in_flight.confirm(1, open_releases)
     assert opened.rows[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b01, 0b11]
     assert in_flight.confirm(2, open_releases) == []
-    taken = in_flight.take_open({(1, PLANNED): {TOPIC: 0b11}})
+    taken = in_flight.take_given_up({(1, PLANNED): {TOPIC: 0b11}})
     assert taken[SUBSCRIPTION_MASK].to_pylist() == [0b01, 0b01, 0b01]
     [left] = in_flight.all()
     assert (left.rows["entry_id"].to_pylist(), left.rows[SUBSCRIPTION_MASK].to_pylist()) == ([2], [0b10])

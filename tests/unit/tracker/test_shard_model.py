@@ -109,7 +109,7 @@ class ShardModel(RuleBasedStateMachine):
         made = Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}] if names else [])  # type: ignore[arg-type]
         before = self.routes
         # As an offset keeps them.
-        self.routes = KnownRoutes.from_json(before.taken_on(made).to_json())
+        self.routes = KnownRoutes.from_json(before.updated_to(made).to_json())
         return self.routes.reinstated_since(before)
 
     @property

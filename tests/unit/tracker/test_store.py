@@ -11,6 +11,7 @@ from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import TimeSlots
 from tracker.entry_log import EntryLog
 from tracker.in_flight import InFlight, Release
+from tracker.sharding import ShardId
 from tracker.store import MemoryStore, StateLostError, get_present
 
 
@@ -27,7 +28,7 @@ def mutable(store: MemoryStore) -> Callable[[], object]:
 
 
 def entries(store: MemoryStore) -> Callable[[], object]:
-    kept = EntryLog(store)
+    kept = EntryLog(store, ShardId().is_home)
     kept.add(messages([(1, 1, 10)]), 3)
     return kept.all
 

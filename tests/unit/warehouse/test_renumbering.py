@@ -135,8 +135,8 @@ def test_the_next_place_has_ids_of_its_own_also_after_a_backup(tmp_path: Path) -
 @pytest.mark.slow
 def test_who_was_not_there_at_the_earlier_broker_gets_what_comes_from_the_other(tmp_path: Path) -> None:
     made, tables = make(tmp_path)
-    first = KnownRoutes({}).taken_on(of(tmp_path, "a"))
-    found = changes(first, first.taken_on(made), NOW, {TOPIC: "7:3"})
+    first = KnownRoutes({}).updated_to(of(tmp_path, "a"))
+    found = changes(first, first.updated_to(made), NOW, {TOPIC: "7:3"})
     write_changes(tables, found, 1, NOW, "test")
     late = {"topic": TOPIC, "partition": -1, "batch_index": -1, "deliver_at": NOW}
     those = pa.Table.from_pylist(

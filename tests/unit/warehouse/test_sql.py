@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from conf.settings import Settings, load_settings
+from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.tracker.messages import TOPIC
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -334,3 +335,19 @@ def test_what_was_sent_back_is_an_attempt_also_where_it_was_told_twice(settings:
         ("1:7:-1:-1", "1:2:-1:-1", 3, "no", DUE + 1, DUE + 2, True, None),
         ("1:8:-1:-1", "1:7:-1:-1", 0, None, None, DUE + 6, False, "ops"),
     ]
+
+
+def test_a_destination_that_is_named_as_a_topic_of_dead_letters_gets_none(settings: Settings, write: Write) -> None:
+    known = {TOPIC: {"subscriptions": [["a", "Shared", "x-dlq", False], ["gone", "Shared", "y-dlq", True]]}}
+    sent = {"a": ["x-dlq", "x-dlq-partition-3", "x-dlq-dlq", "x-dlq-dlq-partition-0"], "gone": ["y-dlq", "y-dlq-dlq"]}
+    sent["b"] = [f"{TOPIC}-b", f"{TOPIC}-b-dlq"]  # the job has not begun with it
+    with StatusWriter(settings.warehouse, 1) as job:
+        job.routes(known)
+    for name, topics in sent.items():
+        for i, topic in enumerate(topics):
+            at = {"entry_id": i, "subscription": name, "attempt": i + 1}
+            write("outcomes", **at, operation="RETRY", result="APPLIED", applied_at=DUE)
+            write("deliveries", **at, sent_at=DUE, destination=topic)
+    sql = "SELECT destination FROM attempts WHERE is_dead_letter ORDER BY subscription, destination"
+    found = Warehouse(settings).sql(sql)["destination"].to_pylist()
+    assert found == ["x-dlq-dlq", "x-dlq-dlq-partition-0", f"{TOPIC}-b-dlq", "y-dlq-dlq"]

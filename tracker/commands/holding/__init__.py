@@ -1,1 +1,1 @@
-"""Messages that are held back, at which pace they go out again, and when they are given up."""
+"""Holding messages back, the pace at which they go out afterwards, and giving them up."""

@@ -1,6 +1,6 @@
-"""Rejecting messages for one subscription, because its destination could not be written for too long.
+"""Giving up messages: they are rejected for a subscription whose destination was unwritable for too long.
 
-Other subscriptions get them. In the tables such a message is cancelled for the subscription, and rejected.
+Other subscriptions still get them. In the tables such a message is cancelled for the subscription, and rejected.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, empty_table, has_occurrences, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
-# The reason of such a message in `rejects` begins with this and the subscription. Others may have got the message.
+# The reason in `rejects` begins with this and the subscription's name.
 NOT_DELIVERED = "not delivered to "
-NOT_TAKEN = ": the client does not take it: "  # follows the subscription where the client refused the message
+NOT_TAKEN = ": the client does not take it: "  # follows the name if the client refused the message
 
 
 @dataclass(frozen=True)
 class GivenUp:
-    """Messages that are rejected instead of being delivered.
+    """Messages that are given up.
 
     Attributes:
-        rejects: as MESSAGES, a row for each message and subscription, with the reason.
-        outcomes: as OUTCOME_ROWS, the same rows: the message is cancelled for the subscription.
+        rejects: as MESSAGES: a row for each message and subscription, with the reason.
+        outcomes: as OUTCOME_ROWS: a row for each of them: the message is cancelled for the subscription.
     """
 
     rejects: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
@@ -38,11 +38,11 @@ class GivenUp:
 
 
 class GivingUp:
-    """The subscriptions for which messages that come due are rejected.
+    """Gives up messages for those unwritable subscriptions whose due messages are rejected.
 
     Args:
         unwritable: as in `tracker.tick.Tick`.
-        names: by topic the names of its subscriptions, by number.
+        names: by topic: the names of its subscriptions, by number.
         tick: the tick's number.
         now: ms since the epoch.
     """
@@ -52,30 +52,30 @@ class GivingUp:
     ) -> None:
         self._tick = tick
         self._now = now
-        self._reasons: dict[str, dict[int, tuple[str, str]]] = {}  # by topic and number the name, and why
+        self._reasons: dict[str, dict[int, tuple[str, str]]] = {}  # by topic and number: name, reason
         for topic, of_topic in unwritable.items():
             for number, name in enumerate(names.get(topic, ())):
                 if reason := of_topic.get(name, {}).get("rejects"):
                     self._reasons.setdefault(topic, {})[number] = name, reason
 
-    def of(self, open_releases: OpenReleases) -> OpenReleases:
-        """Returns open releases with only the bits of such subscriptions: the part that is given up."""
+    def given_up_part(self, open_releases: OpenReleases) -> OpenReleases:
+        """Returns the part of open releases that is given up: only the bits of these subscriptions."""
         masks = {topic: sum(1 << number for number in numbers) for topic, numbers in self._reasons.items()}
         return {
             release: {topic: bits & masks[topic] for topic, bits in topics.items() if bits & masks.get(topic, 0)}
             for release, topics in open_releases.items()
         }
 
-    def take(self, rows: pa.Table, masks: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
-        """Rejects due rows for such subscriptions.
+    def reject(self, rows: pa.Table, masks: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
+        """Rejects due rows for these subscriptions.
 
         Args:
             rows: as MESSAGES.
             masks: int64, (rows,): the subscriptions to which each row would go, as bits.
-            next_sequence: gives the next sequence, as that of a command.
+            next_sequence: returns the next sequence of the shard.
 
         Returns:
-            the rejected messages, and `masks` without the bits for which they are rejected.
+            the messages that are given up, and `masks` without the subscriptions for which they are.
         """
         rejects, outcomes = [], []
         if self._reasons and rows.num_rows:
@@ -94,18 +94,18 @@ class GivingUp:
 
 
 def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, now: int) -> pa.Table:
-    """Builds the outcomes by which messages are cancelled for a subscription.
+    """Builds outcomes that cancel messages for a subscription.
 
     Args:
         rows: as MESSAGES.
-        name: of the subscription.
+        name: the subscription's name.
         reason: one line.
-        sequence: as of a command (see `tracker.commands.schema.SEQUENCE_BITS`).
-        tick: the tick's number, of which the request id is made.
+        sequence: of all outcomes (see `tracker.commands.schema.SEQUENCE_BITS`).
+        tick: the tick's number, which becomes part of the request id.
         now: ms since the epoch.
 
     Returns:
-        OUTCOME_ROWS, a row for each of the rows.
+        as OUTCOME_ROWS: a row for each of the rows.
     """
     n = rows.num_rows
     constants: dict[str, Any] = {
@@ -121,7 +121,7 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
     }
     values = {field: pa.array([value] * n) for field, value in constants.items()}
     if has_occurrences(rows):
-        # The others are still to come: only this one is not.
+        # Of a recurring message only this occurrence is cancelled; the following ones are still to come.
         recurs = pc.is_valid(rows["occurrence"])
         since = pc.coalesce(rows["occurrence_at"], rows["deliver_at"])
         values["operation"] = pc.if_else(recurs, SKIP_NEXT.upper(), CANCEL.upper())

@@ -1,4 +1,4 @@
-"""Messages that are held back: for subscriptions that are paused, unwritable or without a route."""
+"""Holds messages back for subscriptions that are paused, unwritable or without a route."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.schema import PauseChange
-from tracker.dead_letter_targets import dead_letter_masks
+from tracker.dead_letter_targets import dead_letters_in
 from tracker.key_order import order_keys
 from tracker.messages import MESSAGES, Int64Array, concat, has_occurrences, int64, message_ids, typed
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.subscriptions import Subscriptions, by_topic, numbers_in
 
-# Messages that are moved together in one tick: so many have sequences of their own, and keep their order.
+# The most messages moved together in one tick that get sequences of their own, which keep their order.
 _MAX_IN_ORDER = 1 << 19
 
-# Sequences of a tick that are not used for that, but left for commands and other moves.
+# The sequences of a tick that are left for commands and other moves.
 _LEFT_FOR_OTHERS = 1 << 17
 
 
 class Holding:
-    """Holds messages back for subscriptions that can't have them now, and releases them when they can.
+    """Holds messages back for subscriptions, and releases them afterwards.
 
-    A subscription can't when it is paused, its destination is unwritable, or its topic has no route. A message that
-    comes due for it meanwhile is moved to HELD_DELIVER_AT, and to now when that ends.
+    Messages of a subscription are held back while it is paused, its destination is unwritable, or its topic's route is
+    missing. A message that comes due meanwhile is moved to HELD_DELIVER_AT. When the state ends, it is moved to now.
 
     Args:
-        subscriptions: those of each source topic.
-        remaining: which subscriptions each message still goes to.
-        operations: to which moves are added.
-        remembered_millis: how long a move is remembered beyond the last time of its message, ms.
-        paused: by topic a mask of the subscriptions that are paused.
-        going_out: as the property of that name.
+        subscriptions: the subscriptions of each source topic.
+        remaining: knows to which subscriptions each message still goes.
+        operations: collects the moves.
+        remembered_millis: how long a move is remembered after the last time of its message, ms.
+        paused: by topic: a mask of the subscriptions that are paused.
+        draining: the property `draining`, which the caller saves.
 
     Attributes:
-        paused: as above.
-        unwritable: by topic a mask of the subscriptions whose destinations are unwritable; set for each tick.
-        pace: of what `release` moves; set by `begin`.
-        n_put_behind: how many messages this tick has moved behind what was held back.
+        paused: by topic: a mask of the subscriptions that are paused.
+        unwritable: by topic: a mask of the subscriptions whose destinations are unwritable; the caller sets it.
+        pace: the pace of the messages that `release` moves; `begin` sets it.
+        n_queued_behind: how many messages this tick has moved behind those that were held back.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Holding:
         operations: Operations,
         remembered_millis: int,
         paused: dict[str, int],
-        going_out: Sequence[tuple[str, int, int]] = (),
+        draining: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         self._subscriptions = subscriptions
         self._remaining = remaining
@@ -63,15 +63,15 @@ class Holding:
         self.paused = paused
         self.unwritable: Mapping[str, int] = {}
         self.pace: Pace = {}
-        self._until = {(topic, number): until for topic, number, until in going_out}
+        self._until = {(topic, number): until for topic, number, until in draining}
         self._cutoff = 0
-        self.n_put_behind = 0
+        self.n_queued_behind = 0
 
     @property
-    def going_out(self) -> list[tuple[str, int, int]]:
-        """Subscriptions in order for which more was held back than goes out together.
+    def draining(self) -> list[tuple[str, int, int]]:
+        """The subscriptions with `order: key` whose messages that were held back go out in several steps.
 
-        Each as topic, number, and the time by which all of it has gone out, ms since the epoch.
+        Each as topic, number, and the time by which all of these messages have gone out, ms since the epoch.
         """
         return [(*target, until) for target, until in self._until.items()]
 
@@ -79,10 +79,10 @@ class Holding:
         """Begins a tick.
 
         Args:
-            pace: at which `release` has rows go out.
+            pace: the pace of the rows that `release` moves.
             now: ms since the epoch.
-            last_cutoff: of the tick before, ms since the epoch.
-            cutoff: of the tick, ms since the epoch.
+            last_cutoff: of the previous tick, ms since the epoch.
+            cutoff: of this tick, ms since the epoch.
         """
         self.pace, self._cutoff = pace, cutoff
         for topic, names in pace.items():
@@ -102,18 +102,18 @@ class Holding:
         self.paused = {topic: bits for topic, bits in self.paused.items() if bits}
 
     def held_back(self, topic: str) -> int:
-        """Returns a mask of the subscriptions of a topic that can't have its messages now; -1: all of them."""
+        """Returns a mask of a topic's subscriptions whose messages are held back now; -1: all of them."""
         if topic in self._subscriptions.without_route:
             return -1
         return self.paused.get(topic, 0) | self.unwritable.get(topic, 0)
 
     def _only_unwritable(self, topic: str) -> int:
-        """Returns a mask of the subscriptions that can't have a topic's messages for their destination's sake alone."""
+        """Returns a mask of a topic's subscriptions whose messages are held back only because they are unwritable."""
         is_missing = topic in self._subscriptions.without_route
         return 0 if is_missing else self.unwritable.get(topic, 0) & ~self.paused.get(topic, 0)
 
     def hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
-        """Moves due rows to HELD_DELIVER_AT for the subscriptions that can't have them now.
+        """Moves due rows to HELD_DELIVER_AT for the subscriptions whose messages are held back now.
 
         Args:
             rows: as MESSAGES.
@@ -123,30 +123,30 @@ class Holding:
         Returns:
             `masks` without the bits of the subscriptions for which rows are held back.
         """
-        masks = self._put_behind(rows, masks, moment)
+        masks = self._queue_behind(rows, masks, moment)
         if not (self.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
             return masks
         held_back = masks & by_topic(rows, self.held_back)
         # Dead letters go to another topic.
-        dead = dead_letter_masks(rows, self._subscriptions.most, self._subscriptions.most_retries)
+        dead = dead_letters_in(rows, self._subscriptions)
         held_back &= ~(dead & by_topic(rows, self._only_unwritable))
-        for subscription in range(int(held_back.max(initial=0)).bit_length()):
+        for subscription in numbers_in(held_back):
             held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
             was_due = pc.coalesce(held["was_due"], held["shaped_from"], held["deliver_at"]).to_numpy()
             times = np.full(held.num_rows, HELD_DELIVER_AT)
             self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
         return masks & ~held_back
 
-    def _put_behind(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
-        """Moves due rows with a key to when what was held back has gone out, for subscriptions that get it in order.
+    def _queue_behind(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
+        """Moves due rows with an order key behind messages that were held back, for subscriptions with `order: key`.
 
         Returns:
             `masks` without the bits of the subscriptions for which rows are moved.
         """
         for (topic, number), until in self._until.items():
-            until = max(until, self._cutoff + 1)  # this tick hands out all of what goes out by its cutoff
+            until = max(until, self._cutoff + 1)  # this tick hands out all messages due by its cutoff
             is_before = pc.and_(pc.equal(rows["topic"], topic), pc.less(rows["deliver_at"], until))
-            # What was held back itself keeps its pace.
+            # The messages that were held back themselves keep their pace.
             is_before = pc.and_(is_before, pc.and_(pc.is_null(rows["was_due"]), pc.is_valid(order_keys(rows))))
             chosen = np.flatnonzero(is_before.to_numpy() & (masks >> number & 1 > 0))
             if len(chosen):
@@ -154,31 +154,31 @@ class Holding:
                 was_due = pc.coalesce(moved["shaped_from"], moved["deliver_at"]).to_numpy()
                 times = np.full(len(chosen), until)
                 self._operations.move(moved, number, times, self._in_order(times, moment), was_due)
-                self.n_put_behind += len(chosen)
+                self.n_queued_behind += len(chosen)
                 masks = masks.copy()
                 masks[chosen] &= ~(1 << number)
         return masks
 
     def keep_open(self, rows: pa.Table, moment: Moment) -> pa.Table:
-        """Gives messages of a release that have not arrived another row each, at the time they had, to be sealed.
+        """Makes a new row for each message of a release that has not arrived, with the same time, to be sealed.
 
-        A row that came in shortly before its time is in no bucket, and its entry may be durable now: with these rows in
-        the delayed index a rebuild knows which messages are missing.
+        A message that came in shortly before its time is in no bucket, and its entry may be durable now. By these rows
+        in the delayed index a rebuild knows which messages are missing.
 
         Args:
-            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions they have not arrived at, as bits.
+            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions at which it has not arrived, as bits.
             moment: of this tick.
 
         Returns:
-            the rows, as MESSAGES, one a message and subscription.
+            the new rows, as MESSAGES, one for each message and subscription.
         """
         if has_occurrences(rows):
-            # Which occurrences have not arrived, a rebuild sees by their numbers.
+            # A rebuild knows by their numbers which occurrences have not arrived.
             rows = rows.filter(pc.is_null(rows["occurrence"]))
-        # A retry that has been asked for meanwhile is the last of its message's rows already, and has to stay it.
+        # If a retry has been asked for meanwhile, its row has to remain the last one of its message.
         masks = self._remaining.without_retried(rows, int64(rows, "subscription_mask"))
         moved: list[pa.Table] = []
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
+        for subscription in numbers_in(masks):
             chosen = typed(rows.take(pa.array(np.flatnonzero(masks >> subscription & 1))), MESSAGES)
             if chosen.num_rows:
                 times, sequence = int64(chosen, "deliver_at"), self._operations.next_sequence(moment)
@@ -188,29 +188,29 @@ class Holding:
     def release(self, rows: pa.Table, moment: Moment) -> None:
         """Moves messages that were held back to now, for the subscriptions that are not held back any more.
 
-        Many of them go at the `pace`, in the order in which they were due.
+        Many messages go out at the `pace`, in the order in which they were due.
 
         Args:
-            rows: as MESSAGES, this shard's rows at HELD_DELIVER_AT; those that a later move has replaced are ignored.
+            rows: as MESSAGES: this shard's rows at HELD_DELIVER_AT. Those that a later move replaced are ignored.
             moment: of this tick.
         """
         if not rows.num_rows:
             return
         masks = (
             self._remaining.addressed_to(rows)
-            & by_topic(rows, self._subscriptions.wanted)
+            & by_topic(rows, self._subscriptions.active)
             & ~by_topic(rows, self.held_back)
         )
         sequences = int64(rows, "sequence")
-        for subscription in range(int(masks.max(initial=0)).bit_length()):
+        for subscription in numbers_in(masks):
             last, _, until = self._remaining.moved.find(subscription, *message_ids(rows))
-            # What was cancelled, too: it may be restored.
+            # Cancelled messages are moved, too: they may be restored.
             released = np.flatnonzero((masks >> subscription & 1 > 0) & (last == sequences))
             if len(released):
                 _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
                 released = released[np.sort(first)]
                 chosen, known = rows.take(pa.array(released)), rows["was_due"].fill_null(0).to_numpy()[released]
-                # A row of an earlier version does not tell when it was due: by the last cutoff it was.
+                # A row of an earlier version does not say when it was due; it was by the last cutoff.
                 latest = max(moment.released, moment.highest_cutoff)
                 due = np.where(known > 0, known, np.minimum(until[released] - self._remembered_millis, latest))
                 order = np.lexsort([*message_ids(chosen)[::-1], sequences[released], due, known])
@@ -220,12 +220,12 @@ class Holding:
                 self._remaining.unwanted_moves += len(due)  # the rows that were held back
 
     def _after(self, rows: pa.Table, subscription: int, due: Int64Array) -> Int64Array:
-        """Returns the delay of each row from now: the number of its pace step times PACE_MILLIS.
+        """Returns the delay of each row from now: the number of its step times PACE_MILLIS.
 
         Args:
             rows: as MESSAGES.
             subscription: its number.
-            due: int64, (rows,), ascending: when they were due, ms since the epoch; 0 where it is not known.
+            due: int64, (rows,), ascending: when they were due, ms since the epoch; 0: not known.
 
         Returns:
             int64, (rows,), ms.
@@ -238,9 +238,9 @@ class Holding:
         return after
 
     def _in_order(self, rows: Int64Array, moment: Moment) -> Int64Array:
-        """Returns rising sequences, (rows,), for rows that are moved together, so that they keep their order.
+        """Returns rising sequences, int64, (rows,), for rows that are moved together, so that they keep their order.
 
-        Of very many rows the last ones share a sequence, so that some are left for others in this tick.
+        Of very many rows the last ones share a sequence, so that the tick has sequences left.
         """
         most = min(_MAX_IN_ORDER, max(0, self._operations.room(moment) - _LEFT_FOR_OTHERS))
         return self._operations.next_sequences(moment, np.minimum(np.arange(len(rows)), most))

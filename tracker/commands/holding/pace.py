@@ -1,4 +1,4 @@
-"""The pace at which messages that were held back go out again: in the order in which they were due, over all shards."""
+"""The pace at which messages that were held back go out, in the order in which they were due, over all shards."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import pyarrow as pa
 
 from tracker.messages import Int64Array
 
-# PACE_ROWS messages of a subscription go out each PACE_MILLIS, so that releases stay moderate.
+# PACE_ROWS messages of a subscription, over all shards, are a step. A step goes out each PACE_MILLIS, so that releases
+# stay moderate.
 PACE_ROWS = 1_000
 PACE_MILLIS = 100
 
-# By source topic and subscription: when the first message of each step but the first was due, ms since the epoch.
+# By source topic and subscription: for each step except the first, when its first message was due, ms since the epoch.
 Pace = dict[str, dict[str, list[int]]]
 
 
 def pace(rows: pa.Table) -> Pace:
-    """Divides messages that are held back into steps of PACE_ROWS, for all shards alike.
+    """Divides messages that are held back into steps of PACE_ROWS, by when they were due.
 
     Args:
-        rows: as MESSAGES, of all shards; each is for one subscription. A `was_due` of null comes first.
+        rows: as MESSAGES, of all shards; each row is for one subscription. Those with `was_due` null come first.
 
     Returns:
-        the steps of each subscription that needs more than one.
+        the steps of the subscriptions that need more than one.
     """
     steps: Pace = {}
     grouped = rows.group_by(["topic", "subscription"]).aggregate([("was_due", "list")])
@@ -34,14 +35,14 @@ def pace(rows: pa.Table) -> Pace:
 
 
 def step_of(due: Int64Array, steps: list[int]) -> Int64Array:
-    """Tells in which step each of a shard's messages goes out.
+    """Returns the number of the step in which each of a shard's messages goes out.
 
     Args:
-        due: int64, (n,), ascending: when the messages were due, ms since the epoch; 0 where that is not known.
-        steps: of the messages' subscription, as `pace` returns them.
+        due: int64, (n,), ascending: when the messages were due, ms since the epoch; 0: not known.
+        steps: the steps of the messages' subscription, as in `Pace`.
 
     Returns:
-        int64, (n,), ascending, from 0. Messages due at the same time are spread over the steps of that time.
+        int64, (n,), ascending, from 0. Messages due at the same time are spread over all steps of that time.
     """
     marks = np.array(steps, np.int64)
     first, last = np.searchsorted(marks, due, "left"), np.searchsorted(marks, due, "right")

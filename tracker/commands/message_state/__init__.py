@@ -1,1 +1,1 @@
-"""The state of messages after commands, as a shard keeps it: who does not get them any more, and their other times."""
+"""The state of messages after commands: for which subscriptions they are cancelled, and the times they moved to."""

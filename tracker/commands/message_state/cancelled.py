@@ -1,4 +1,4 @@
-"""Messages that are cancelled for subscriptions by a cancel or skip, after PIP-423.
+"""The messages that a cancel or skip has cancelled for a subscription, after PIP-423.
 
 Roaring bitmaps: https://roaringbitmap.org
 """
@@ -17,7 +17,7 @@ from tracker.buckets.index_bits import among, by_ledger
 from tracker.messages import BoolArray, Int64Array
 from tracker.store import Store
 
-# Number of the codec, bytes before compression, bytes of the bitmap of whole entries, number of what is cancelled.
+# Number of the codec; bytes before compression; bytes of the bitmap of entries; number of entries and messages.
 _HEADER = struct.Struct("<BIII")
 _BATCH_BITS = 20
 _STORED = "taken_back"  # the table's name in the store
@@ -35,20 +35,20 @@ class Compression:
 
 @dataclass
 class _Bits:
-    whole: BitMap  # entries
-    part: BitMap64  # entry << 20 | batch index
+    whole: BitMap  # entry ids of entries cancelled as a whole
+    part: BitMap64  # single messages of other entries: entry id << 20 | batch index
 
 
 class CancelledMessages:
-    """The set of cancelled messages: for each ledger and subscription a Roaring bitmap of entries, and one of messages.
+    """A set of cancelled messages: Roaring bitmaps of entries and of messages, for each ledger and subscription.
 
-    A ledger's bitmaps are dropped when the last of its cancelled messages is past. Their number has no limit. A call
-    reads and writes only the bitmaps of the ledgers that it names.
+    The bitmaps of a ledger are dropped when the last of its cancelled messages is past. Their number has no limit. A
+    call reads and writes only the bitmaps of the ledgers that it names.
 
     Args:
         store: where the bitmaps are kept.
-        compression: of the bitmaps.
-        table: its name in the store.
+        compression: how the bitmaps are compressed.
+        table: name of the store's table.
     """
 
     def __init__(self, store: Store, compression: Compression | None = None, table: str = _STORED) -> None:
@@ -57,7 +57,7 @@ class CancelledMessages:
         self._compression = compression or Compression()
         self._bits: dict[tuple[int, int], _Bits] = {}
         self._changed: set[tuple[int, int]] = set()
-        # By ledger: the subscriptions as bits, when the last cancelled message is past (ms), `count`, `n_bytes`.
+        # By ledger: the subscriptions as bits; when the last cancelled message is past (ms); `count`; `n_bytes`.
         data = store.get(self._directory, (0, 0)) or b""
         self._saved = data
         self._ledgers: dict[int, list[int]] = {
@@ -70,7 +70,7 @@ class CancelledMessages:
 
     @property
     def count(self) -> int:
-        """The number of messages and whole entries cancelled, summed over subscriptions, as of the last save."""
+        """The number of cancelled messages and whole entries, summed over subscriptions, as of the last save."""
         return sum(entry[2] for entry in self._ledgers.values())
 
     @property
@@ -186,7 +186,7 @@ class CancelledMessages:
                 self._store.remove(self._table, (ledger, subscription))
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         for ledger in {ledger for ledger, _ in self._changed}:
             entry = self._ledgers[ledger]
             entry[2] = entry[3] = 0
@@ -256,11 +256,11 @@ def _arrow_codec(codec: str) -> str:
 
 
 def codes(entry_ids: Int64Array, batch_indexes: Int64Array) -> Int64Array:
-    """Numbers the messages of a ledger: entry id << 20 | batch index, which is 0 for one that is alone in its entry.
+    """Numbers the messages of a ledger: entry id << 20 | batch index. A batch index of -1 counts as 0.
 
     Args:
         entry_ids: int64, (n,).
-        batch_indexes: int64, (n,); -1: alone in its entry.
+        batch_indexes: int64, (n,); -1: the entry is one message.
 
     Returns:
         int64, (n,).

@@ -1,4 +1,4 @@
-"""The occurrences of recurring messages that were done, or rescheduled, before a rebuild."""
+"""The occurrences of recurring messages that were done (delivered or skipped), or rescheduled, before a rebuild."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracker.store import Store
 
 _TABLE = "occurrences_done"
 
-# The number of a subscription, ledger, entry, number in the entry.
+# A message of a subscription: subscription number, ledger id, entry id, batch index (0: the entry is one message).
 Message = tuple[int, int, int, int]
 
 _T = TypeVar("_T")
@@ -24,22 +24,22 @@ class Done(NamedTuple):
     """An occurrence that was done before a rebuild. Times are ms since the epoch."""
 
     at: int  # the next occurrence is later than this
-    sent_at: int | None  # None: not known
+    sent_at: int | None  # when it was sent; None: not known
 
     def since(self, now: int) -> tuple[int, int]:
-        """Returns the times, ms since the epoch, from which the following one is computed.
+        """Returns the two times by which the following occurrence is computed, ms since the epoch.
 
         Args:
-            now: ms since the epoch, which counts where it is not known when this one was sent.
+            now: used instead of `sent_at` if that is not known, ms since the epoch.
 
         Returns:
-            what follows is later than the first one; what was missed by the second one is as `misfire` says.
+            the following occurrence is later than the first time; `misfire` applies to occurrences due by the second.
         """
         return self.at, now if self.sent_at is None else self.sent_at
 
 
 class EarlierOccurrences:
-    """The occurrences that were done, or rescheduled, before a rebuild, and are still to be passed.
+    """Keeps the occurrences that were done, or rescheduled, before a rebuild, until their messages are past them.
 
     Args:
         store: where they are kept.
@@ -60,26 +60,26 @@ class EarlierOccurrences:
         return message in self._done or message in self._rescheduled
 
     def done(self, message: Message) -> Mapping[int, Done]:
-        """Returns a message's occurrences that were done, by number."""
+        """Returns by number the occurrences of a message that were done."""
         return self._done.get(message, {})
 
     def rescheduled(self, message: Message) -> Mapping[int, int]:
-        """Returns a message's occurrences that were rescheduled: by number when they are due, ms since the epoch."""
+        """Returns by number when the rescheduled occurrences of a message are due, ms since the epoch."""
         return self._rescheduled.get(message, {})
 
     def forget(self, message: Message, last: int) -> None:
-        """Forgets a message's occurrences up to one."""
+        """Forgets the occurrences of a message up to the number `last`."""
         _forget(self._done, message, last)
         _forget(self._rescheduled, message, last)
         self._is_changed = True
 
     def rebuild(self, rows: pa.Table) -> None:
-        """Takes over what was done before a rebuild: see `OCCURRENCES_DONE`."""
+        """Restores the state after a rebuild, from OCCURRENCES_DONE."""
         self._read(rows)
         self._is_changed = bool(rows.num_rows)
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         if not self._is_changed:
             return
         rows: list[tuple[int | None, ...]]
@@ -93,7 +93,7 @@ class EarlierOccurrences:
         self._is_changed = False
 
     def _read(self, rows: pa.Table) -> None:
-        """Takes rows over, as OCCURRENCES_DONE, of which earlier versions did not have all columns."""
+        """Reads rows of OCCURRENCES_DONE. Earlier versions did not have all columns."""
         columns = (concat([rows], OCCURRENCES_DONE)[name].to_pylist() for name in OCCURRENCES_DONE.names)
         for subscription, ledger, entry, index, number, at, due, sent_at in zip(*columns, strict=True):
             message = subscription, ledger, entry, max(index, 0)
@@ -104,7 +104,7 @@ class EarlierOccurrences:
 
 
 def _forget(kept: dict[Message, dict[int, _T]], message: Message, last: int) -> None:
-    """Forgets the occurrences of a message up to one."""
+    """Forgets the occurrences of a message up to the number `last`."""
     left = {number: one for number, one in kept.pop(message, {}).items() if number > last}
     if left:
         kept[message] = left

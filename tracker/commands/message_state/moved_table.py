@@ -1,4 +1,4 @@
-"""The last moves of a ledger's messages for one subscription, in parts, so that only what changes is written."""
+"""The last moves of a ledger's messages for one subscription, stored in parts, so that a change rewrites few rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tracker.packing import pack_columns, unpack_columns
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.store import Store, get_present
 
-# Columns: the code of entry and batch index, by which rows are sorted; the move's sequence; TIME is that of the row
-# that counts, with its attempt in the bits from ATTEMPT_BIT on; UNTIL when the last of the earlier rows is past; ms
-# since the epoch.
+# Columns. CODE: entry and batch index (see `codes`), by which rows are sorted. SEQUENCE: of the move. TIME: the
+# deliver_at of the new row; its bits from ATTEMPT_BIT on are the row's attempt. UNTIL: when the last of the earlier
+# rows is past. Times are ms since the epoch.
 CODE, SEQUENCE, TIME, UNTIL = range(4)
 
 ATTEMPT_BIT = 48  # a time is below 2^48
@@ -23,20 +23,20 @@ _PARTS = "moved_parts"
 _ROWS = "moved_rows"
 _WHOLE = "moved"  # of earlier versions: all rows in one value
 
-# A part of more rows is split into parts of _SPLIT_ROWS. Fewer rows a part cost more calls of the store, more rows more
-# bytes a call.
+# A part with more rows is split into parts of _SPLIT_ROWS. Smaller parts cost more store calls, larger ones more bytes
+# a call.
 _MOST_ROWS = 2_048
 _SPLIT_ROWS = 1_536
 
 _SUBSCRIPTION_BITS = 6  # a mask of subscriptions has 64 bits
 
-# Columns of the list of parts: a part has the codes from FIRST on, up to the next one's; its number in the store; when
-# the last of its rows is past.
+# Columns of the list of parts. _FIRST: a part has the codes from this on, up to the next part's. _NUMBER: in the store.
+# _LAST: when the last of its rows is past, ms since the epoch.
 _FIRST, _NUMBER, _LAST = range(3)
 
 
 class MovedTable:
-    """Moves, sorted by code, in parts of one to two thousand. It reads and writes only the parts that it is asked for.
+    """A sorted table of moves, in parts of one to two thousand rows. A call reads and writes only the parts it needs.
 
     Args:
         store: where the parts are kept.
@@ -60,15 +60,15 @@ class MovedTable:
         """When the last row is past, ms since the epoch."""
         return int(self._parts[:, _LAST].max(initial=0))
 
-    def near(self, codes: Int64Array) -> Int64Array:
-        """Returns the rows of those parts in which codes are, if they are anywhere: int64, (n, 4), sorted by code."""
+    def rows_near(self, codes: Int64Array) -> Int64Array:
+        """Returns all rows of the parts that may have some codes: int64, (n, 4), sorted by code."""
         if not len(self._parts) or not len(codes):
             return np.zeros((0, _COLUMNS), np.int64)
         tables = [self._load(int(self._parts[part, _NUMBER])) for part in np.unique(self._parts_of(codes)).tolist()]
         return tables[0] if len(tables) == 1 else np.concatenate(tables)
 
     def put(self, rows: Int64Array) -> None:
-        """Adds moves of distinct messages; of one that was moved before, the earlier row counts into UNTIL.
+        """Adds moves of distinct messages. They replace earlier moves, whose rows are taken into account in UNTIL.
 
         Args:
             rows: int64, (n, 4), sorted by code.
@@ -77,7 +77,7 @@ class MovedTable:
             self._parts = np.zeros((1, 3), np.int64)
             self._rows[0] = rows[:0]
         part_of = self._parts_of(rows[:, CODE])
-        # From the last one on, because a part that is split moves those behind it.
+        # From the last part to the first, because splitting a part shifts the following ones.
         for part in np.unique(part_of)[::-1].tolist():
             number = int(self._parts[part, _NUMBER])
             merged = _merged(self._load(number), rows[part_of == part])
@@ -92,7 +92,7 @@ class MovedTable:
             self._changed |= set(numbers)
 
     def save(self) -> bool:
-        """Writes what is not in the store yet; tells whether there was anything."""
+        """Writes the changes to the store; returns whether there were any."""
         if not self._changed:
             return False
         for number in sorted(self._changed):
@@ -124,27 +124,27 @@ class MovedTable:
         return self._rows[number]
 
 
-def unless_held(times: Int64Array) -> Int64Array:
-    """Returns times with 0 for `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
+def zero_where_held(times: Int64Array) -> Int64Array:
+    """Returns times, int64, (n,), with 0 instead of `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
 
-    A row that was held back, or paused, is not loaded again, so no move needs to be remembered for it once another row
+    A row that was held back or paused is never loaded again. So no move has to be remembered for it once a later row
     counts.
     """
     return np.where(times > MAX_TIME_MILLIS, 0, times)
 
 
 def _merged(before: Int64Array, rows: Int64Array) -> Int64Array:
-    """Returns rows, int64, (n, 4), sorted by code, with others added, which replace those with the same code."""
+    """Returns rows, int64, (n, 4), sorted by code, with new rows added; these replace rows with the same code."""
     place = np.searchsorted(before[:, CODE], rows[:, CODE])
     is_again = place < len(before)
     is_again[is_again] = before[place[is_again], CODE] == rows[is_again, CODE]
     merged, earlier = before.copy(), before[place[is_again]]
     merged[place[is_again]] = rows[is_again]
-    past = np.maximum(earlier[:, UNTIL], unless_held(earlier[:, TIME] & TIME_MASK))
+    past = np.maximum(earlier[:, UNTIL], zero_where_held(earlier[:, TIME] & TIME_MASK))
     merged[place[is_again], UNTIL] = np.maximum(rows[is_again, UNTIL], past)
     return merged if is_again.all() else np.insert(merged, place[~is_again], rows[~is_again], axis=0)
 
 
 def _last(rows: Int64Array) -> int:
-    """Returns when the last of rows is past, ms since the epoch; 0: there are none."""
+    """Returns the time at which the last of some rows is past, ms since the epoch; 0: there are no rows."""
     return max(int((rows[:, TIME] & TIME_MASK).max(initial=0)), int(rows[:, UNTIL].max(initial=0)))

@@ -1,4 +1,4 @@
-"""Moves: messages that got another time, because a command rescheduled them or because they are held back."""
+"""Moves: messages that got another time, as they were rescheduled, retried, held back, shaped, or recur."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tracker.commands.message_state.moved_table import (
     TIME_MASK,
     UNTIL,
     MovedTable,
-    unless_held,
+    zero_where_held,
 )
 from tracker.messages import BoolArray, Int64Array, int64, where
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.store import Store
 
-# The time of a message that is held back, ms since the epoch: beyond any that a message can come with.
+# The deliver_at of a message that is held back, ms since the epoch: later than any with which a message can come in.
 HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 
-# The time of the next occurrence of a recurring message that is paused, ms since the epoch.
+# The deliver_at of the next occurrence of a recurring message that is paused, ms since the epoch.
 PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
 
 _DIRECTORY = "moved_ledgers"
 
 
 def held(rows: pa.Table) -> pa.Table:
-    """Filters MESSAGES: the rows that are held back, not those of schedules that are paused."""
+    """Returns the rows that are held back. Rows of paused schedules are not. Both tables are as MESSAGES."""
     return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
 
 
 class Moved:
     """The last move of each message, for each subscription: its sequence, and the time of the message's new row.
 
-    A message that was moved has several rows in the tracker: the one it came with, and one for each move and
-    subscription. Only that of its last move is delivered. A ledger's moves are dropped when the last of these rows is
-    past.
+    A moved message has several rows in the tracker: the one with which it came, and one for each move and subscription.
+    For a subscription, only the row of the last move is delivered. The moves of a ledger are dropped when the last of
+    these rows is past.
 
     Args:
-        store: where the moves are kept, a `MovedTable` for each ledger and subscription.
+        store: where the moves are kept, in a `MovedTable` for each ledger and subscription.
     """
 
     def __init__(self, store: Store) -> None:
@@ -51,7 +51,7 @@ class Moved:
         self._tables: dict[tuple[int, int], MovedTable] = {}
         data = store.get(_DIRECTORY, (0, 0)) or b""
         self._saved = data
-        # By ledger: the subscriptions as bits, and when the last of its rows is past, ms since the epoch.
+        # By ledger: the subscriptions with moves, as bits; when the last of their rows is past, ms since the epoch.
         self._ledgers: dict[int, list[int]] = {
             row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
         }
@@ -72,8 +72,8 @@ class Moved:
             batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
 
         Returns:
-            three arrays, int64, (n,): the move's sequence, the time to which the message was moved, and the time at
-            which its earlier rows are past, both ms since the epoch; 0 where there is no move.
+            three arrays, int64, (n,): the move's sequence; the time to which the message was moved; the time at which
+            its earlier rows are past; times in ms since the epoch. All are 0 where there is no move.
         """
         sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
         if self._ledgers:
@@ -82,7 +82,7 @@ class Moved:
                 if entry is None or not entry[0] >> subscription & 1:
                     continue
                 wanted = codes(entry_ids[rows], batch_indexes[rows])
-                table = self._table(ledger, subscription).near(wanted)
+                table = self._table(ledger, subscription).rows_near(wanted)
                 at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
                 is_there = table[at, CODE] == wanted
                 sequences[rows] = np.where(is_there, table[at, SEQUENCE], 0)
@@ -93,17 +93,17 @@ class Moved:
     def attempts(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> Int64Array:
-        """Returns the number of the retry that the last move of each message is of; arguments as of `find`.
+        """Returns the retry number of each message's last move. The arguments are those of `find`.
 
         Returns:
-            int64, (n,); 0: there is no move, or it is not of a retry.
+            int64, (n,), from 1; 0: no move, or it is not that of a retry.
         """
         attempts = np.zeros(len(ledger_ids), np.int64)
         for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
             entry = self._ledgers.get(ledger)
             if entry is not None and entry[0] >> subscription & 1:
                 wanted = codes(entry_ids[rows], batch_indexes[rows])
-                table = self._table(ledger, subscription).near(wanted)
+                table = self._table(ledger, subscription).rows_near(wanted)
                 at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
                 attempts[rows] = np.where(table[at, CODE] == wanted, table[at, TIME] >> ATTEMPT_BIT, 0)
         return attempts
@@ -111,7 +111,7 @@ class Moved:
     def are_retries(
         self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
     ) -> BoolArray:
-        """Tells which messages have a last move for a subscription that is of a retry; arguments as of `find`.
+        """Tells which messages were last moved by a retry. The arguments are those of `find`.
 
         Returns:
             bool, (n,).
@@ -136,15 +136,15 @@ class Moved:
             ledger_ids: int64, (n,).
             entry_ids: int64, (n,).
             batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
-            sequences: int64, (n,), of the moves.
-            times: int64, (n,), ms since the epoch: to which the messages are moved.
-            until: int64, (n,), ms since the epoch: when the rows that the messages had before are past.
-            attempts: int64, (n,): the number of each new row's retry; 0: it is none.
+            sequences: int64, (n,): of the moves.
+            times: int64, (n,), ms since the epoch: the times to which the messages are moved.
+            until: int64, (n,), ms since the epoch: when the earlier rows of the messages are past.
+            attempts: int64, (n,): the retry number of each new row; 0: no retry.
         """
         for ledger, rows in by_ledger(ledger_ids):
             of = codes(entry_ids[rows], batch_indexes[rows])
             stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
-            new = np.stack([of, sequences[rows], stored_times, unless_held(until[rows])], axis=1)
+            new = np.stack([of, sequences[rows], stored_times, zero_where_held(until[rows])], axis=1)
             self._table(ledger, subscription).put(new[np.argsort(of)])
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
 
@@ -157,7 +157,7 @@ class Moved:
                 del self._tables[ledger, subscription]
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         for ledger in {ledger for (ledger, _), table in self._tables.items() if table.save()}:
             entry = self._ledgers[ledger]
             entry[1] = max(self._table(ledger, s).last for s in subscriptions_of(entry[0]))

@@ -1,4 +1,4 @@
-"""The subscriptions that messages still go to, after cancels, skips and moves."""
+"""The subscriptions to which messages still go, after cancels, skips and moves."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tracker.commands.message_state.moves import Moved
 from tracker.commands.message_state.rebuilt import Rebuilt, add_positions
 from tracker.messages import BoolArray, Int64Array, attempts_of, int64, message_ids, subscription_numbers, where
 from tracker.store import Store
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.subscriptions import Subscriptions, by_topic, numbers_in
 
 
 class Remaining:
-    """Tells which subscriptions each message still goes to, after commands, and counts the rows that go to none.
+    """Knows to which subscriptions each message still goes, and counts the unwanted rows, which go to none.
 
     Args:
         store: where the state is kept.
-        subscriptions: those of each source topic.
-        compression: of the bitmaps of cancelled messages.
-        unwanted_moves: the first of `counts`, as it was when the store was saved.
-        unwanted: the second.
-        numbers: the third.
+        subscriptions: the subscriptions of each source topic.
+        compression: how the bitmaps of cancelled messages are compressed.
+        unwanted_moves: first value of `counts`, which the caller saves.
+        unwanted: second value of `counts`.
+        numbers: third value of `counts`.
 
     Attributes:
         cancelled: the messages that are cancelled or skipped.
-        delivered: messages that were delivered before a rebuild: they are not to come again, and no command changes
-            them any more.
+        delivered: the messages that were delivered before a rebuild: they are not delivered again, and no command
+            changes them any more.
         moved: the last move of each message.
-        unwanted_moves: how many rows that messages were moved to wait although they go to no subscription any more.
+        unwanted_moves: how many rows of moved messages are unwanted.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Remaining:
         self.delivered = CancelledMessages(store, compression, "delivered")
         self.moved = Moved(store)
         self.unwanted_moves = unwanted_moves
-        # By topic, how many original rows no subscription wants; adding a subscription sets it back.
+        # By topic: how many rows with which messages came are unwanted. A subscription that is added wants them again.
         self._unwanted = unwanted
-        # By topic how many numbers are in use: where there are more than before, a subscription was added.
+        # By topic: how many numbers are in use. More than before mean that a subscription was added.
         self._numbers = numbers
         for topic, names in subscriptions.names.items():
             if len(names) > numbers.get(topic, len(names)):
@@ -58,7 +58,7 @@ class Remaining:
 
     @property
     def counts(self) -> tuple[int, dict[str, int], dict[str, int]]:
-        """The counts that the caller saves: `unwanted_moves`; by topic the same of other rows, and the numbers used."""
+        """The counts that the caller saves: `unwanted_moves`; by topic other unwanted rows; by topic numbers in use."""
         return self.unwanted_moves, self._unwanted, self._numbers
 
     @property
@@ -68,11 +68,11 @@ class Remaining:
 
     @property
     def unwanted(self) -> int:
-        """The number of rows that wait although they go to no subscription any more."""
+        """The number of unwanted rows: those that still wait, but go to no subscription any more."""
         return self.unwanted_moves + sum(self._unwanted.values())
 
     def subscription_mask(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions that rows go to; none where the row's message has been moved to another row.
+        """Returns the subscriptions to which rows go. A row goes to none for which a later row of its message counts.
 
         Args:
             rows: as MESSAGES, or only topic, ledger_id, entry_id and batch_index.
@@ -83,15 +83,15 @@ class Remaining:
         return self.without_removed(rows, self.mask_with_removed(rows))
 
     def without_removed(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Returns the masks of rows without the subscriptions that are not in the settings any more."""
-        return masks & by_topic(rows, self._subscriptions.wanted) if self._subscriptions.removed else masks
+        """Returns masks of rows, int64, (rows,), without the subscriptions that are not in the settings any more."""
+        return masks & by_topic(rows, self._subscriptions.active) if self._subscriptions.removed else masks
 
     def mask_with_removed(self, rows: pa.Table) -> Int64Array:
-        """Returns the subscriptions that rows go to, as `subscription_mask`, but also removed ones."""
-        masks = by_topic(rows, self._subscriptions.known)
+        """Returns the subscriptions to which rows go, as `subscription_mask`, removed subscriptions included."""
+        masks = by_topic(rows, self._subscriptions.all_of)
         if "sequence" in rows.column_names and rows["subscription"].null_count < rows.num_rows:
             masks &= self.addressed_to(rows)
-        # After a rebuild, messages without a move may have rows of later occurrences: these do not count.
+        # After a rebuild, rows of later occurrences may come up whose move is not known: these do not count.
         are_moved = "sequence" in rows.column_names and rows["sequence"].null_count < rows.num_rows
         if not (self.has_exceptions or are_moved) or not rows.num_rows:
             return masks
@@ -99,7 +99,7 @@ class Remaining:
         sequence = np.zeros(rows.num_rows, np.int64)
         if are_moved:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
-        for subscription in range(int(masks.max()).bit_length()):
+        for subscription in numbers_in(masks):
             is_left = self.cancelled.contains(subscription, *position)
             is_left |= self.moved.find(subscription, *position)[0] != sequence
             is_left |= self.delivered.contains(subscription, *position)
@@ -107,29 +107,30 @@ class Remaining:
         return masks
 
     def are_done(self, messages: pa.Table) -> BoolArray:
-        """Tells which new messages are done with: each subscription has had them, or has another row of them.
+        """Tells which messages are done with: each subscription has got them, or a later row of them counts.
 
-        Such messages come again after a rebuild. One that is only cancelled is not done with: it may be restored.
+        Such messages come in again after a rebuild. A message that is only cancelled is not done with: it may be
+        restored.
 
         Args:
-            messages: as MESSAGES, with the rows that they came with.
+            messages: as MESSAGES: the rows with which the messages come in.
 
         Returns:
             bool, (messages,).
         """
-        left = by_topic(messages, self._subscriptions.wanted)
+        left = by_topic(messages, self._subscriptions.active)
         if self.delivered or self.moved:
             position = message_ids(messages)
-            for subscription in range(int(left.max(initial=0)).bit_length()):
+            for subscription in numbers_in(left):
                 is_done = self.delivered.contains(subscription, *position)
                 is_done |= self.moved.find(subscription, *position)[0] > 0
                 left[is_done] &= ~(1 << subscription)
         return np.asarray(left == 0, np.bool_)
 
     def addressed_to(self, rows: pa.Table) -> Int64Array:
-        """Returns a mask of the subscriptions that each row is for, int64, (rows,): all, or the one that it names.
+        """Returns a mask of the subscriptions that each row is for, int64, (rows,).
 
-        A row that names a subscription which its topic does not have is for none.
+        It is -1, all subscriptions, for a row that names none; 0 for a row that names one which its topic lacks.
         """
         if rows["subscription"].null_count == rows.num_rows:
             return np.full(rows.num_rows, -1, dtype=np.int64)
@@ -139,37 +140,37 @@ class Remaining:
         return masks
 
     def without_retried(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Returns the masks of handed-out rows without the subscriptions for which a later retry counts in their place.
+        """Returns masks of rows in flight without the subscriptions for which a later retry of the message counts.
 
         Args:
             rows: as MESSAGES.
-            masks: int64, (rows,), the subscriptions, as bits.
+            masks: int64, (rows,): the subscriptions, as bits.
         """
         masks = masks.copy()
-        for subscription in range(int(masks.max(initial=0)).bit_length() if self.moved else 0):
+        for subscription in numbers_in(masks) if self.moved else ():
             is_retried = self.moved.attempts(subscription, *message_ids(rows)) > attempts_of(rows)
             masks[is_retried] &= ~(1 << subscription)
         return masks
 
     def moved_to(self, known: pa.Table) -> set[int]:
-        """Returns the times that messages have been moved to, ms since the epoch, for any subscription.
+        """Returns the times to which messages have been moved, ms since the epoch, for any subscription.
 
         Args:
-            known: as KNOWN. For those that have not been moved 0 is among the times.
+            known: as KNOWN. If some have not been moved, 0 is among the times.
         """
         times: set[int] = set()
-        for subscription in range(self._subscriptions.most if self.moved else 0):
+        for subscription in range(self._subscriptions.max_count if self.moved else 0):
             times.update(self.moved.find(subscription, *message_ids(known))[1].tolist())
         return times
 
     def cancel(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
-        """Remembers messages as cancelled.
+        """Remembers messages as cancelled for a subscription.
 
         Args:
             subscription: its number.
             rows: with ledger_id, entry_id, batch_index and batch_size.
-            as_entry: bool, (rows,): with its whole entry.
-            until: int64, (rows,), ms since the epoch: the message is remembered until it is past.
+            as_entry: bool, (rows,): all messages of the entry are cancelled.
+            until: int64, (rows,), ms since the epoch: the message is remembered until then.
         """
         ledgers, entries, indexes = message_ids(rows)
         sizes = int64(rows, "batch_size")
@@ -180,7 +181,7 @@ class Remaining:
         )
 
     def count_unwanted(self, rows: pa.Table, sign: int) -> None:
-        """Counts rows that wait and go to no subscription.
+        """Counts unwanted rows.
 
         Args:
             rows: as MESSAGES or KNOWN.
@@ -196,7 +197,7 @@ class Remaining:
             self._unwanted[topic] = self._unwanted.get(topic, 0) + sign * n
 
     def rebuild(self, rebuilt: Rebuilt) -> None:
-        """Takes over a rebuilt state."""
+        """Restores the state after a rebuild."""
         for messages, rows in ((self.cancelled, rebuilt.cancelled), (self.delivered, rebuilt.delivered)):
             add_positions(messages, rows)
             messages.save()
@@ -209,13 +210,13 @@ class Remaining:
         self.unwanted_moves = rebuilt.unwanted
 
     def drop_expired(self, cutoff: int) -> None:
-        """Forgets messages cancelled, delivered or moved whose time is past at the cutoff, ms since the epoch."""
+        """Forgets cancelled, delivered and moved messages that are past at the cutoff, ms since the epoch."""
         self.cancelled.drop_expired(cutoff)
         self.delivered.drop_expired(cutoff)
         self.moved.drop_expired(cutoff)
 
     def save(self) -> None:
-        """Writes what is not in the store yet, except `counts`, which the caller saves."""
+        """Writes the changes to the store, except `counts`, which the caller saves."""
         self.cancelled.save()
         self.delivered.save()
         self.moved.save()

@@ -1,1 +1,1 @@
-"""Commands that were sent before: those that come again, and those that wait for their message."""
+"""Repeated commands, and commands that wait for their message."""

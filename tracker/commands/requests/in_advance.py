@@ -1,4 +1,4 @@
-"""Commands that are sent before their message comes in, as a cancel in advance of PIP-423."""
+"""Commands in advance: they come before their message, like PIP-423's cancel in advance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 class InAdvance:
-    """Decides which commands wait for their message, for how long, and what they are answered.
+    """Decides which commands wait for their message, for how long, and how they are answered.
 
     Args:
-        waiting: keeps those that wait.
-        subscriptions: those of each source topic.
-        operations: to which the cancels are added that wait.
+        waiting: keeps the commands that wait.
+        subscriptions: the subscriptions of each source topic.
+        operations: collects the cancels that wait, for the delayed index.
         is_home: tells which commands this shard answers if it does not know their message: bool, (rows,).
-        remembered_millis: how long a cancel waits beyond the time that it names, ms.
+        remembered_millis: how long a cancel waits after the time that it names, ms.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class InAdvance:
         self._remembered_millis = remembered_millis
 
     def wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
-        """Answers commands for messages that are not known, and keeps those whose message may still come.
+        """Answers commands whose message is not known, and keeps those whose message may still come in.
 
         Args:
             commands: as COMMAND_ROWS, at least one.
@@ -60,7 +60,7 @@ class InAdvance:
         is_nowhere = ~is_cancel & has_all_come
         waiting = where(commands, ~is_past & ~is_nowhere)
         self._waiting.add(waiting, moment.tick)
-        # Of a command that is for another shard's message, too, its entry's home tells what becomes of it.
+        # Several shards may get a command, because of schedule keys. The home of its entry answers it.
         is_home = self._is_home(commands)
         commands, is_past, is_nowhere = where(commands, is_home), is_past[is_home], is_nowhere[is_home]
         waiting = where(waiting, self._is_home(waiting))
@@ -83,7 +83,7 @@ class InAdvance:
         return outcomes
 
     def expire(self, moment: Moment) -> pa.Table:
-        """Ends waiting commands whose message can no longer come; returns their OUTCOME_ROWS."""
+        """Removes waiting commands whose message can no longer come in; returns their outcomes, as OUTCOME_ROWS."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
@@ -99,9 +99,9 @@ class InAdvance:
         return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
 
     def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
-        """Answers commands that wait, with what a rebuild needs: the order in which they came, and their times.
+        """Builds the WAITING outcomes of commands, with the sequences and times that a rebuild needs.
 
-        The rows of one command have one sequence.
+        The rows of one command have the same sequence.
         """
         answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
         if not answers.num_rows:
@@ -112,11 +112,11 @@ class InAdvance:
         index, _ = each_subscription(commands, self._subscriptions.names)
         has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
         times = pc.if_else(has_time, commands["deliver_at"], None)
-        # Of a retry, which has a time only after a rebuild, how long it is to wait counts from now on.
+        # A retry has a time only after a rebuild. Until then its wait counts from now on.
         after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)
         times = pc.if_else(after, pc.add(moment.now, commands["after_millis"]), times).take(pa.array(index))
         return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:
-        """Tells which commands are for topics without a route: these are not read, so their message may still come."""
+        """Tells which commands are for topics without a route: these are not read, so a message may still come in."""
         return by_topic(rows, lambda topic: topic in self._subscriptions.without_route) > 0

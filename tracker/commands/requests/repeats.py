@@ -1,4 +1,4 @@
-"""Repeated commands, whose request id came before: they are answered as the first one was, and do nothing."""
+"""Repeated commands, whose request id came before: they get the first answer again, and change nothing."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from tracker.commands.schema import OUTCOME_ROWS, REPEAT
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 
-# A command under the request id of another one.
+# The reason of a command that has the request id of another one.
 OTHER_BODY = "another command has had this request id"
 
 # Outcomes that answered a command, and the tick in which they did.
 ANSWERS = OUTCOME_ROWS.append(pa.field("tick", pa.int64()))
 
-# Reads the answers to request ids of earlier ticks, as ANSWERS. Where an id has no row, it was never applied.
+# Reads the answers to request ids of earlier ticks, as ANSWERS. An id without a row was never applied.
 FirstAnswers = Callable[[Collection[str]], pa.Table]
 
 _ENTRY = ["request_id", "subscription", "ledger_id", "entry_id"]
 
 
 def no_answers(request_ids: Collection[str]) -> pa.Table:
-    """Returns no rows: the FirstAnswers where no command has been answered yet."""
+    """Returns no rows: the FirstAnswers if no command has been answered yet."""
     return empty_table(ANSWERS)
 
 
 class Repeats:
-    """Tells which commands of a tick are repeats, and answers them.
+    """Recognises the repeated commands of a tick, and answers them.
 
     Args:
-        remembered: by request id of this tick the bodies that the request log has for it. The log has hashes: an id
-            without answers is another one with the same hash.
-        first: by request id the body of this tick's first command with it.
-        answers: the answers to the remembered ids, as ANSWERS.
+        remembered: by request id of this tick: the body hashes that the request log has for it. An id without answers
+            is not remembered: another one has the same hash.
+        first: by request id: the body hash of this tick's first command with it.
+        answers: as ANSWERS: the answers to the remembered ids.
+
+    Attributes:
+        known: by request id of earlier ticks: the body hashes of its commands.
     """
 
     def __init__(self, remembered: Mapping[str, set[int]], first: Mapping[str, int], answers: pa.Table) -> None:
@@ -46,10 +49,10 @@ class Repeats:
         self._first = first.keys()
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
 
-    def of(self, commands: pa.Table) -> BoolArray:
+    def are_repeats(self, commands: pa.Table) -> BoolArray:
         """Tells which rows of COMMAND_ROWS are repeats: bool, (rows,).
 
-        A command without a body is none: it is INVALID by itself, or an earlier one for a subscription added since.
+        A row without a body is no repeat: its command is INVALID, or an earlier one, for a subscription added since.
         """
         is_repeat = pc.equal(commands["kind"], REPEAT)
         if self.known:
@@ -62,14 +65,14 @@ class Repeats:
         """Answers repeats.
 
         Args:
-            commands: COMMAND_ROWS that are repeats, a row for each subscription that the command is for now, by name.
-            named: int64, (rows,): the index that the row had before there was one for each subscription.
-            outcomes: the OUTCOME_ROWS of this tick so far.
+            commands: as COMMAND_ROWS: the repeats, a row for each subscription (by name) that a command is for now.
+            named: int64, (rows,): the same number for rows that differ only in the subscription.
+            outcomes: as OUTCOME_ROWS: those of this tick so far.
             tick: the tick's number.
 
         Returns:
-            two tables of OUTCOME_ROWS: the first answers once more, and INVALID for commands whose content is not that
-            of the first command with their id.
+            two tables, as OUTCOME_ROWS: the first answers once more; and INVALID for commands whose body differs from
+            that of the first command with their id.
         """
         of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
         own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
@@ -81,12 +84,12 @@ class Repeats:
         is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)
         may_be = np.array([0 in self._bodies.get(request_id, ()) for request_id, _ in bodies], np.bool_)
         command, row = _pairs(commands, published)
-        # The same command is answered for the subscriptions that it was for then, whatever they are now.
+        # A command with the same body is answered for the subscriptions of its first answer, whatever it is for now.
         is_published = is_same[command] | (may_be[command] & _have_one_subscription(commands, command, published, row))
         command, row = self._with_unnamed(commands, is_same, published, command[is_published], row[is_published])
         is_other = ~is_same & ~np.isin(named, named[command])
         again, first = np.unique(row, return_index=True)
-        # Where a command named an entry whole, and its messages were answered one by one, these are not summed up.
+        # If a command named an entry whole, and its messages were answered one by one, their answers are not summed up.
         is_named = (int64(published, "batch_index")[again] < 0) | (int64(commands, "batch_index")[command[first]] >= 0)
         sum_up = pc.fill_null(commands["sum_up"], False).to_numpy(zero_copy_only=False)[command[first]] & is_named
         n = len(again)
@@ -109,7 +112,7 @@ class Repeats:
     def _with_unnamed(
         self, commands: pa.Table, is_same: BoolArray, published: pa.Table, command: Int64Array, row: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
-        """Returns the pairs, with all answers of commands that name no message now: they have no subscription left."""
+        """Adds pairs with all answers for commands that have nothing to apply now, as their subscriptions are gone."""
         ids = commands["request_id"].to_pylist()
         empty = {ids[i]: i for i in np.flatnonzero(is_same).tolist() if ids[i] not in self._first}
         pairs = [
@@ -122,7 +125,7 @@ class Repeats:
 
 
 def _last(answers: pa.Table) -> pa.Table:
-    """Returns the answers of the last tick for each entry and subscription: commands that waited have two."""
+    """Returns, for each request id, entry and subscription, the last answers: a command that waited has two."""
     if not answers.num_rows:
         return answers
     answers = answers.set_column(
@@ -136,7 +139,7 @@ def _last(answers: pa.Table) -> pa.Table:
 
 
 def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Returns indexes of commands' rows, and of the answers for the message, or its entry, that each row names."""
+    """Pairs each command row with the answers for the message, or entry, that it names; returns the indexes of both."""
     entry = ["request_id", "ledger_id", "entry_id"]
     numbered = commands.select(entry).append_column("command", pa.array(np.arange(commands.num_rows)))
     answers = published.select(entry).append_column("row", pa.array(np.arange(published.num_rows)))
@@ -147,7 +150,7 @@ def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Ar
     matches = (named < 0) | (answered < 0) | (named == answered)
     command, row = command[matches], row[matches]
     if is_by_key.any():
-        # Another message may wait under the key now.
+        # The key may stand for another message now, so these are paired by key.
         key = ["request_id", "schedule_key"]
         numbered = commands.select(key).append_column("command", numbered["command"])
         answers = published.select(key).append_column("row", answers["row"])
@@ -158,7 +161,7 @@ def _pairs(commands: pa.Table, published: pa.Table) -> tuple[Int64Array, Int64Ar
 
 
 def _have_one_subscription(commands: pa.Table, command: Int64Array, published: pa.Table, row: Int64Array) -> BoolArray:
-    """Tells which pairs are of the same subscription: bool, (pairs,)."""
+    """Tells which pairs of command and answer have the same subscription: bool, (pairs,)."""
     own = pc.fill_null(commands["subscription"], "").take(pa.array(command))
     other = pc.fill_null(published["subscription"], "").take(pa.array(row))
     is_same: BoolArray = pc.equal(own, other).to_numpy(zero_copy_only=False)

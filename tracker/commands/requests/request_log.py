@@ -1,4 +1,4 @@
-"""The log of request ids, by which a command that comes again is recognised."""
+"""The log of request ids, by which repeated commands are recognised."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from tracker.messages import Int64Array
 from tracker.store import Store
 
-KEPT_MILLIS = 24 * 3600 * 1000  # how long an id is at least remembered, unless there are too many
-KEPT_REQUESTS = 1_000_000  # how many ids, the newest, are at least remembered
+KEPT_MILLIS = 24 * 3600 * 1000  # how long an id is remembered, unless there are more than KEPT_REQUESTS
+KEPT_REQUESTS = 1_000_000  # at least this many ids, the newest, are remembered for KEPT_MILLIS
 
+# The log is written, and forgotten, in chunks: of this many ids, or of the ids of this time, ms.
 _CHUNK_REQUESTS = 8_192
-_CHUNK_MILLIS = 3600 * 1000  # a chunk is forgotten as a whole
+_CHUNK_MILLIS = 3600 * 1000
 
-# How long the answers to a request id must be readable, ms.
+# How long the table `outcomes` has to keep the answers to a request id, ms.
 ANSWERS_KEPT_MILLIS = KEPT_MILLIS + 2 * _CHUNK_MILLIS
 
 _TABLE = "requests"
@@ -26,10 +27,10 @@ _LIST = "requests_list"
 
 
 class RequestLog:
-    """Remembers the newest million request ids for a day, and a hash of the body of each id's command.
+    """Remembers the newest million request ids for a day, each with a hash of its command's body.
 
-    Ids, too, are kept as hashes of 64 bits, so one that is found may be another one with the same hash: the table
-    `outcomes` has the ids themselves. A body of 0 is not known.
+    The log has ids as 64-bit hashes, too, so a hit may be another id with the same hash: the table `outcomes` has the
+    ids themselves. A body of 0 is not known.
 
     Args:
         store: where the log is kept.
@@ -38,7 +39,7 @@ class RequestLog:
     def __init__(self, store: Store) -> None:
         self._store = store
         saved = store.get(_LIST, (0, 0))
-        # [number, count of ids, when the last was added, when the first was]. Earlier versions did not write the last.
+        # [number, count of ids, when the last id was added, when the first was]; earlier versions lack the last value.
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
     def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
@@ -49,7 +50,7 @@ class RequestLog:
             now: ms since the epoch.
 
         Returns:
-            by id found the bodies of the commands that had it, 64 bits each.
+            by id that is remembered: the body hashes of the commands that had it.
         """
         ids = list(dict.fromkeys(request_ids))
         if not self._chunks or not ids:
@@ -72,7 +73,7 @@ class RequestLog:
         """Remembers ids, and forgets the oldest beyond the limits.
 
         Args:
-            bodies: by id the body of its command, 64 bits.
+            bodies: by id: the hash of its command's body, 64 bits.
             now: ms since the epoch.
         """
         if not bodies:
@@ -99,7 +100,7 @@ class RequestLog:
         self._store.put(_LIST, (0, 0), json.dumps(self._chunks, separators=(",", ":")).encode())
 
     def _bodies(self, number: int, n: int) -> bytes:
-        """Returns the bodies of a chunk; they are 0 for ids of earlier versions, which kept none."""
+        """Returns the body hashes of a chunk of n ids; 0 for ids of earlier versions, which kept no bodies."""
         return (self._store.get(_BODIES, (number, 0)) or b"").rjust(8 * n, b"\0")
 
 

@@ -1,4 +1,4 @@
-"""Commands that wait for their message, because it has not come in yet."""
+"""The commands that wait for their message, because it has not come in yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITING = COMMAND_ROWS.append(pa.field("tick", pa.int64()))
 
 
 class WaitingCommands:
-    """Keeps commands by ledger, until their message comes in or can no longer come.
+    """Keeps commands, by ledger, until their message comes in or can no longer come in.
 
     Args:
         store: where they are kept.
@@ -36,11 +36,11 @@ class WaitingCommands:
         self._ledgers: dict[int, int] = {ledger: n for ledger, n in pairs.tolist()}  # noqa: C416
 
     def __len__(self) -> int:
-        """The number of rows: a command has one for each message or entry that it names."""
+        """The number of rows; a command has one for each message or entry that it names."""
         return sum(self._ledgers.values())
 
     def add(self, commands: pa.Table, tick: int) -> None:
-        """Adds COMMAND_ROWS that came in a tick."""
+        """Adds commands of a tick, as COMMAND_ROWS."""
         if not commands.num_rows:
             return
         rows = commands.append_column("tick", pa.array([tick] * commands.num_rows, pa.int64()))
@@ -74,7 +74,7 @@ class WaitingCommands:
         return concat([self._take_where(ledger, is_taken) for ledger in list(self._ledgers)], WAITING)
 
     def wait_anew(self, topics: Collection[str], tick: int) -> None:
-        """Makes commands for some topics wait from this tick on: their messages may have been published until now."""
+        """Sets the tick since which commands for some topics wait: their messages may have been published until now."""
         for ledger in list(self._ledgers):
             rows = self._get(ledger)
             is_of = pc.is_in(rows["topic"], pa.array(sorted(topics), pa.string()))
@@ -82,7 +82,7 @@ class WaitingCommands:
                 self._put(ledger, with_columns(rows, tick=pc.if_else(is_of, tick, rows["tick"])))
 
     def save(self) -> None:
-        """Writes what is not in the store yet."""
+        """Writes the changes to the store."""
         data = np.array(list(self._ledgers.items()), dtype=np.int64).tobytes()
         if data != self._saved:
             self._store.put(_LEDGERS, (0, 0), data)

@@ -1,4 +1,4 @@
-"""What is checked of callers' arguments, so that an error names the one that is wrong; times are elsewhere."""
+"""Checks of callers' arguments; each error names the wrong argument. Times are checked in `times.py`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _MAX_INT = 2**31 - 1
 
 
 def check_text(name: str, text: str, max_bytes: int | None = None) -> None:
-    """Checks what is to be sent as UTF-8.
+    """Checks a text that will be sent as UTF-8.
 
     Args:
-        name: the caller's argument, for errors.
-        max_bytes: how long it may be, and then it is not empty; None: any text will do.
+        name: the argument's name, for errors.
+        max_bytes: the maximum length in UTF-8 of a text that must not be empty; None: any length.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it has half a surrogate pair, or not that length.
+        TypeError: it is not a text.
+        ValueError: it has half a surrogate pair, is empty, or too long.
     """
     if not isinstance(text, str):
         raise TypeError(f"{name} is no text: {text!r}")
@@ -30,20 +30,20 @@ def check_text(name: str, text: str, max_bytes: int | None = None) -> None:
 
 
 def check_texts(**texts: str | None) -> None:
-    """As `check_text`, for all that are given."""
+    """As `check_text`, for each argument that is not None."""
     for name, text in texts.items():
         if text is not None:
             check_text(name, text)
 
 
 def check_number(name: str, number: int, least: int, most: int = _MAX_LONG) -> None:
-    """Raises ValueError for what is no whole number in this range."""
+    """Raises ValueError for anything but a whole number from `least` to `most`."""
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
         raise ValueError(f"{name} must be a whole number, {least} to {most}: {number!r}")
 
 
 def check_position(name: str, ledger_id: int, entry_id: int, partition: int, batch_index: int) -> None:
-    """Raises ValueError for the parts of a message's id that Pulsar has no place for."""
+    """Raises ValueError if a part of a message's id is out of Pulsar's range."""
     check_number(f"{name}: its ledger", ledger_id, 0)
     check_number(f"{name}: its entry", entry_id, 0)
     check_number(f"{name}: its partition", partition, -1, _MAX_INT)
@@ -51,10 +51,10 @@ def check_position(name: str, ledger_id: int, entry_id: int, partition: int, bat
 
 
 def checked_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns properties; of None, none.
+    """Returns a copy of a message's properties; an empty one for None.
 
     Raises:
-        TypeError: they are no mapping of texts.
+        TypeError: they are not a mapping of texts.
         ValueError: one has half a surrogate pair.
     """
     if properties is None:

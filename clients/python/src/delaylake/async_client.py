@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TypeVar
-
-import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command
-from delaylake.connections import Connections
-from delaylake.errors import Unavailable
+from delaylake.connections import AsyncConnections
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
 
-_Listed = TypeVar("_Listed")
-_Result = TypeVar("_Result")
 
-
-class AsyncClient(Connections[httpx.AsyncClient]):
+class AsyncClient(AsyncConnections):
     """As `Client`, for asyncio. An asynchronous context manager; for one event loop.
 
     ```python
@@ -38,14 +27,6 @@ class AsyncClient(Connections[httpx.AsyncClient]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def close(self) -> None:
-        """Ends the connections. What is called after that is a RuntimeError."""
-        self._is_closed = True
-        if self._is_own_http:
-            await self._http.aclose()
-        if self._broker:
-            await asyncio.to_thread(self._broker.close)
 
     async def schedule(
         self,
@@ -71,8 +52,7 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
         message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
-        broker = self._pulsar()
-        return await self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
+        return await self._send(message)
 
     async def cancel(
         self,
@@ -232,86 +212,18 @@ class AsyncClient(Connections[httpx.AsyncClient]):
         state: str = "waiting",
         limit: int | None = None,
     ) -> AsyncIterator[PendingMessage]:
-        """See `Client.pending`: what `async for` goes through."""
+        """As `Client.pending`, for `async for`."""
         return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
 
     def schedules(
         self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
     ) -> AsyncIterator[Schedule]:
-        """See `Client.schedules`: what `async for` goes through."""
+        """As `Client.schedules`, for `async for`."""
         return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     async def get(self, topic: str, message: MessageId | str) -> MessageState:
         """See `Client.get`."""
-        meant = MessageId.of(message)
-        waiting = [one async for one in self._pages(paging.entry_listing(topic, meant, "waiting"))]
-        cancelled = [one async for one in self._pages(paging.entry_listing(topic, meant, "cancelled"))]
-        return paging.state_of(meant, waiting, cancelled)
-
-    def _make_http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient()
-
-    async def _do(self, command: Command) -> list[Outcome]:
-        with command.time_in_errors():
-            if self._url is not None:
-                return rest.outcomes(command, await self._call(rest.call(command)))
-            return await self._tell_broker(command)
-
-    async def _tell_broker(self, command: Command) -> list[Outcome]:
-        broker = self._pulsar()
-        not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
-        return await self._in_time(partial(broker.send, command), not_in_time)
-
-    async def _in_time(
-        self, begin: Callable[[float], Future[_Result]], not_in_time: Callable[[], Exception]
-    ) -> _Result:
-        deadline = self._deadline()
-
-        async def done() -> _Result:
-            return await asyncio.wrap_future(await asyncio.to_thread(begin, deadline))
-
-        try:
-            return await asyncio.wait_for(done(), self._seconds_until(deadline))
-        except asyncio.TimeoutError:
-            raise not_in_time() from None
-
-    def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
-        self._api()  # what is missing is said now, and not when the first is asked for
-        return self._read_pages(listing)
-
-    async def _read_pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
-        n = 0
-        call: rest.Call | None = listing.first()
-        while call:
-            found, call = listing.read(await self._call(call), n)
-            n += len(found)
-            for one in found:
-                yield one
-
-    async def _call(self, call: rest.Call) -> httpx.Response:
-        attempts = rest.Attempts(call, self._timeout_seconds)
-        while True:
-            asked = 0.0
-            try:
-                response = await self._attempt(call, attempts)
-                asked = rest.retry_after(response)
-                rest.raise_if_unavailable(response)
-                return response
-            except (httpx.RequestError, Unavailable) as error:
-                pause = attempts.pause_after(error, asked)
-            await asyncio.sleep(pause)
-
-    async def _attempt(self, call: rest.Call, attempts: rest.Attempts) -> httpx.Response:
-        asked = self._http.request(
-            call.method,
-            self._api() + call.path,
-            params=call.params,
-            json=call.content,
-            headers=call.headers | self._headers(),
-            timeout=attempts.timeout,
-        )
-        try:
-            # httpx bounds each step, and not all of them: an answer may come byte by byte.
-            return await asyncio.wait_for(asked, attempts.seconds_left)
-        except asyncio.TimeoutError:
-            raise httpx.ReadTimeout("no answer in time, or not all of it") from None
+        message_id = MessageId.of(message)
+        waiting = [one async for one in self._pages(paging.entry_listing(topic, message_id, "waiting"))]
+        cancelled = [one async for one in self._pages(paging.entry_listing(topic, message_id, "cancelled"))]
+        return paging.state_of(message_id, waiting, cancelled)

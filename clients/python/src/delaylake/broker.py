@@ -1,4 +1,4 @@
-"""Pulsar: messages for later are sent there, and commands where there is no admin API. Needs the extra `pulsar`."""
+"""Sends messages to Pulsar, and commands where there is no admin API. Needs the extra `pulsar`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ _POLL_MILLIS = 300
 _CONNECT_SECONDS = 10.0  # for one of the broker's addresses
 _ISSUED_BY = "delaylake-client"
 
-# With a first number the client goes on counting when a partition is added to the topic; without, it would count anew,
-# and the broker drop as repeated what it sends. Pulsar's client takes 0 for none.
+# Without an initial sequence id Pulsar's client counts from 0 again when a partition is added to the topic, and the
+# broker drops its messages as repeated. The client takes 0 for none.
 _FIRST_SEQUENCE_ID = 1
 
 
 class Broker:
-    """A connection to Pulsar, made when it is first used: one made before a fork would hang in the child. Thread-safe.
+    """A connection to Pulsar. Thread-safe.
+
+    It is made at the first call, not before, since one that was made before a fork would hang in the child.
 
     Args:
-        url: of the broker: `pulsar://host:6650`, or `pulsar+ssl://host:6651`.
-        timeout_seconds: for connecting, and for the broker to take a message.
+        url: `pulsar://host:6650` or `pulsar+ssl://host:6651`.
+        timeout_seconds: time for connecting, and for the broker to take a message.
         options: further parameters of `pulsar.Client`.
     """
 
@@ -69,11 +71,11 @@ class Broker:
         self._options = options
         self._lock = threading.Lock()
         self._client: pulsar.Client | None = None
-        self._producers: dict[str, Future[pulsar.Producer]] = {}  # by topic, from when one is connected for on
+        self._producers: dict[str, Future[pulsar.Producer]] = {}  # by topic; not done while it connects
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._process = 0  # that has connected
+        self._process = 0  # id of the process that has connected; 0: none
         self._at_exit: Callable[[], None] | None = None
 
     def close(self) -> None:
@@ -92,17 +94,19 @@ class Broker:
         concurrent.futures.wait(list(self._producers.values()), _CONNECT_SECONDS)
         for answer in [answer for answers in list(self._waiting.values()) for answer in answers]:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
-                answer.told.set_exception(NoAnswer("the client was closed", request_id=answer.command.request_id))
+                answer.outcomes.set_exception(NoAnswer("the client was closed", request_id=answer.command.request_id))
 
     def schedule(self, message: Scheduled, deadline: float) -> Future[MessageId]:
-        """Sends a message; the result is its id once the broker has it. Waits until it is connected.
+        """Sends a message, after waiting for the connection.
 
         Args:
-            deadline: later than this, by the monotonic clock, nothing is sent.
+            deadline: time by the monotonic clock, in seconds, after which nothing is sent.
+
+        Returns:
+            a future of the message's id. Its errors are those below, and NoAnswer if the message may have arrived.
 
         Raises:
-            Unavailable, NotFound, Forbidden: there is no such broker, or it takes no messages for this topic. The
-                future has these errors, too, and NoAnswer where the message may have arrived.
+            Unavailable, NotFound, Forbidden: the broker can't be reached, or takes no messages for this topic.
         """
         sent: Future[MessageId] = Future()
 
@@ -126,31 +130,34 @@ class Broker:
         return sent
 
     def send(self, command: Command, deadline: float) -> Future[list[Outcome]]:
-        """Publishes a command; the result is what became of its message, or the error of that.
+        """Publishes a command on the control topic.
 
         Args:
-            deadline: as above.
+            deadline: as in `schedule`.
+
+        Returns:
+            a future of the command's outcomes, or of the error of the gravest one.
 
         Raises:
             ValueError: the command names no subscription, or `*`.
-            Unavailable, NotFound, Forbidden: as above.
+            Unavailable, NotFound, Forbidden: as in `schedule`.
         """
         if command.subscription in (None, "*"):
             raise ValueError("name a subscription: without an admin API it is not known which the topic has")
         producer = self._producer(self.control_topic, deadline, command.request_id)
         answer = _Answer(command)
         self._waiting.setdefault(command.request_id, []).append(answer)
-        answer.told.add_done_callback(lambda _: self._forget(answer))
+        answer.outcomes.add_done_callback(lambda _: self._forget(answer))
 
         def answered(result: Any, _: Any) -> None:
             with contextlib.suppress(Exception):
                 if result.name != "Ok":
-                    answer.told.set_exception(_error(result.name, self.control_topic, True, command.request_id))
+                    answer.outcomes.set_exception(_error(result.name, self.control_topic, True, command.request_id))
 
         body = control_command(command).SerializeToString()
-        answer.again = time.monotonic() + self._timeout_seconds / 2, body
+        answer.repeat_at = time.monotonic() + self._timeout_seconds / 2, body
         producer.send_async(body, answered)
-        return answer.told
+        return answer.outcomes
 
     def _connected(self) -> pulsar.Client:
         import pulsar
@@ -173,7 +180,7 @@ class Broker:
         return self._client
 
     def _close_at_exit(self) -> None:
-        """Ends the threads that are in Pulsar's client before Python does, which would abort the program."""
+        """Ends the threads of Pulsar's client before Python exits: it would abort the program otherwise."""
         reference = weakref.ref(self)
 
         def close() -> None:
@@ -184,7 +191,7 @@ class Broker:
         atexit.register(close)
 
     def _producer(self, topic: str, deadline: float, request_id: str = "") -> pulsar.Producer:
-        """Returns the producer of a topic. Who asks while one connects waits for it, no longer than a call may."""
+        """Returns the producer of a topic; waits until the deadline while it connects."""
         import pulsar
 
         if self._process not in (0, os.getpid()):
@@ -199,7 +206,7 @@ class Broker:
             raise self.not_in_time(topic, request_id) from None
         except pulsar.PulsarException as error:
             raise _error(type(error).__name__, f"{topic} at {self._url}", request_id=request_id) from error
-        if time.monotonic() > deadline:  # who called may have been told that nothing was sent
+        if time.monotonic() > deadline:  # the caller may already have got an error that says that nothing was sent
             raise self.not_in_time(topic, request_id)
         return producer
 
@@ -262,15 +269,15 @@ class Broker:
                     answer.take(outcome)
 
     def _send_again(self, now: float) -> None:
-        """Sends commands once more whose outcome may have been missed: they are told what they were the first time.
+        """Publishes commands once more whose outcomes the reader may have missed, as when the broker unloads the topic.
 
-        A reader passes over what the broker drops when it unloads the topic.
+        The job answers a repeated request id as it did the first time.
         """
         for answers in list(self._waiting.values()):
             for answer in list(answers):
-                if answer.again and now >= answer.again[0]:
-                    _, body = answer.again
-                    answer.again = None
+                if answer.repeat_at and now >= answer.repeat_at[0]:
+                    _, body = answer.repeat_at
+                    answer.repeat_at = None
                     with contextlib.suppress(Exception):
                         self._producer(self.control_topic, now + self._timeout_seconds).send_async(body, None)
 
@@ -283,13 +290,13 @@ class Broker:
 
 
 class _Answer:
-    """The outcomes of a command, which come one by one."""
+    """The answer to a command: its outcomes come one by one."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self.told: Future[list[Outcome]] = Future()
-        self.again: tuple[float, bytes] | None = None  # when, by the monotonic clock, to send it again, and what
-        self._outcomes: list[Outcome] = []
+        self.outcomes: Future[list[Outcome]] = Future()
+        self.repeat_at: tuple[float, bytes] | None = None  # by the monotonic clock, in seconds; and the command's bytes
+        self._received: list[Outcome] = []
 
     def take(self, published: ControlOutcome) -> None:
         from delaylake.wire.delaylake_pb2 import Result
@@ -297,30 +304,30 @@ class _Answer:
         command = self.command
         result = Result.Name(published.result)
         if result == "WAITING" and not command.is_done_by(result):
-            return  # another will follow
+            return  # another outcome will follow
         if published.subscription not in ("", command.subscription):
             return
         if command.schedule_key and published.schedule_key not in ("", command.schedule_key):
             return
         message = command.message_of(published.ledger_id, published.entry_id, published.batch_index)
-        self._outcomes.append(Outcome(published.subscription, message, result, published.reason))
+        self._received.append(Outcome(published.subscription, message, result, published.reason))
         batch_index = -1 if command.message is None else command.message.batch_index
         is_whole = published.ledger_id < 0 or published.batch_index in (-1, batch_index)
-        # Where an entry's messages share no result, each has an outcome.
+        # If the messages of an entry have different results, each has an outcome.
         if is_whole or (batch_index < 0 and not published.has_more):
             self._settle()
 
     def _settle(self) -> None:
         with contextlib.suppress(Exception):  # nobody waits any more
             try:
-                self.command.check(self._outcomes)
-                self.told.set_result(self._outcomes)
+                self.command.check(self._received)
+                self.outcomes.set_result(self._received)
             except DelayLakeError as error:
-                self.told.set_exception(error)
+                self.outcomes.set_exception(error)
 
 
 def control_command(command: Command) -> ControlCommand:
-    """Returns a command as the control topic has it."""
+    """Returns a command as the protobuf message for the control topic."""
     from delaylake.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand
 
     made = ControlCommand(
@@ -350,7 +357,7 @@ def control_command(command: Command) -> ControlCommand:
         made.retry.reason, made.retry.after_millis = command.reason, command.after_millis
     else:
         made.reschedule.entries.append(entry)
-        made.reschedule.deliver_at = command.deliver_at  # 0, which is past, is now
+        made.reschedule.deliver_at = command.deliver_at  # 0 for deliverNow: any past time means now
     return made
 
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TypeVar
-
-import httpx
 
 from delaylake import commands, paging, rest
-from delaylake.commands import Command
-from delaylake.connections import Connections
-from delaylake.errors import Unavailable
+from delaylake.connections import BlockingConnections
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import KeyRule, Misfire, Repeat, ScheduleMode, scheduled
-from delaylake.threads import in_thread
-
-_Listed = TypeVar("_Listed")
 
 
-class Client(Connections[httpx.Client]):
-    """Schedules messages, and changes and lists what waits. A context manager; thread-safe.
+class Client(BlockingConnections):
+    """Schedules messages, and changes and lists those that wait. A context manager; thread-safe.
 
     ```python
     with Client("http://127.0.0.1:8081", broker="pulsar://localhost:6650") as lake:
@@ -32,15 +21,15 @@ class Client(Connections[httpx.Client]):
         lake.cancel("orders", message)
     ```
 
-    Commands return what became of the message, an outcome for each subscription, or raise the error of the gravest:
-    then what could be done for the other subscriptions is done. Without a subscription they are for all that the topic
-    has, and for those that it is given later; over the control topic one has to be named.
+    A command returns an outcome for each subscription. If it fails for some subscriptions, it raises the error of the
+    gravest outcome; for the others it is done. A command without a subscription is for all subscriptions that the topic
+    has or gets later; over the control topic a subscription has to be named.
 
-    `cancel`, `skip`, `reschedule`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` are for a message
-    by its id, or with `schedule_key=` for the one that waits under that key: where none does it is NotFound.
+    `cancel`, `skip`, `reschedule`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` take a message's
+    id, or with `schedule_key=` the message that waits under that key; if none waits, they raise NotFound.
 
-    A call that fails on its way is made again until its time is over. To make a command again after that, or in another
-    process, choose its `request_id`, or take that of the error: it is applied once.
+    A call whose connection fails is repeated until its time is over. To repeat a command after that, or in another
+    process, give it the `request_id` that you chose, or that of the error: a command is applied once under it.
     """
 
     def __enter__(self) -> Client:
@@ -48,14 +37,6 @@ class Client(Connections[httpx.Client]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Ends the connections. What is called after that is a RuntimeError."""
-        self._is_closed = True
-        if self._is_own_http:
-            self._http.close()
-        if self._broker:
-            self._broker.close()
 
     def schedule(
         self,
@@ -77,41 +58,36 @@ class Client(Connections[httpx.Client]):
         repeat_times: int | None = None,
         misfire: Misfire | None = None,
     ) -> MessageId:
-        """Sends a message that is to be delivered later, or with `repeat` again and again.
+        """Sends a message that is delivered later, or with `repeat` again and again.
 
         Args:
-            at: when, with a time zone; one that is past: at once. Of a recurring message the first time; without it the
-                rule says that, too.
-            after: instead: how long from now.
-            key: as Pulsar's partition key.
-            schedule_key: of the messages of a topic that have this one, one waits: at most 512 bytes.
-            schedule_mode: what the message does to the one that waits: `replace` it, the default; `keep` it, and yield
-                to it; or `debounce`: replace it, and be put off no further than `debounce_max` lets it.
-            debounce_max: how long after the first message of the key was published.
-            repeat: how it recurs: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
-            time_zone: the IANA name of the zone that the rule means; UTC where it is not given.
+            at: the delivery time, with a time zone; a past one means at once. For a recurring message the time of the
+                first occurrence; without it the rule says that.
+            after: the delay from now, instead of `at`.
+            key: Pulsar's partition key.
+            schedule_key: at most 512 bytes; of all messages of a topic with the same schedule key only one waits.
+            schedule_mode: what happens if another message waits under the key: `replace` (default) cancels that one,
+                `keep` cancels the new one, `debounce` replaces within `debounce_max`.
+            debounce_max: how long after the key's first publish time its message may be put off.
+            repeat: the rule: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
+            time_zone: IANA name of the rule's zone; default UTC.
             repeat_until: no occurrence is later.
-            repeat_times: how many occurrences there are.
-            misfire: what becomes of occurrences that were missed: `once` (for all of them one), `all`, or `skip`.
+            repeat_times: the number of occurrences.
+            misfire: what happens to missed occurrences: `once` (one delivery for all), `all`, or `skip`.
 
         Returns:
-            its id, with the time where one was given.
+            the message's id, with its time if one was given.
 
         Raises:
-            ValueError: an argument, which it names, can't be what it is for, or a property is the service's own. The
-                service reads the rule in full: one that it can't read goes to the topic's rejects.
-            NoAnswer: it may have been sent. There is no id to send it again with: a copy would be another message.
-            Unavailable, NotFound, Forbidden, Invalid: the broker does not take it.
+            ValueError: the named argument is wrong, or a property is reserved. Rules are checked only roughly here; a
+                rule that the service can't read puts the message among the topic's rejects.
+            NoAnswer: the message may have been sent. Sending it again may make a second message.
+            Unavailable, NotFound, Forbidden, Invalid: the broker does not take the message.
         """
         recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
         keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
         message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
-        deadline, broker = self._deadline(), self._pulsar()
-        sent = broker.schedule(message, deadline)
-        try:
-            return sent.result(self._seconds_until(deadline))
-        except concurrent.futures.TimeoutError:
-            raise broker.not_in_time(message.topic) from None
+        return self._send(message)
 
     def cancel(
         self,
@@ -123,10 +99,10 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Cancels a message. By its id it may come before the message: then it waits for it, until just after its time.
+        """Cancels a message. A cancel by id may come before its message: then it waits until just after `deliver_at`.
 
         Args:
-            deliver_at: when the message is due, where its id does not say it.
+            deliver_at: when the message is due, if its id does not have it.
 
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
@@ -142,10 +118,10 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Cancels a message, which may be one of a batch, and whose time need not be known.
+        """Cancels a message, also a single one of a batch; the time at which it is due need not be known.
 
         Raises:
-            NotAllowed: the subscription is an Exclusive or Failover one.
+            NotAllowed: the subscription's type is Exclusive or Failover.
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.command("skip", topic, message, subscription, request_id, schedule_key))
@@ -161,11 +137,11 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Delivers a message that waits at another time, earlier or later. It keeps its id.
+        """Moves a pending message to an earlier or later time. The message keeps its id.
 
         Raises:
-            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. To ask again under the error's
-                `request_id`, give its `deliver_at` as `at`.
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. To repeat the call with the error's
+                `request_id`, give the error's `deliver_at` as `at`.
         """
         return self._do(commands.reschedule(topic, message, subscription, request_id, at, after, schedule_key))
 
@@ -183,14 +159,15 @@ class Client(Connections[httpx.Client]):
 
         Args:
             topic: the source topic: the delivered message's property `delaylake.source`.
-            message: the property `delaylake.messageId`.
-            subscription: the consumer's.
-            reason: why it failed, for the attempts and the dead letters.
-            after: how long to wait; None: as the subscription's backoff says.
-            request_id: with one for each message and attempt, a consumer that asks twice gets one retry.
+            message: the delivered message's property `delaylake.messageId`.
+            subscription: the consumer's subscription.
+            reason: why the consumer failed; shown with the attempts and the dead letters.
+            after: the delay; None: as the subscription's backoff says.
+            request_id: choose one for each message and attempt, and a consumer that asks twice gets one retry.
 
         Raises:
-            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. NotFound where its payload is not kept, too.
+            NotFound: there is no such message, or its payload is not kept any more.
+            Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.retry(topic, message, subscription, reason, after, request_id))
 
@@ -209,16 +186,16 @@ class Client(Connections[httpx.Client]):
         limit: int = 10_000,
         request_id: str | None = None,
     ) -> Redriven:
-        """Delivers the dead letters of a subscription once more that match; needs the admin API.
+        """Delivers the matching dead letters of a subscription once more; needs the admin API.
 
         Args:
             topic: the source topic.
-            messages: these alone, by their property `delaylake.messageId`.
-            reason: a part of one of the reasons for their retries.
-            published_from, published_before: when they became dead letters.
-            dry_run: only counts them.
-            limit: nothing is done where more match.
-            request_id: of a call that was broken off: what that has sent back is not sent again.
+            messages: only these, by their property `delaylake.messageId`.
+            reason: only those with this text in a reason of their retries.
+            published_from, published_before: only those that became dead letters in this time.
+            dry_run: whether to count the matching dead letters only.
+            limit: if more dead letters match, nothing is done.
+            request_id: that of a call that was broken off: dead letters that it has sent back are not sent again.
 
         Raises:
             NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
@@ -247,7 +224,7 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Delivers a message that waits at once.
+        """Delivers a pending message at once.
 
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
@@ -273,10 +250,10 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Skips the next occurrence of a recurring message: the one after it is next.
+        """Skips the next occurrence of a recurring message.
 
         Raises:
-            Invalid: also where the message does not recur.
+            Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.command("skipNext", topic, message, subscription, request_id, schedule_key))
@@ -290,12 +267,12 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Pauses a schedule: the next occurrence of the recurring message waits until it is resumed.
+        """Pauses a schedule: the recurring message's next occurrence waits until the schedule is resumed.
 
-        It can be paused again, which does nothing more.
+        To pause a paused schedule does nothing.
 
         Raises:
-            Invalid: also where the message does not recur.
+            Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.command("pauseSchedule", topic, message, subscription, request_id, schedule_key))
@@ -309,10 +286,10 @@ class Client(Connections[httpx.Client]):
         subscription: str | None = None,
         request_id: str | None = None,
     ) -> list[Outcome]:
-        """Resumes a schedule that was paused: it goes on by its rule. What was missed is as its `misfire` says.
+        """Resumes a paused schedule. For occurrences that were missed meanwhile see its `misfire`.
 
         Raises:
-            Invalid: also where the message does not recur.
+            Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
         return self._do(commands.command("resumeSchedule", topic, message, subscription, request_id, schedule_key))
@@ -322,10 +299,10 @@ class Client(Connections[httpx.Client]):
     ) -> list[Outcome]:
         """Ends a schedule: no further occurrence of the recurring message is delivered. Needs the admin API.
 
-        It can be ended again, which does nothing more.
+        To end an ended schedule does nothing.
 
         Raises:
-            NotFound: also where it has only just come.
+            NotFound: also if the message has come within the last seconds.
             TooLate, NotAllowed, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
         command = commands.command("endSchedule", topic, message, subscription, request_id)
@@ -343,16 +320,16 @@ class Client(Connections[httpx.Client]):
         state: str = "waiting",
         limit: int | None = None,
     ) -> Iterator[PendingMessage]:
-        """Yields what waits, soonest first, a few seconds behind; needs the admin API.
+        """Yields pending messages, soonest first, a few seconds behind; needs the admin API.
 
         Args:
-            subscription: waits for this one; None: for any.
-            properties: has all of these; by a name with `=` nothing can be found.
-            state: `waiting`, `held` (back by a pause, of what waits) or `cancelled`.
-            limit: the most messages; None: all.
+            subscription: only those of this subscription; None: of any.
+            properties: only those with all of these properties; names with `=` are not allowed.
+            state: `waiting`, `held` (waiting, but held back by a pause) or `cancelled`.
+            limit: the maximum number of messages; None: all.
 
         Raises:
-            ValueError: an argument, which it names, can't be what it is for.
+            ValueError: the named argument is wrong.
             Gone, NotFound, Forbidden, Unavailable: see there.
         """
         return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
@@ -363,9 +340,9 @@ class Client(Connections[httpx.Client]):
         """Yields the recurring messages, in the order in which they came; needs the admin API.
 
         Args:
-            subscription: how far they have got for this one; None: for all.
-            with_ended: also those that are over, as far as the tables still have them.
-            limit: the most schedules; None: all.
+            subscription: the subscription whose progress is listed; None: all.
+            with_ended: whether to list ended schedules, too, as long as the tables have them.
+            limit: the maximum number of schedules; None: all.
 
         Raises:
             NotFound, Forbidden, Unavailable: see there.
@@ -373,72 +350,13 @@ class Client(Connections[httpx.Client]):
         return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     def get(self, topic: str, message: MessageId | str) -> MessageState:
-        """Returns a message that is not delivered to all its subscriptions, as far as the tables know; needs the API.
+        """Returns a message that is not delivered to all its subscriptions yet; needs the admin API.
 
         Raises:
-            NotFound: it is delivered, or has come within the last seconds, or never was.
+            NotFound: the message is delivered, came within the last seconds, or never existed.
             Invalid, Forbidden, Unavailable: see there.
         """
-        meant = MessageId.of(message)
-        waiting = list(self._pages(paging.entry_listing(topic, meant, "waiting")))
-        cancelled = list(self._pages(paging.entry_listing(topic, meant, "cancelled")))
-        return paging.state_of(meant, waiting, cancelled)
-
-    def _make_http(self) -> httpx.Client:
-        return httpx.Client()
-
-    def _do(self, command: Command) -> list[Outcome]:
-        with command.time_in_errors():
-            if self._url is not None:
-                return rest.outcomes(command, self._call(rest.call(command)))
-            return self._tell_broker(command)
-
-    def _tell_broker(self, command: Command) -> list[Outcome]:
-        deadline, broker = self._deadline(), self._pulsar()
-        told = broker.send(command, deadline)
-        try:
-            return told.result(self._seconds_until(deadline))
-        except concurrent.futures.TimeoutError:
-            told.cancel()
-            raise broker.not_in_time(broker.control_topic, command.request_id) from None
-
-    def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
-        self._api()  # what is missing is said now, and not when the first is asked for
-        return self._read_pages(listing)
-
-    def _read_pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
-        n = 0
-        call: rest.Call | None = listing.first()
-        while call:
-            found, call = listing.read(self._call(call), n)
-            n += len(found)
-            yield from found
-
-    def _call(self, call: rest.Call) -> httpx.Response:
-        attempts = rest.Attempts(call, self._timeout_seconds)
-        while True:
-            asked = 0.0
-            try:
-                response = self._attempt(call, attempts)
-                asked = rest.retry_after(response)
-                rest.raise_if_unavailable(response)
-                return response
-            except (httpx.RequestError, Unavailable) as error:
-                pause = attempts.pause_after(error, asked)
-            time.sleep(pause)
-
-    def _attempt(self, call: rest.Call, attempts: rest.Attempts) -> httpx.Response:
-        ask = partial(
-            self._http.request,
-            call.method,
-            self._api() + call.path,
-            params=call.params,
-            json=call.content,
-            headers=call.headers | self._headers(),
-            timeout=attempts.timeout,
-        )
-        try:
-            # httpx bounds each step, and not all of them: an answer may come byte by byte.
-            return in_thread(ask).result(attempts.seconds_left)
-        except concurrent.futures.TimeoutError:
-            raise httpx.ReadTimeout("no answer in time, or not all of it") from None
+        message_id = MessageId.of(message)
+        waiting = list(self._pages(paging.entry_listing(topic, message_id, "waiting")))
+        cancelled = list(self._pages(paging.entry_listing(topic, message_id, "cancelled")))
+        return paging.state_of(message_id, waiting, cancelled)

@@ -1,4 +1,4 @@
-"""Commands, whichever way they go."""
+"""Commands about one message, whether they go to the admin API or to the control topic."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _MAX_KEY_BYTES = 512  # of a schedule key in UTF-8
 
 @dataclass(frozen=True)
 class Command:
-    """What is to be done to one message.
+    """A command about one message.
 
     Attributes:
-        topic: its full name, with the partition of the message.
-        message: None: the one that waits under `schedule_key`.
-        subscription: None: all that the topic has, and those that it is given later.
-        deliver_at: of a cancel, when the message is due; of a reschedule, its new time; ms since the epoch.
+        topic: full name of the topic, with the message's partition.
+        message: None: the message that waits under `schedule_key`.
+        subscription: None: all subscriptions that the topic has or gets later.
+        deliver_at: for a cancel, when the message is due; for a reschedule, its new time; ms since the epoch.
         request_id: a command is applied once under it, however often it is sent.
-        reason: of a retry.
-        after_millis: of a retry, how long it waits; 0: as the subscription's backoff says.
-        schedule_key: "": the command names its message by its id.
+        reason: why a retry is wanted.
+        after_millis: the delay of a retry; 0: as the subscription's backoff says.
+        schedule_key: empty: the command names its message by its id.
     """
 
     operation: Operation
@@ -59,29 +59,29 @@ class Command:
 
     @property
     def partition(self) -> int:
-        """The partition of the message, as far as its id says it; -1: it does not."""
+        """The partition in the message's id; -1 if it has none."""
         return -1 if self.message is None else self.message.partition
 
     def message_of(self, ledger_id: int, entry_id: int, batch_index: int) -> MessageId:
-        """Returns the id of an outcome's message; of an outcome that names none, the command's, where that has one."""
+        """Returns the id of an outcome's message; the command's own if the outcome names no message."""
         if ledger_id < 0 and self.message is not None:
             return self.message
         return MessageId(ledger_id, entry_id, self.partition, batch_index)
 
     def is_done_by(self, result: str) -> bool:
-        """Whether the command is done where an outcome has this result."""
+        """Whether an outcome with this result means that the command is done."""
         may_wait = self.operation == "cancel" and not self.schedule_key
         return result in _DONE or (result == "WAITING" and may_wait)
 
     def check(self, outcomes: Sequence[Outcome]) -> None:
-        """Raises the error of the gravest outcome, where the command is not done, or not for all subscriptions."""
+        """Raises the error of the gravest outcome unless the command is done for all subscriptions."""
         if failed := [outcome for outcome in outcomes if not self.is_done_by(outcome.result)]:
             gravest = min(failed, key=lambda outcome: gravity(outcome.result))
             raise of_result(gravest.result)(str(gravest), outcomes, self.request_id)
 
     @contextmanager
     def time_in_errors(self) -> Iterator[None]:
-        """Gives errors that are raised within the new time of a reschedule, with which it can be asked for again."""
+        """Adds the new time of a reschedule to errors that are raised in the block: it is needed to repeat the call."""
         try:
             yield
         except DelayLakeError as error:
@@ -102,8 +102,8 @@ def command(
     """Makes a command for a message, or for the one that waits under a schedule key.
 
     Raises:
-        TypeError: one of these is of another type.
-        ValueError: the topic, the message, the key or the request id can't be one, or there are both message and key.
+        TypeError: an argument is of another type.
+        ValueError: the topic, message, key or request id is wrong, or both or none of message and key are given.
     """
     check_texts(subscription=subscription, request_id=request_id)
     if request_id == "" or subscription == "":
@@ -116,11 +116,11 @@ def command(
         return Command(operation, name, None, subscription, deliver_at, chosen, schedule_key=key)
     if message is None:
         raise ValueError("a command names its message, by its id or by its schedule_key")
-    meant = MessageId.of(message)
-    suffix = f"-partition-{meant.partition}" if meant.partition >= 0 else ""
+    message_id = MessageId.of(message)
+    suffix = f"-partition-{message_id.partition}" if message_id.partition >= 0 else ""
     if not name.endswith(suffix):
         name += suffix
-    return Command(operation, name, meant, subscription, deliver_at, chosen)
+    return Command(operation, name, message_id, subscription, deliver_at, chosen)
 
 
 def cancel(
@@ -134,21 +134,23 @@ def cancel(
     """Makes a command to cancel an entry, or the message that waits under a schedule key.
 
     Raises:
-        ValueError: it is not known when the message is due, or it is one of a batch; or a key has a time.
+        ValueError: the time at which the message is due is unknown, the message is one of a batch, or a time is given
+            with a key.
     """
     if schedule_key is not None and deliver_at is not None:
         raise ValueError("deliver_at goes with a message's id: a schedule_key is of the message that waits")
     if message is None or schedule_key is not None:
         return command("cancel", topic, message, subscription, request_id, schedule_key)
-    meant = MessageId.of(message, deliver_at)
-    if meant.deliver_at is None:
+    message_id = MessageId.of(message, deliver_at)
+    if message_id.deliver_at is None:
         raise ValueError(
             "a cancel needs deliver_at, since it may come before the message. The id from schedule() has it, unless the"
             " message recurs by its rule alone: then end_schedule, or skip"
         )
-    if meant.batch_index >= 0:
-        raise ValueError(f"a cancel is of all messages of a batch: skip {meant}")
-    return command("cancel", topic, meant, subscription, request_id, None, millis("deliver_at", meant.deliver_at))
+    if message_id.batch_index >= 0:
+        raise ValueError(f"a cancel is of all messages of a batch: skip {message_id}")
+    due_millis = millis("deliver_at", message_id.deliver_at)
+    return command("cancel", topic, message_id, subscription, request_id, None, due_millis)
 
 
 def reschedule(
@@ -163,7 +165,7 @@ def reschedule(
     """Makes a command to deliver a message, or the one that waits under a schedule key, at another time.
 
     Raises:
-        ValueError: the time is none, or would be another one when the request is repeated.
+        ValueError: the time is wrong, or would be another one when the request is repeated.
     """
     if request_id and after is not None:
         raise ValueError("with a request id, give the time as at (an error has it): after is another time each time")
@@ -182,7 +184,7 @@ def retry(
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: there is no subscription, or the wait is negative or less than a millisecond.
+        ValueError: no subscription is given, or the delay is less than a millisecond.
     """
     check_text("reason", reason)
     if not subscription or subscription == "*":
@@ -195,11 +197,11 @@ def retry(
 
 
 def checked_key(schedule_key: str) -> str:
-    """Returns a schedule key.
+    """Returns a schedule key, checked.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it can't be one.
+        TypeError: it is not a text.
+        ValueError: it is empty or too long.
     """
     check_text("schedule_key", schedule_key, _MAX_KEY_BYTES)
     return schedule_key
@@ -209,8 +211,8 @@ def full_name(topic: str) -> str:
     """Returns the full name of a topic: `orders` is `persistent://public/default/orders`.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it is no name of a persistent topic.
+        TypeError: it is not a text.
+        ValueError: it is not the name of a persistent topic.
     """
     check_text("topic", topic)
     domain, separator, rest = topic.rpartition("://")

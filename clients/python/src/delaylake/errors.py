@@ -1,4 +1,4 @@
-"""What can go wrong, one class each. What is wrong with an argument itself is a ValueError."""
+"""The client's errors. A wrong argument is a ValueError or TypeError instead."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ class DelayLakeError(Exception):
     """The base of all errors of this package.
 
     Attributes:
-        outcomes: what became of each message and subscription, where something was tried: a part of it may be done.
-        request_id: of the command; "": it was none. With it the same call can be made again.
-        deliver_at: of a reschedule, the time that it asked for; None: it was none. Where the call had `after`, which is
-            another time each time, the same call is one with this as `at`.
+        outcomes: the outcome for each message and subscription, if there are any: some may be done.
+        request_id: the command's request id, with which the same call can be repeated; empty if it was no command.
+        deliver_at: the new time of a reschedule, else None. To repeat a call that had `after`, give this as `at`.
     """
 
     def __init__(self, reason: str, outcomes: Sequence[Outcome] = (), request_id: str = "") -> None:
@@ -26,7 +25,7 @@ class DelayLakeError(Exception):
 
 
 class TooLate(DelayLakeError):
-    """The message was handed out already, some seconds before its time: it is delivered."""
+    """The message has been released to the senders, which is some seconds before its time: it is delivered."""
 
 
 class NotFound(DelayLakeError):
@@ -38,7 +37,7 @@ class NotAllowed(DelayLakeError):
 
 
 class Invalid(DelayLakeError):
-    """The call makes no sense: what was cancelled is rescheduled, or a request id was another command's."""
+    """The call makes no sense: as to reschedule a cancelled message, or to use another command's request id."""
 
 
 class Forbidden(DelayLakeError):
@@ -46,27 +45,27 @@ class Forbidden(DelayLakeError):
 
 
 class Gone(DelayLakeError):
-    """The version of the tables that a listing reads was removed meanwhile: begin it again."""
+    """The version of the tables that a listing reads has been removed: begin the listing again."""
 
 
 class Unavailable(DelayLakeError):
-    """The API or the broker can't be reached, and could not in the time given."""
+    """The API or the broker could not be reached in the given time."""
 
 
 class NoAnswer(Unavailable):
-    """The call may be done, or be done yet: the time was over before the answer came.
+    """The time was over before the answer came: the call may have been done, or may still be.
 
-    A command with the same `request_id` does nothing twice, and is told what the first one was.
+    To repeat a command with the same `request_id` is safe: it is applied once, and gets the first answer.
     """
 
 
 def of_result(result: str) -> type[DelayLakeError]:
-    """Returns the error of an outcome's result."""
+    """Returns the error class for an outcome's result."""
     return _OF_RESULT.get(result, DelayLakeError)
 
 
 def gravity(result: str) -> int:
-    """Returns where a result stands among those that are errors, gravest first."""
+    """Returns the rank of a result among the errors: 0 is the gravest."""
     return list(_OF_RESULT).index(result) if result in _OF_RESULT else len(_OF_RESULT)
 
 

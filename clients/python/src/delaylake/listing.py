@@ -1,4 +1,4 @@
-"""What waits and what recurs, as the admin API lists it."""
+"""Pending messages and schedules, as the admin API lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from delaylake.message_ids import MessageId
 from delaylake.times import moment
 
-PAGE = 1_000  # messages, or schedules, that a call lists; the API gives no more
+PAGE = 1_000  # messages or schedules in a page: the API's maximum
 
 STATES = {"waiting": "waiting", "held": "held", "cancelled": "takenBack"}  # as the API calls them
 _STATE_OF = {name: state for state, name in STATES.items()}
@@ -22,8 +22,8 @@ class PendingMessage:
 
     Attributes:
         deliver_at: when it is due; None: it is held back, or its schedule is paused.
-        subscriptions: those for which it is in the state that was asked for.
-        event_time: None: it has none.
+        subscriptions: those for which it is in the listed state.
+        event_time: None: the message has none.
     """
 
     id: MessageId
@@ -38,7 +38,7 @@ class PendingMessage:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> PendingMessage:
-        """Makes it of the API's JSON."""
+        """Makes a message of the API's JSON."""
         due = _moment(found["deliverAt"])
         return cls(
             MessageId(found["ledgerId"], found["entryId"], found["partitionIndex"], found["batchIndex"], due),
@@ -72,11 +72,11 @@ class ScheduleProgress:
     """How far a schedule has got for a subscription.
 
     Attributes:
-        state: `waiting`, `held` (back by a pause), `cancelled` or `ended`.
-        delivered: how many occurrences have been delivered, as far as the tables still tell.
-        last_occurrence: the number of the last one that was delivered or skipped; None: none yet.
-        next_occurrence: the number of the one that waits; None: none does.
-        next_deliver_at: when that is due; None: none waits, or it is held back.
+        state: `waiting`, `held` (held back by a pause), `cancelled` or `ended`.
+        delivered: the number of delivered occurrences, as far as the tables still have them.
+        last_occurrence: the number of the last occurrence that was delivered or skipped; None: none yet.
+        next_occurrence: the number of the occurrence that waits; None: none waits.
+        next_deliver_at: when the next occurrence is due; None: none waits, or it is held back.
     """
 
     subscription: str
@@ -88,7 +88,7 @@ class ScheduleProgress:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> ScheduleProgress:
-        """Makes it of the API's JSON."""
+        """Makes a subscription's progress of the API's JSON."""
         return cls(
             found["subscription"],
             _STATE_OF.get(found["state"], found["state"]),
@@ -104,11 +104,11 @@ class Schedule:
     """A recurring message, as far as the tables know: a few seconds behind.
 
     Attributes:
-        id: of the message.
-        state: the first of `waiting`, `held`, `paused`, `cancelled` and `ended` that it is in for a subscription.
-        next_occurrence: the number of the soonest one that waits; None: none does.
-        next_deliver_at: when that is due; None: none waits, or it is held back or paused.
-        subscriptions: how far it has got for each.
+        id: the message's id.
+        state: the first of `waiting`, `held`, `paused`, `cancelled` and `ended` that any subscription is in.
+        next_occurrence: the number of the soonest occurrence that waits; None: none waits.
+        next_deliver_at: when the next occurrence is due; None: none waits, or it is held back or paused.
+        subscriptions: the progress of each subscription.
     """
 
     id: MessageId
@@ -129,7 +129,7 @@ class Schedule:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Schedule:
-        """Makes it of the API's JSON."""
+        """Makes a schedule of the API's JSON."""
         due = _moment(found["nextDeliverAt"])
         return cls(
             MessageId.parse(found["id"], due),

@@ -1,4 +1,4 @@
-"""Which message is meant, and what a command did to it."""
+"""The ids of messages, and the outcomes of commands about them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?", r
 
 @dataclass(frozen=True)
 class MessageId:
-    """Names a message of a source topic. As text it is `ledger:entry:partition:batchIndex`.
+    """The id of a message of a source topic. Its text is `ledger:entry:partition:batchIndex`.
 
-    That is what `delaylake produce` prints, and what the delivered message has as `delaylake.messageId`.
+    `delaylake produce` prints that text, and the delivered message has it as the property `delaylake.messageId`.
 
     Attributes:
-        partition: -1: the topic has none.
+        partition: -1: the topic has no partitions.
         batch_index: -1: the entry is one message, or all of its messages are meant.
-        deliver_at: when the message is due, where that is known; it does not count in comparisons.
+        deliver_at: when the message is due, if known; ignored in comparisons.
     """
 
     ledger_id: int
@@ -37,7 +37,7 @@ class MessageId:
         """Reads `ledger:entry`, `ledger:entry:batchIndex` or `ledger:entry:partition:batchIndex`.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: the text is none of these.
         """
         found = _ID.fullmatch(text)
         if not found:
@@ -48,17 +48,17 @@ class MessageId:
 
     @classmethod
     def of(cls, message: MessageId | str, deliver_at: datetime | None = None) -> MessageId:
-        """Returns an id of what was given as one, with the time where that is given, too.
+        """Returns a message id, or a text parsed as one; with `deliver_at` if that is given.
 
         Raises:
-            TypeError: it is neither an id nor a text.
-            ValueError: it is a text, and no id; or a part of it is out of range.
+            TypeError: the message is neither an id nor a text.
+            ValueError: the text is not an id, or a part of the id is out of range.
         """
-        meant = cls.parse(message) if isinstance(message, str) else message
-        if not isinstance(meant, MessageId):
+        parsed = cls.parse(message) if isinstance(message, str) else message
+        if not isinstance(parsed, MessageId):
             raise TypeError(f"message is neither a MessageId nor its text: {message!r}")
-        check_position("message", meant.ledger_id, meant.entry_id, meant.partition, meant.batch_index)
-        return meant if deliver_at is None else replace(meant, deliver_at=deliver_at)
+        check_position("message", parsed.ledger_id, parsed.entry_id, parsed.partition, parsed.batch_index)
+        return parsed if deliver_at is None else replace(parsed, deliver_at=deliver_at)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Outcome:
     """What a command did to a message of one subscription.
 
     Attributes:
-        subscription: its name; "*": those that are added to the topic later.
-        result: `APPLIED`; `ALREADY_APPLIED`; of a cancel that came before its message `WAITING`; or of an error.
+        subscription: its name; "*": subscriptions that are added to the topic later.
+        result: `APPLIED`, `ALREADY_APPLIED`, `WAITING` (for a cancel that came before its message), or an error.
         reason: of an error, one line.
     """
 
@@ -82,12 +82,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Redriven:
-    """What became of the dead letters that a re-drive was for.
+    """The numbers of dead letters in a re-drive.
 
     Attributes:
-        matched: how many there were.
-        redriven: of these, those that will be delivered once more.
-        already_redriven: by an earlier call with the same request id, which was broken off.
+        matched: all that matched; the following are parts of them.
+        redriven: will be delivered once more.
+        already_redriven: sent back by an earlier call with the same request id, which was broken off.
         refused: too large for the topic.
     """
 

@@ -1,4 +1,4 @@
-"""Listings of what waits and what recurs, page by page: their calls, and what is read of the answers."""
+"""Listings of pending messages and of schedules, page by page: makes the calls and reads the answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _Listed = TypeVar("_Listed")
 
 @dataclass(frozen=True)
 class Listing(Generic[_Listed]):
-    """The pages of what a topic has, each of which says how the next one is called.
+    """A listing of a topic's messages or schedules; each page has the cursor of the next one.
 
     Attributes:
-        topic: its full name.
-        path: of the listing, from the topic's on.
-        name: of the list in an answer.
-        of_json: makes one of a list's items.
-        query: the filter, as the API calls its parts; None: that part is not given.
-        limit: the most items; None: all.
+        topic: full name of the topic.
+        path: path of the listing, below the topic's path.
+        name: name of the list in the answer's JSON.
+        of_json: makes an item of its JSON.
+        query: the filter, as query parameters of the API; those that are None are left out.
+        limit: the maximum number of items; None: all.
     """
 
     topic: str
@@ -43,7 +43,7 @@ class Listing(Generic[_Listed]):
     def __post_init__(self) -> None:
         if self.limit is not None:
             check_number("limit", self.limit, 1)
-        self.first()  # one that is too long is refused now
+        self.first()  # raises here if the URL is too long
 
     def first(self) -> Call:
         """Returns the call for the first page."""
@@ -53,13 +53,13 @@ class Listing(Generic[_Listed]):
         """Reads a page.
 
         Args:
-            n: how many items the pages before had.
+            n: the number of items on the pages before.
 
         Returns:
-            its items, and the call for the next one; None: this was the last.
+            the page's items, and the call for the next page; None: this was the last.
 
         Raises:
-            DelayLakeError: the API refuses.
+            DelayLakeError: the API refuses the call.
         """
         content = content_of(response, self.name)
         found = [self.of_json(one) for one in content[self.name]]
@@ -88,7 +88,7 @@ def listing(
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a time has no zone, the state or the limit is none, or a property has a name with `=`.
+        ValueError: a time has no zone, the state or the limit is wrong, or a property's name has a `=`.
     """
     check_texts(subscription=subscription, key=key)
     check_text("state", state)
@@ -123,8 +123,8 @@ def schedules(topic: str, subscription: str | None, with_ended: bool, limit: int
     """Makes a listing of a topic's recurring messages.
 
     Raises:
-        TypeError: the subscription is no text.
-        ValueError: the limit is none.
+        TypeError: the subscription is not a text.
+        ValueError: the limit is less than 1.
     """
     check_texts(subscription=subscription)
     query = {"subscription": subscription, "withEnded": True if with_ended else None}
@@ -132,24 +132,24 @@ def schedules(topic: str, subscription: str | None, with_ended: bool, limit: int
 
 
 def state_of(message: MessageId, waiting: list[PendingMessage], cancelled: list[PendingMessage]) -> MessageState:
-    """Returns the state of a message, of what its entry's listings have.
+    """Returns the state of a message from the listings of its entry.
 
     Raises:
-        NotFound: they do not have it.
-        Invalid: its entry has several messages, and none of them is named.
+        NotFound: the message is in neither listing.
+        Invalid: the entry has several messages, and the id names none of them.
     """
 
-    def meant(listed: list[PendingMessage]) -> list[PendingMessage]:
+    def of_message(listed: list[PendingMessage]) -> list[PendingMessage]:
         return [one for one in listed if message.batch_index in (-1, one.id.batch_index)]
 
-    waits, taken = meant(waiting), meant(cancelled)
-    if not waits and not taken:
+    waiting, cancelled = of_message(waiting), of_message(cancelled)
+    if not waiting and not cancelled:
         raise NotFound(f"{message} does not wait, or has only just come")
-    if len({one.id for one in waits + taken}) > 1:
+    if len({one.id for one in waiting + cancelled}) > 1:
         raise Invalid(f"{message} is a batch of several messages: name one by its batch index")
 
     def subscriptions(listed: list[PendingMessage]) -> tuple[str, ...]:
         # A message is listed once for each time at which it is due.
         return tuple(dict.fromkeys(name for one in listed for name in one.subscriptions))
 
-    return MessageState((waits + taken)[0], subscriptions(waits), subscriptions(taken))
+    return MessageState((waiting + cancelled)[0], subscriptions(waiting), subscriptions(cancelled))

@@ -1,4 +1,4 @@
-"""The admin API's calls and answers, and when a call is made again; what sends them is elsewhere."""
+"""Builds the calls of the admin API, reads their answers, and decides when a call is repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from delaylake.times import millis
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
-_LEAST_SHARE = 0.1  # of a call's time: with less left no further attempt is begun
+_LEAST_SHARE = 0.1  # of a call's time: no attempt begins when less is left
 
 _OF_STATUS: dict[int, type[DelayLakeError]] = {
     400: Invalid,
@@ -50,16 +50,15 @@ _OF_STATUS: dict[int, type[DelayLakeError]] = {
     504: NoAnswer,
 }
 
-# Answers that come from a proxy on the way, too; the admin API gives a reason with each error.
+# Statuses that a proxy in between may answer, too: without a reason, which the admin API gives with each error.
 _OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
 
-_NO_PATH = "no such path"  # the admin API's reason where there is none, not even for a topic that there is not
+_NO_PATH = "no such path"  # the admin API's reason for a path that it never has; a missing topic has another reason
 _WHOSE = "is it delaylake's admin API?"
-
-_MAX_URL = 60_000  # of a path and a query; httpx takes some more
+_MAX_URL = 60_000  # characters of path and query; httpx's limit is a little higher
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
-# Method, and end of the path, of the calls for a schedule.
+# Commands about schedules: the call's method, and the end of its path.
 _OF_SCHEDULES = {
     "skipNext": ("POST", "/skipNext"),
     "pauseSchedule": ("POST", "/pause"),
@@ -67,7 +66,7 @@ _OF_SCHEDULES = {
     "endSchedule": ("DELETE", ""),
 }
 
-# With these the API has not got the call, or did nothing.
+# Errors after which the API has not received the call.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -76,10 +75,10 @@ class Call:
     """A call of the API.
 
     Attributes:
-        path: from the API's URL on.
-        content: the body; None: there is none.
-        command: None: the call changes nothing, or gives none.
-        request_id: of a call that gives no command, and can be repeated.
+        path: the path below the API's URL.
+        content: the JSON body; None: there is none.
+        command: the command that the call carries; None: it carries none.
+        request_id: makes a call without a command safe to repeat; empty: there is none.
     """
 
     method: str
@@ -95,7 +94,7 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a command: it can be repeated, and tells what became of each message."""
+        """The headers that make the call safe to repeat, and a command's answer list each message's outcome."""
         if self.command is None:
             return {"Idempotency-Key": self.request_id} if self.request_id else {}
         return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
@@ -107,10 +106,10 @@ def _check_request_id(request_id: str) -> None:
 
 
 def call(command: Command) -> Call:
-    """Returns the call that gives a command.
+    """Returns the call for a command.
 
     Raises:
-        ValueError: its request id is none that the API takes.
+        ValueError: the API does not allow such a request id.
     """
     _check_request_id(command.request_id)
     message, subscription = command.message, command.subscription or "*"
@@ -145,7 +144,7 @@ def _call_by_key(command: Command, path: str, subscription: str) -> Call:
 
 
 def _call_of_schedule(command: Command, path: str, schedule: str) -> Call:
-    # Those that are added later have no part in a schedule that has begun.
+    # No "*" here: subscriptions that are added later get nothing of a schedule that has begun.
     params = {"subscriptionNames": command.subscription} if command.subscription else {}
     if command.schedule_key:
         params["scheduleKey"] = command.schedule_key
@@ -159,10 +158,10 @@ def _of_subscription(command: Command, path: str, subscription: str) -> str:
 
 
 def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
-    """Returns what became of a command's message, for each subscription.
+    """Returns a command's outcomes, one for each subscription.
 
     Raises:
-        DelayLakeError: it is not done, or not for all of them.
+        DelayLakeError: the command is not done for all subscriptions.
     """
     content = _content(response, "outcomes", command.request_id)
     found = [
@@ -196,7 +195,7 @@ def redrive(
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a time has no zone, the limit is none, or the id of a message or the request is none.
+        ValueError: a time has no zone, or the limit, a message's id or the request id is wrong.
     """
     check_text("subscription", subscription)
     check_texts(key=key, reason=reason, request_id=request_id)
@@ -226,7 +225,7 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
     """Reads the answer to a re-drive.
 
     Raises:
-        DelayLakeError: it was not done, or not for all dead letters.
+        DelayLakeError: the re-drive was not done for all dead letters.
     """
     content = content_of(response, "matched", call.request_id)
     return Redriven(
@@ -235,12 +234,12 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
 
 
 class Attempts:
-    """When a call that failed is made again, and with which error it is given up.
+    """The attempts of one call: when it is repeated, and with which error it is given up.
 
-    Only what is safe to repeat is repeated: that is every call, since a command has an id of its own.
+    Every call is safe to repeat, since a command has a request id.
 
     Args:
-        timeout_seconds: for all attempts together.
+        timeout_seconds: time for all attempts together.
     """
 
     def __init__(self, call: Call, timeout_seconds: float) -> None:
@@ -252,12 +251,12 @@ class Attempts:
 
     @property
     def seconds_left(self) -> float:
-        """What is left for the next attempt; some always is."""
+        """The seconds that are left for the next attempt; never 0."""
         return max(self._deadline - time.monotonic(), 0.001)
 
     @property
     def timeout(self) -> httpx.Timeout:
-        """What each step of the next attempt may take; those before it is sent take less, so that this is known."""
+        """The time-outs of the next attempt. Connecting gets less, so that its failure is known as "not sent"."""
         left = self.seconds_left
         return httpx.Timeout(left, connect=min(0.9 * left, _CONNECT_SECONDS), pool=0.9 * left)
 
@@ -265,10 +264,10 @@ class Attempts:
         """Returns how many seconds to wait before the next attempt.
 
         Args:
-            retry_after: what the API asks for, seconds.
+            retry_after: the seconds that the API asks to wait.
 
         Raises:
-            NoAnswer: the time is over, and what was asked may be done.
+            NoAnswer: the time is over, and the call may have been done.
             Unavailable: the time is over, and nothing was done.
         """
         if isinstance(error, NoAnswer) or not isinstance(error, (Unavailable, *_NOT_SENT)):
@@ -282,7 +281,7 @@ class Attempts:
 
 
 def raise_if_unavailable(response: httpx.Response) -> None:
-    """Raises Unavailable, or NoAnswer, where the call can be made again."""
+    """Raises Unavailable or NoAnswer for an answer after which the call can be repeated."""
     kind = _OF_STATUS.get(response.status_code)
     if kind is not None and issubclass(kind, Unavailable):
         raise kind(_reason(response, _content_or_none(response)))
@@ -295,10 +294,13 @@ def retry_after(response: httpx.Response) -> float:
 
 
 def content_of(response: httpx.Response, name: str, request_id: str = "") -> dict[str, Any]:
-    """Returns an answer's JSON, which has something of this name.
+    """Returns an answer's JSON.
+
+    Args:
+        name: a field that every answer of the admin API to this call has.
 
     Raises:
-        DelayLakeError: the API refuses, or it is none.
+        DelayLakeError: the API refuses the call, or the answer is not the admin API's.
     """
     content = _content(response, name, request_id)
     _raise_status(response, content, request_id)

@@ -1,4 +1,4 @@
-"""Messages that are sent for later: their properties, and what is refused before they are sent."""
+"""Builds messages to be delivered later, with their properties, and refuses wrong ones before they are sent."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 
 _FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 _MAX_TIMES = 10**18 - 1
 
-# A zone that is missing where time zone data, or a part of it, is not installed.
+# A zone that is missing on machines with no or incomplete time zone data.
 _LEGACY_ZONE = "US/Eastern"
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A message to send for later, with the property that says when it is due."""
+    """A message to be delivered later; its properties say when."""
 
     topic: str
     payload: bytes
-    deliver_at: datetime | None  # of a recurring message None: its rule says it
+    deliver_at: datetime | None  # None: it recurs, and its rule says when it is due
     key: str | None
     ordering_key: str | None
     properties: dict[str, str]
@@ -54,10 +54,10 @@ class Repeat:
 
     Attributes:
         rule: a cron expression, `@every` and a duration, or an RRULE.
-        time_zone: IANA name of the zone that the rule means.
-        until: no occurrence is later; None: no such end.
-        times: how many occurrences there are; None: no such end.
-        misfire: what becomes of occurrences whose time has passed, as while the service was down.
+        time_zone: IANA name of the rule's zone; None: UTC.
+        until: no occurrence is later; None: no limit.
+        times: the number of occurrences; None: no limit.
+        misfire: what happens to occurrences whose time has passed, as while the service was down.
     """
 
     rule: str
@@ -75,10 +75,10 @@ class Repeat:
         times: int | None,
         misfire: Misfire | None,
     ) -> Repeat | None:
-        """Makes it of a caller's arguments; None: the message does not recur.
+        """Makes a `Repeat` of a caller's arguments; None if the message does not recur.
 
         Raises:
-            ValueError: there is no rule, but something that goes with one; or a value is none that is allowed.
+            ValueError: an argument that goes with a rule is given without one, or a value is not allowed.
         """
         if rule is None:
             if (time_zone, until, times, misfire) != (None, None, None, None):
@@ -95,10 +95,10 @@ class Repeat:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties of a message that recurs so.
+        """The message's properties for this rule.
 
         Raises:
-            ValueError: the end has no time zone.
+            ValueError: `until` has no time zone.
         """
         given = {
             "repeat": self.rule,
@@ -112,11 +112,11 @@ class Repeat:
 
 @dataclass(frozen=True)
 class KeyRule:
-    """How a message gets on with the one that waits under its schedule key.
+    """A message's schedule key, and what happens if another message waits under it.
 
     Attributes:
         mode: None: `replace`.
-        debounce_max: how long after the first message of the key the newest is put off at most; None: no such limit.
+        debounce_max: how long after the key's first message the newest may be put off; None: no limit.
     """
 
     key: str
@@ -125,10 +125,10 @@ class KeyRule:
 
     @classmethod
     def of(cls, key: str | None, mode: ScheduleMode | None, debounce_max: timedelta | None) -> KeyRule | None:
-        """Makes it of a caller's arguments; None: the message has no schedule key.
+        """Makes a `KeyRule` of a caller's arguments; None if the message has no schedule key.
 
         Raises:
-            ValueError: there is no key, but something that goes with one; or a value is none that is allowed.
+            ValueError: an argument that goes with a key is given without one, or a value is not allowed.
         """
         if key is None:
             if (mode, debounce_max) != (None, None):
@@ -144,14 +144,14 @@ class KeyRule:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties of a message with such a key."""
+        """The message's properties for this key."""
         longest = None if self.debounce_max is None else duration_millis("debounce_max", self.debounce_max)
         given = {"scheduleKey": self.key, "scheduleMode": self.mode, "debounceMax": longest}
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _check_rule(rule: str) -> None:
-    """Raises ValueError where a rule has not the shape of one; what else is wrong with it the service says."""
+    """Raises ValueError if a rule does not even look like one; the service checks it in full."""
     check_text("repeat", rule, _MAX_REPEAT_BYTES)
     if rule.startswith("@every "):
         every = _DURATION.fullmatch(rule.removeprefix("@every ").strip())
@@ -168,7 +168,7 @@ def _check_rule(rule: str) -> None:
 
 
 def _check_zone(name: str) -> None:
-    """Raises ValueError for a zone that this machine's data does not have; where that may be incomplete, nothing."""
+    """Raises ValueError for an unknown zone, unless this machine's time zone data may be incomplete."""
     check_text("time_zone", name)
     if not _is_zone(name) and _is_zone(_LEGACY_ZONE):
         raise ValueError(f"time_zone is none that this machine knows, as Europe/Berlin: {name!r}")
@@ -198,7 +198,7 @@ def scheduled(
 
     Raises:
         TypeError: the payload is neither bytes nor a text, or an argument or a property is of another type.
-        ValueError: the time is none, or a property is one that the service sets or reads.
+        ValueError: the time is wrong, or a property is one that the service sets or reads.
     """
     if not isinstance(payload, bytes | bytearray | memoryview | str):
         raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")

@@ -1,4 +1,4 @@
-"""Calls that are waited for only so long, whatever they do meanwhile."""
+"""Calls in threads, so that the caller need not wait for their end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Result = TypeVar("_Result")
 
 
 def in_thread(call: Callable[[], _Result]) -> Future[_Result]:
-    """Makes a call in a thread of its own, which does not keep the program from ending.
+    """Makes a call in a daemon thread.
 
     Returns:
-        its result; to cancel it has no effect.
+        a future of the call's result, which can't be cancelled.
     """
     future: Future[_Result] = Future()
     future.set_running_or_notify_cancel()

@@ -1,4 +1,4 @@
-"""Times as people have them, with a zone, and as messages have them: ms since the epoch, UTC."""
+"""Converts between datetimes with a zone and ms since the epoch, UTC, as messages have them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MAX_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
 
 def millis(name: str, moment: datetime) -> int:
-    """Returns a time as ms since the epoch; a part of a millisecond counts as a whole one, so that nothing is early.
+    """Returns a time as ms since the epoch, rounded up, so that nothing is early.
 
     Args:
-        name: the caller's argument, for errors.
+        name: the argument's name, for errors.
 
     Raises:
-        TypeError: it is no datetime.
-        ValueError: it has no zone, so it may be any of 24 hours; or it is before 1970, or beyond the year 9999 in UTC.
+        TypeError: it is not a datetime.
+        ValueError: it has no zone, is before 1970, or beyond the year 9999 in UTC.
     """
     if not isinstance(moment, datetime):
         raise TypeError(f"{name} is no datetime: {moment!r}")
@@ -33,14 +33,14 @@ def millis(name: str, moment: datetime) -> int:
 
 
 def duration_millis(name: str, duration: timedelta) -> int:
-    """Returns a duration as ms; a part of a millisecond is dropped.
+    """Returns a duration as ms, rounded down.
 
     Args:
-        name: the caller's argument, for errors.
+        name: the argument's name, for errors.
 
     Raises:
-        TypeError: it is no timedelta.
-        ValueError: it is negative, or so long that nothing can be that late.
+        TypeError: it is not a timedelta.
+        ValueError: it is negative, or reaches beyond the year 9999.
     """
     if not isinstance(duration, timedelta):
         raise TypeError(f"{name} is no timedelta: {duration!r}")
@@ -52,7 +52,7 @@ def duration_millis(name: str, duration: timedelta) -> int:
 
 
 def moment(since_epoch: int) -> datetime:
-    """Returns the time that is so many ms after the epoch, in UTC."""
+    """Returns a time in UTC from ms since the epoch."""
     return _EPOCH + since_epoch * _MILLI
 
 
@@ -60,7 +60,7 @@ def due(at: datetime | None, after: timedelta | None) -> int:
     """Returns when a message is due, ms since the epoch: `at`, or `after` from now by this machine's clock.
 
     Raises:
-        TypeError: `at` is no datetime, or `after` no timedelta.
+        TypeError: `at` is not a datetime, or `after` not a timedelta.
         ValueError: both or none are given, `at` has no zone, `after` is negative, or the time is beyond the year 9999.
     """
     if at is not None and after is None:

@@ -1,1 +1,1 @@
-"""The plan of a release: what is sent where, when and under which names. It is the same each time."""
+"""The plan of a release: where, when and under which names its messages are sent. It is the same in each attempt."""

@@ -1,4 +1,4 @@
-"""Which messages of a plan go together as one producer batch."""
+"""Divides the messages of a plan into producer batches."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES
 from streaming.release.task.planning.send_plan import PlannedSend
 from streaming.release.task.shared_paces import RateLimit
 
-BATCH_BYTES = 100_000  # the most bytes of a producer batch; a message of so many goes alone
+BATCH_BYTES = 100_000  # the most bytes of a producer batch; a larger message is sent alone
 
 
 def may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
-    """Whether a message may be in a batch: no large one, and none with a key.
+    """Whether a message may be in a producer batch: it is small and has no key.
 
-    A consumer of type Key_Shared gets whole batches, whatever their messages' keys.
+    A consumer of type Key_Shared gets whole batches, so messages with a key must not be in one.
     """
     has_key = columns["key"][row] is not None or columns["ordering_key"][row] is not None
     return not has_key and columns["ordering_key_bytes"][row] is None and size_of(columns, row) < BATCH_BYTES
 
 
 def size_of(columns: dict[str, list[Any]], row: int) -> int:
-    """Returns how many bytes a row's message has, about."""
+    """Returns the approximate number of bytes of a row's message."""
     properties = columns["properties"][row] or ()
     return OWN_BYTES // 8 + len(columns["payload"][row] or b"") + sum(len(k) + len(v or "") for k, v in properties)
 
@@ -33,13 +33,19 @@ def cut_batches(
     batch_millis: int,
     limits: Mapping[tuple[str, str | None], RateLimit],
 ) -> None:
-    """Puts messages that are due within the same few milliseconds into a batch, which goes when the last one is due.
+    """Puts messages that are due within the same `batch_millis` into a batch, which is sent when the last one is due.
 
-    For messages that were held back, and are all due now, it is when they were due before that counts. A batch has no
-    more messages than the burst of their rate.
+    Messages that were held back are all due now; for them the earlier time counts. A batch has no more messages than
+    the burst of their rate.
 
-    The broker remembers of a batch only its first sequence id. So where one ends must follow from the release alone:
-    then a release that is sent again has the same batches, and each of them is there wholly or not at all.
+    The broker remembers only the first sequence id of a batch. So the ends of batches must follow from the release
+    alone: then a release that is sent again has the same batches, and the broker has each of them wholly or not at all.
+
+    Args:
+        sends: the messages of a release, in order; the batched ones are changed.
+        columns: of the release's rows, by name.
+        batch_millis: the time that a batch spans, ms.
+        limits: the rates, by source topic and subscription.
     """
     batches: dict[tuple[str, str], list[PlannedSend]] = {}
     sizes: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""Where the messages of a release go: to the destinations that the settings have now for their subscriptions."""
+"""Finds the destinations of a release's messages: those that the settings now have for the subscriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pulsar
 
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
-from streaming.release.attempt import Attempt, Failed
+from streaming.release.attempt import Attempt, FailedProducer
 from streaming.release.naming import Target
 from streaming.release.task.producer_line import REFUSALS
 from tracker.backoff import DEFAULT_BACKOFF
@@ -23,9 +23,9 @@ _Value = TypeVar("_Value")
 
 
 class Destination(NamedTuple):
-    """Where a message goes."""
+    """A topic to which a message is sent."""
 
-    subscription: str | None  # None: to the rejects topic
+    subscription: str | None  # None: it is the rejects topic
     topic: str  # without a partition's number
     target: Target
     is_dead: bool  # the topic is that of the subscription's dead letters
@@ -33,27 +33,27 @@ class Destination(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """Where the messages of a subscription go, or those that are rejected."""
+    """The destination of a subscription, or of rejected messages."""
 
-    subscription: str | None  # None: what is rejected
-    destination: str | None  # None: nowhere, the settings no longer have the subscription
+    subscription: str | None  # None: of rejected messages
+    destination: str | None  # None: there is none, because the settings no longer have the subscription
     is_new: bool = False  # the settings had another destination when the message was handed out
 
 
 class Destinations:
-    """Finds where messages go, and notes what is left out.
+    """Finds the destinations of messages, and notes those that are left out.
 
     Args:
-        settings: their routes say where subscriptions' messages go now.
-        sending: what the offset said when the messages were handed out: routes, partitions, and retries.
-        attempt: to which destinations nothing is sent this time.
-        partitions_now: looks up how many partitions a topic has, 0: it is not partitioned; returns the exception where
-            that fails. Called where the settings have another destination than the offset, or the offset does not know
-            the number.
+        settings: the settings now; their routes name the destinations.
+        sending: routes, partitions and retries from the offset with which the messages were handed out.
+        attempt: says which targets to leave out.
+        partitions_now: returns the number of a topic's partitions, 0: it is not partitioned, or the exception where the
+            look-up fails. Called where the settings have another destination than the offset, or the offset does not
+            know the number.
 
     Attributes:
-        skipped: destinations of `Attempt.skipped` for which messages have come.
-        failed: destinations that can't be looked up.
+        skipped: targets of `Attempt.skipped` for which the release has messages.
+        failed: targets whose destination can't be looked up.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Destinations:
         self._partitions_now = partitions_now
         self._dropped: Counter[tuple[str, str]] = Counter()
         self.skipped: set[Target] = set()
-        self.failed: dict[Target, Failed] = {}
+        self.failed: dict[Target, FailedProducer] = {}
 
     def of_message(
         self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None
     ) -> Iterator[Destination]:
-        """Yields where a message goes now, without what is left out of this attempt.
+        """Yields the destinations of a message that are not left out of this attempt.
 
         Args:
-            topic: its source topic.
-            subscription_mask: the subscriptions to which it goes, as bits.
-            is_rejected: it goes to the rejects topic alone.
-            attempt: of a retry its number; None: it is none.
+            topic: the source topic.
+            subscription_mask: the subscriptions of the message, as bits.
+            is_rejected: whether it goes to the rejects topic alone.
+            attempt: the number of the retry; None: the message is no retry.
         """
         if is_rejected:
             routes = [_Route(None, rejects_topic(topic))]
@@ -92,10 +92,10 @@ class Destinations:
                 yield found
 
     def by_name(self, by_number: Mapping[tuple[str, int], _Value]) -> dict[tuple[str, str | None], _Value]:
-        """Returns values by source topic and subscription, without those of subscriptions that are not known.
+        """Returns values by source topic and subscription's name; values of unknown subscriptions are left out.
 
         Args:
-            by_number: the same by source topic and subscription's number.
+            by_number: the values by source topic and subscription's number.
         """
         return {
             (topic, self._routes[topic][number].subscription): value
@@ -104,7 +104,7 @@ class Destinations:
         }
 
     def log_dropped(self) -> None:
-        """Logs how many messages go nowhere, by subscription."""
+        """Logs for each subscription how many messages have no destination."""
         for (topic, name), n in self._dropped.items():
             _log.warning(
                 "%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name
@@ -136,18 +136,24 @@ class Destinations:
 
 
 def target_of(topic: str, subscription: str | None, is_dead: bool) -> Target:
-    """Returns the target of a source topic's message; None: it is rejected. Dead letters are one of their own."""
+    """Returns the target of a source topic's message.
+
+    Args:
+        topic: the source topic.
+        subscription: None: the message goes to the rejects topic.
+        is_dead: whether it goes to the subscription's dead letters, which are a target of their own.
+    """
     return topic, dead_letters_of(subscription) if subscription and is_dead else subscription or ""
 
 
 def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[_Route]]:
-    """Returns by source topic where messages go for each of its subscriptions, in the order of their numbers.
+    """Returns the destinations of each source topic's subscriptions, in the order of the subscriptions' numbers.
 
-    That is where the settings say now; for a route that they no longer have, where it was when they were handed out.
+    The settings say the destination now; that of a route that they no longer have is the recorded one.
 
     Args:
         settings: the settings now.
-        recorded: by source topic the subscriptions' names and destinations when the messages were handed out.
+        recorded: by source topic [subscription's name, destination] when the messages were handed out.
     """
     by_number: dict[str, list[_Route]] = {
         topic: [_Route(name, destination) for name, destination in subscriptions]
@@ -166,5 +172,7 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
     return by_number
 
 
-def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> Failed:
-    return Failed(destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None)
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> FailedProducer:
+    return FailedProducer(
+        destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None
+    )

@@ -1,4 +1,4 @@
-"""To which partition of its destination a message goes."""
+"""Chooses the partition of a destination for a message."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 
 def partition_of(columns: dict[str, list[Any]], row: int, partitions: int, keys: list[bytes] | None) -> int:
-    """Returns the number of a row's partition: by key as Pulsar's Java client chooses it, without a key by position.
+    """Returns the number of a row's partition: by its key, as Pulsar's Java client does, else by its position.
 
     Args:
-        keys: of a release that has to come in order, by row: those that have no partition key, but one of these, stay
-            together by it.
+        columns: of the release's rows, by name.
+        row: the index of the row.
+        partitions: the number of partitions.
+        keys: the order key of each row, of a release that has to come in order: rows without a partition key that have
+            the same order key go to the same partition. None: of another release.
     """
     key = columns["key"][row]
     if key is None and keys is not None:

@@ -1,4 +1,4 @@
-"""Plans which row of a release goes where, when, under which producer name and sequence id, and in which batch."""
+"""Plans for each row of a release its destination, time, producer name, sequence id, and producer batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pulsar
 
+from broker.position import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix
@@ -31,14 +32,14 @@ def plan_release(
     attempt: Attempt,
     partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
 ) -> Plan:
-    """Plans which rows of an assignment go where, when, and under which producer name and sequence id.
+    """Plans for each row of an assignment its destination, time, producer name and sequence id.
 
-    What a row's sequence id and batch are depends on the release alone, so they are the same in each attempt.
+    Sequence ids and batches follow from the release alone, so they are the same in each attempt.
 
     Args:
-        settings: their routes say where subscriptions' messages go now.
-        assignment: the rows, with what the offset says of lanes, partitions and routes in the table's metadata.
-        attempt: what is left out this time.
+        settings: the settings now; their routes name the destinations.
+        assignment: the rows; the table's metadata has lanes, partitions and routes from the offset.
+        attempt: says which messages to leave out.
         partitions_now: as of `Destinations`.
     """
     release = _Release(assignment)
@@ -75,13 +76,13 @@ def plan_release(
 
 
 class _Release:
-    """The rows of an assignment, with what the offset said of how they are sent.
+    """The rows of an assignment, with lanes, partitions and routes from the offset.
 
     Attributes:
         rows: as they were packed.
-        columns: of MESSAGES, by name.
-        sending: what the offset said of lanes, partitions and routes when they were handed out.
-        batch_millis: messages that are due within so many ms may go as a batch, 0: none does.
+        columns: of MESSAGES, by name, with the values of all rows.
+        sending: lanes, partitions and routes from the offset with which the rows were handed out.
+        batch_millis: messages that are due within so many ms may be in one producer batch; 0: there are no batches.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -89,7 +90,7 @@ class _Release:
         self.rows = rows = unpack(assignment.body)
         self.sending: dict[str, Any] = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
         self.batch_millis: int = self.sending.get("batch_millis", 0)
-        # An earlier release packed fewer columns.
+        # An earlier version of the program packed fewer columns.
         self.columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
         self.columns |= {name: rows[name].to_pylist() for name in rows.column_names}
         self._lane = assignment.lane(self.sending.get("lanes", 1), self.sending.get("lane_set", 0))
@@ -98,12 +99,12 @@ class _Release:
         self._keys = order_keys(rows).to_pylist() if assignment.kind & IN_ORDER else None
 
     def planned(self, row: int, there: Destination) -> PlannedSend:
-        """Plans what is sent of a row to a destination, as a message by itself."""
+        """Plans the message of a row for a destination, in no producer batch yet."""
         columns, keys, subscription = self.columns, self._keys, there.subscription
         due, was_due = columns["deliver_at"][row], columns["was_due"][row]
         was_at = due if was_due is None else was_due
         sequence_id = sequence_id_of(self._assignment.tick, self._places[row])
-        # Dead letters are acknowledged one by one, as they are re-driven.
+        # Dead letters are in no batch, because they are acknowledged one by one when they are re-driven.
         may_be = self.batch_millis > 0 and subscription is not None and not there.is_dead
         is_batched = may_be and may_be_batched(columns, row)
         send = PlannedSend(
@@ -125,11 +126,11 @@ class _Release:
         return send
 
     def _partition(self, row: int, there: Destination) -> str:
-        """Returns the partition of a destination that a row goes to."""
-        return f"{there.topic}-partition-{partition_of(self.columns, row, there.partitions, self._keys)}"
+        """Returns the name of the partition of a destination that a row goes to."""
+        return partition_name(there.topic, partition_of(self.columns, row, there.partitions, self._keys))
 
     def _producer(self, row: int, subscription: str | None, is_batched: bool) -> str:
-        """Returns the name under which a row is sent, as long as the producer has its own."""
+        """Returns the first name of the producer that sends a row, before it takes any other name."""
         version = self.columns["schema_version"][row] if subscription is not None else None
         named = (self.columns["topic"][row], subscription, is_batched, version)
         if named not in self._producers:
@@ -142,11 +143,13 @@ class _Release:
 def _put_off(
     sends: list[PlannedSend], topics: list[str], by: Mapping[tuple[str, str | None], int], handed_out: int
 ) -> None:
-    """Has messages sent later than they are due, by topic and subscription; what was overdue counts from `handed_out`.
+    """Sends messages later than they are due.
 
     Args:
-        by: ms.
-        handed_out: ms since the epoch.
+        sends: the messages; changed.
+        topics: the source topic of each row.
+        by: how much later, ms, by source topic and subscription.
+        handed_out: when the messages were handed out, ms since the epoch: overdue ones are put off from this time.
     """
     for send in sends:
         if send.subscription is not None and (millis := by.get((topics[send.row], send.subscription))):

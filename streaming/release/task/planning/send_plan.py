@@ -1,4 +1,4 @@
-"""A plan of what a task sends: one row of a release, to one destination, is one planned message."""
+"""The plan of a task: a planned message is one row of a release for one destination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streaming.release.attempt import Failed
+from streaming.release.attempt import FailedProducer
 from streaming.release.naming import Target
 from streaming.release.task.producer_line import Line
 from streaming.release.task.shared_paces import Pace, RateLimit
@@ -18,38 +18,38 @@ OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the mess
 
 @dataclass(slots=True, kw_only=True)
 class PlannedSend:
-    """A message that a plan sends. Times are ms since the epoch."""
+    """A planned message. Times are ms since the epoch."""
 
     due: int
     sequence_id: int
     topic: str  # the destination, or its partition
-    producer: str  # the producer's name, as long as it has its own
-    row: int  # the index of its row in the plan
-    subscription: str | None  # None: to the rejects topic
+    producer: str  # the producer's first name, before it takes any other
+    row: int  # the index of the row in the plan
+    subscription: str | None  # None: it goes to the rejects topic
     is_batched: bool
-    at: int  # when it is handed over: when the last message of its batch is due
-    was_at: int  # the same, but where that was held back: when it was due before
-    first_id: int  # the sequence id of its batch's first message
+    at: int  # when it is handed to the producer: when the last message of its batch is due
+    was_at: int  # the same by the time before it was held back; else as `at`
+    first_id: int  # the sequence id of the first message of its batch
     is_large: bool = False  # the client may refuse it
-    is_last: bool = True  # of its batch
-    key: OrderKey | None = None  # messages with the same one arrive one after another; None: it waits for none
-    rank: tuple[int, ...] = ()  # with a key: its place among those of all shards
-    is_dead: bool = False  # it goes to the dead letters of its subscription
-    pace: Pace | None = None  # where its batch takes places before it is handed over; set when all are planned
-    n_places: int = 1  # of its batch
-    line: Line = None  # type: ignore[assignment]  # set when all are planned
+    is_last: bool = True  # it is the last message of its batch
+    key: OrderKey | None = None  # messages with the same key arrive one after another; None: it waits for no other
+    rank: tuple[int, ...] = ()  # the place among the messages of its key, of all shards
+    is_dead: bool = False  # it is a dead letter of its subscription
+    pace: Pace | None = None  # the rate's bucket, for the first message of a batch; set when all messages are planned
+    n_places: int = 1  # the number of places that its batch takes from the bucket
+    line: Line = None  # type: ignore[assignment]  # set when all messages are planned
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The messages of one assignment: where, when, and under which names they are sent."""
+    """The planned messages of one assignment."""
 
     tick: int
     kind: int
     rows: pa.Table
     columns: dict[str, list[Any]]  # the rows' columns of MESSAGES, by name
     sends: list[PlannedSend]
-    skipped: set[Target]  # destinations of `Attempt.skipped` for which it has messages
-    failed: Sequence[Failed]  # destinations that can't be looked up
-    has_held: bool  # whether it has messages that were held back
-    limits: Mapping[tuple[str, str | None], RateLimit]  # by source topic and subscription, of those with a rate
+    skipped: set[Target]  # targets of `Attempt.skipped` for which the assignment has messages
+    failed: Sequence[FailedProducer]  # targets whose destination can't be looked up
+    has_held: bool  # whether some messages were held back
+    limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription

@@ -1,4 +1,4 @@
-"""In which order the messages of several plans are handed over."""
+"""Orders the messages of several plans for their producers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tracker.in_flight import IN_ORDER
 
 
 def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
-    """Returns the messages of all plans, with their plans, in the order in which they are to be handed over.
+    """Returns the messages of all plans, each with its plan, in the order in which producers get them.
 
-    That is by `at`, and where some were held back, then by `was_at`. Those of one producer stay in the order of their
-    sequence ids, also where the plans are of several ticks, and those of one key in the order in which they were handed
-    out: for that, `at` and `was_at` may be set to later times.
+    Messages are ordered by `at`, and if any was held back, then by `was_at`. Messages of one producer stay in the order
+    of their sequence ids, also across ticks; messages of one key stay in the order in which they were handed out. For
+    that, `at` and `was_at` of some messages are set to later times.
     """
     plans = sorted(plans, key=lambda plan: (plan.tick, plan.kind))
     if plans and plans[0].tick < plans[-1].tick:
@@ -29,10 +29,10 @@ def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
 
 
 def _in_order_of_keys(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
-    """Joins the messages of plans in the order in which those of a key are to arrive; puts off what is due before.
+    """Merges the messages of plans in the order of their keys; a message is not sent before an earlier one of its key.
 
     Args:
-        plans: ascending by tick, and within a tick by kind.
+        plans: in order, ascending by tick, and within a tick by kind.
     """
     joined: list[tuple[PlannedSend, Plan]] = []
     for _, of_release in groupby(plans, key=lambda plan: (plan.tick, plan.kind)):
@@ -47,10 +47,10 @@ def _in_order_of_keys(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
 
 
 def _not_before_earlier_ticks(plans: list[Plan]) -> None:
-    """Puts messages off that are due before another one of their producer that has a lower sequence id.
+    """Puts off messages that are due before another message of their producer with a lower sequence id.
 
     Args:
-        plans: ascending by tick.
+        plans: ascending by tick; their messages are changed.
     """
     last: dict[tuple[str, str], tuple[int, int]] = {}
     for plan in plans:
@@ -60,19 +60,26 @@ def _not_before_earlier_ticks(plans: list[Plan]) -> None:
 
 
 def arriving_before(pending: list[tuple[PlannedSend, Plan]]) -> list[int]:
-    """Returns for each message the place of the one that has to arrive before it is sent, -1: none; [] if none has."""
+    """Returns for each message the index of the message that has to arrive before it is sent.
+
+    Args:
+        pending: all messages, in the order in which producers get them.
+
+    Returns:
+        the indexes, -1: no message has to arrive before; an empty list: none of the messages has a key.
+    """
     after = [-1] * len(pending)
     last: dict[OrderKey, int] = {}
     for i, (send, _) in enumerate(pending):
         if send.key is not None:
             before = last.get(send.key, -1)
-            if before >= 0 and pending[before][0].line is not send.line:  # one producer's arrive in order by themselves
+            if before >= 0 and pending[before][0].line is not send.line:  # messages of one producer arrive in order
                 after[i] = before
             last[send.key] = i
     return after if last else []
 
 
 def rank_of(columns: dict[str, list[Any]], row: int, was_at: int) -> tuple[int, ...]:
-    """Returns a row's sort key: that of `tracker.messages.in_order`."""
+    """Returns a row's sort key, the same as in `tracker.messages.in_order`."""
     position = (columns[name][row] for name in ("ledger_id", "entry_id", "batch_index"))
     return columns["deliver_at"][row], was_at, columns["sequence"][row] or 0, *position

@@ -83,6 +83,26 @@ def test_who_has_no_answer_after_half_the_time_asks_once_more() -> None:
     assert sent[0] == sent[1]
 
 
+def test_a_call_that_comes_while_the_first_connection_is_made_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncControlClient, "_run", lambda self: None)
+    monkeypatch.setattr(async_client, "_FIRST_CONNECTION_SECONDS", 300)
+
+    async def ask() -> list[Any]:
+        async with AsyncControlClient(SETTINGS) as client:
+            pulsar: Any = FakePulsar()
+            asked = asyncio.create_task(client.send([skip("x")], 300))
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+            client._reader = client._producer = pulsar
+            client._has_tried = True
+            while not pulsar.sent:
+                await asyncio.sleep(0.01)
+            client._take(outcome("x"))
+            return await asked
+
+    assert [one.result for one in asyncio.run(ask())] == ["APPLIED"]
+
+
 def test_it_ends_at_once_while_it_waits_for_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncControlClient, "_run", RUN)
     monkeypatch.setattr(async_client, "_OPERATION_SECONDS", 300)

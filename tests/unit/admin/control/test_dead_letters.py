@@ -82,7 +82,7 @@ def test_all_conditions_hold_for_what_matches(
     if "reason" in wanted:
         is_meant &= any(wanted["reason"] in reason for reason in reasons)
     is_meant &= wanted.get("publishedFrom", 0) <= published < wanted.get("publishedBefore", 9)
-    assert one.is_meant(asked, asked.refs) == is_meant
+    assert one.matches(asked, asked.refs) == is_meant
 
 
 def test_it_goes_back_as_it_was_sent_at_first() -> None:

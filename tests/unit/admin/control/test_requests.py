@@ -15,7 +15,7 @@ from tests.support.tracker.messages import messages
 from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.moment import Moment
-from tracker.commands.schema import KNOWN, OF_SCHEDULES, SubscriptionRule
+from tracker.commands.schema import KNOWN, SCHEDULE_KINDS, SubscriptionRule
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
@@ -321,6 +321,6 @@ def test_each_operation_is_answered_for_those_for_which_it_says_what_became_of_i
         assert not request.is_answered
         request.take(outcome)
     assert request.is_answered
-    is_of_schedule = request.command.WhichOneof("operation") in OF_SCHEDULES
+    is_of_schedule = request.command.WhichOneof("operation") in SCHEDULE_KINDS
     if "*" in names and published[-1].result != Result.INVALID:
         assert ("*" in {outcome.subscription for outcome in published}) != is_of_schedule

@@ -73,19 +73,24 @@ def test_the_history_tells_retries_and_dead_letters_and_occurrences_apart(tables
         at = {"ledger_id": 1, "entry_id": 2, "subscription": "a", "deliver_at": NOW, "sent_at": NOW + i}
         return {**at, "destination": destination, **given}
 
+    own = f"{TOPIC}-b-dlq"
     deliveries = [
         sent(0, "t-a"),
         sent(1, "t-a", attempt=1),
         sent(2, "t-a-dlq", attempt=2),
         sent(3, "x-dlq", occurrence=7),
+        sent(4, own, attempt=1, subscription="b"),
     ]
     tables.append("deliveries", rows("deliveries", deliveries), {})
-    events = history_of(Settings(warehouse=str(tmp_path)), TOPIC, MessageRef(1, 2))
+    routes = [{"source": TOPIC, "subscriptions": [{"name": "b", "destination": own}]}]
+    settings = Settings.model_validate({"warehouse": str(tmp_path), "routes": routes})
+    events = history_of(settings, TOPIC, MessageRef(1, 2))
     assert [(e["what"], e["who"], e["detail"]) for e in events] == [
         ("delivered", "t-a", "0 ms after its time"),
         ("delivered", "t-a", "attempt 1, 1 ms after its time"),
         ("a dead letter", "t-a-dlq", "attempt 2, 2 ms after its time"),
         ("delivered", "x-dlq", "occurrence 7, 3 ms after its time"),
+        ("delivered", own, "attempt 1, 4 ms after its time"),
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from admin.app import create_app
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.schedule_tables import NINE, ScheduleTables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from admin.dashboard.topic_names import short_names, shown
+from admin.dashboard.topic_names import short_names, topic_html
 
 ORDERS = "persistent://shop/web/orders"
 
@@ -24,6 +24,6 @@ def test_what_all_topics_share_is_left_out(topics: list[str], names: list[str]) 
 
 
 def test_the_whole_name_is_in_the_tooltip_and_nothing_in_it_is_markup() -> None:
-    assert shown(ORDERS, {ORDERS: "orders"}) == f'<span title="{ORDERS}">orders</span>'
-    assert shown("persistent://a/b/<i>", {}) == '<span title="persistent://a/b/&lt;i&gt;">a/b/&lt;i&gt;</span>'
-    assert shown(None, {}) == ""
+    assert topic_html(ORDERS, {ORDERS: "orders"}) == f'<span title="{ORDERS}">orders</span>'
+    assert topic_html("persistent://a/b/<i>", {}) == '<span title="persistent://a/b/&lt;i&gt;">a/b/&lt;i&gt;</span>'
+    assert topic_html(None, {}) == ""

@@ -72,8 +72,9 @@ def test_a_program_gets_all_entries_as_pulsars_delayed_indexes(
     assert delayed_indexes(client.get(f"{DELAYED}?limit=3&subscription=a", headers=accept).content) == [
         (DUE + i, 1, i, DELAY) for i in (1, 2, 3)
     ]
-    cancelled = client.get(DELAYED, params={"state": "takenBack", "subscription": "a"}, headers=accept)
-    assert delayed_indexes(cancelled.content) == [(DUE, 1, 0, CANCEL)]
+    for state in ("takenBack", "cancelled"):
+        cancelled = client.get(DELAYED, params={"state": state, "subscription": "a"}, headers=accept)
+        assert delayed_indexes(cancelled.content) == [(DUE, 1, 0, CANCEL)]
     assert client.get(f"{DELAYED}?key=none", headers=accept).content == b""
     page = client.get(f"{DELAYED}?limit=2").json()
     rest = client.get(DELAYED, params={"cursor": page["nextCursor"]}, headers=accept)
@@ -185,6 +186,7 @@ def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
         ("a/cancel", {"filter": {"key": "k0"}, "max": 0}, 400),
         ("a/cancel", {"filter": {"key": 1}}, 400),
         ("a/cancel", {"filter": {"dueFrom": True}}, 400),
+        ("a/reschedule", {"filter": {"key": "k0"}, "deliverAt": 2**62}, 400),
         ("nobody/cancel", {"filter": {"key": "k0"}}, 404),
         ("x/skip", {"filter": {"key": "k0"}}, 405),
         ("x/skip", {"filter": {"key": "k0"}, "dryRun": True}, 405),
@@ -193,6 +195,18 @@ def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
 )
 def test_wrong_orders(client: httpx.Client, path: str, body: dict[str, object], code: int) -> None:
     reason(client.post(f"{ORDERS}/subscription/{path}", json=body), code)
+
+
+@pytest.mark.parametrize(
+    ("operation", "state", "matched"),
+    [("cancel", "held", 0), ("skip", "waiting", 4), ("restore", "takenBack", 1), ("restore", "cancelled", 1)],
+)
+def test_the_state_of_what_is_to_be_changed_may_be_named(
+    client: httpx.Client, operation: str, state: str, matched: int
+) -> None:
+    body = {"filter": {"dueFrom": 0, "state": state}, "dryRun": True}
+    answer = client.post(f"{ORDERS}/subscription/a/{operation}", json=body)
+    assert (answer.status_code, answer.json().get("matched")) == (200, matched), answer.text
 
 
 def test_nothing_to_cancel_is_done(client: httpx.Client) -> None:

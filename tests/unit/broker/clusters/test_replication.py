@@ -10,7 +10,7 @@ import pytest
 from broker.client import PulsarError
 from broker.clusters import replication
 from broker.clusters.replication import NotWantedError, Origins
-from broker.pulsar_admin.admin_rest import NotToldError
+from broker.pulsar_admin.admin_rest import UnreadableEntryError
 from broker.pulsar_admin.silent_producers import SilentProducers
 from tests.support.tracker.messages import batches, messages, tick_at
 from tracker.messages import concat
@@ -53,7 +53,7 @@ class FakeAdmin:
             raise PulsarError("the broker is away")
         self.asked.append(entry_id)
         if entry_id >= 100:
-            raise NotToldError("the broker tells nothing of it")
+            raise UnreadableEntryError("the broker tells nothing of it")
         if entry_id < 0:
             return None
         origin = self.origins.get(entry_id)

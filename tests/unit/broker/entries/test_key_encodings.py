@@ -8,7 +8,7 @@ import pytest
 
 from broker.client import PulsarError
 from broker.entries.key_encodings import KeyEncodings
-from broker.pulsar_admin.admin_rest import NotToldError
+from broker.pulsar_admin.admin_rest import UnreadableEntryError
 
 # What a broker answered of a batch by Pulsar's Java client: keyBytes(fe, "0" to "2"), orderingKey(ff, "0" to "2").
 BATCH = b"".join(
@@ -28,7 +28,7 @@ class Admin:
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes] | None:
         self.asked += 1
         if entry_id >= 100:
-            raise NotToldError("the broker tells nothing of it")
+            raise UnreadableEntryError("the broker tells nothing of it")
         if entry_id < 0:
             raise PulsarError("the broker is away")
         return self.entries.get(entry_id)

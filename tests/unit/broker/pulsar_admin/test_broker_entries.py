@@ -12,7 +12,7 @@ from broker.client import PulsarError
 from broker.entries.continuity import Gap
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin import admin_rest
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import PulsarSettings
 from streaming.source.receiving.chunked_messages import ChunkedMessages
@@ -20,7 +20,7 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
 from tests.support.service.harness import now
-from warehouse.unseen_entries import NOT_TOLD, find_not_seen
+from warehouse.unseen_entries import UNREADABLE, find_not_seen
 
 TOPIC = "persistent://public/default/t"
 SOURCE = SourceTopic(TOPIC, TOPIC, -1)
@@ -79,13 +79,13 @@ def test_an_entry_of_which_the_broker_tells_nothing_holds_up_no_topic(answer: An
 
 @pytest.mark.parametrize("answer", [never, failed])
 def test_that_it_is_told_nothing_is_certain_only_where_the_broker_answers_and_has_the_entry(answer: Answer) -> None:
-    with pytest.raises(NotToldError):
+    with pytest.raises(UnreadableEntryError):
         admin(answer).entry(TOPIC, 5, 8)
     assert admin(answer).entry(TOPIC, 5, 9) is None
     assert admin(answer).entry(TOPIC, 4, 0) is None
     with pytest.raises(PulsarError) as error:
         admin(answer, 503).entry(TOPIC, 5, 8)
-    assert not isinstance(error.value, NotToldError)
+    assert not isinstance(error.value, UnreadableEntryError)
 
 
 def test_what_fails_once_is_asked_again() -> None:
@@ -97,7 +97,7 @@ def test_what_fails_once_is_asked_again() -> None:
 
 def test_an_entry_that_the_broker_has_and_does_not_tell_of_is_not_gone_and_may_begin_a_chunked_message() -> None:
     silent = admin(failed)
-    with pytest.raises(NotToldError):
+    with pytest.raises(UnreadableEntryError):
         silent.entry_metadata(TOPIC, 5, 1)
     assert silent.entry_metadata(TOPIC, 5, 9) is None
     side = TopicQuestions(silent, "s")
@@ -105,7 +105,7 @@ def test_an_entry_that_the_broker_has_and_does_not_tell_of_is_not_gone_and_may_b
     gaps = [(Position(5, 0), Position(5, 2))]
     assert ChunkedMessages(TOPIC, side).limit(Position(5, 3), gaps) == Position(5, 0)
     found = find_not_seen(silent, SOURCE, Gap(*gaps[0]), lambda _: None)
-    assert [NOT_TOLD in reason for reason in found.rows["reason"].to_pylist()] == [True]
+    assert [UNREADABLE in reason for reason in found.rows["reason"].to_pylist()] == [True]
 
 
 def test_what_is_put_aside_lacks_its_bytes_where_the_broker_does_not_tell_them() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from conf.files import FolderError
 from conf.settings import PulsarSettings, Settings
-from jobs.commands.run import _take_on_routes, run_job
+from jobs.commands.run import _update_routes, run_job
 from jobs.options import Output
 from jobs.reporter import Reporter
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from streaming.checkpoint.offset import Offset
 from tests.conftest import Run
 from tests.support.tracker.messages import TOPIC
@@ -63,6 +64,19 @@ def test_a_missing_broker_is_said_before_anything_is_started_and_asked_nothing(
     assert said == [f"no broker at {url}, trying again"]
 
 
+@pytest.mark.parametrize("name", ["warehouse", "checkpoint"])
+def test_a_folder_that_can_not_be_made_is_said_before_that_there_is_no_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    of = settings(tmp_path, t=["a"]).model_copy(
+        update={"pulsar": PulsarSettings(service_url="pulsar://127.0.0.1:1"), name: f"file:{tmp_path}/file/{name}"}
+    )
+    with pytest.raises(FolderError, match=rf"file/{name} can't be made .*`{name}` in the settings"):
+        run_job(of, Reporter(Output.TEXT, 0, 1))
+    assert not caplog.messages
+
+
 def test_the_settings_file_is_named_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delaylake_here: Run
 ) -> None:
@@ -86,10 +100,10 @@ def test_what_has_changed_since_the_last_run_is_said_line_by_line(
         f"{TOPIC}: subscription a was taken out: it gets nothing more",
         f"{TOPIC}: subscription c was added",
     ]
-    missing = _take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)
+    missing = _update_routes(now, Reporter(Output.TEXT, 0, 1), status)
     assert (capsys.readouterr().out.splitlines(), [*missing]) == (lines, [OTHER])
     assert [*status.status().routes] == [OTHER, TOPIC]
-    _take_on_routes(now, Reporter(Output.JSON, 0, 1), status)
+    _update_routes(now, Reporter(Output.JSON, 0, 1), status)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events == [{"event": "changed", "text": line} for line in lines]
 
@@ -101,7 +115,7 @@ def test_a_start_without_a_checkpoint_keeps_what_the_last_run_had_routes_for(tmp
         status.routes(known_routes(before).to_json())
     for _ in range(2):
         with StatusWriter(now.warehouse, 1) as status:
-            assert [*_take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)] == [TOPIC]
+            assert [*_update_routes(now, Reporter(Output.TEXT, 0, 1), status)] == [TOPIC]
         with StatusWriter(now.warehouse, 1):
             pass  # it ends before it looks at the routes
         [missing] = missing_routes(now)
@@ -111,7 +125,7 @@ def test_a_start_without_a_checkpoint_keeps_what_the_last_run_had_routes_for(tmp
 def test_the_first_run_says_nothing_of_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = settings(tmp_path, t=["a"])
     status = StatusWriter(now.warehouse, 1)
-    assert not _take_on_routes(now, Reporter(Output.TEXT, 0, 1), status)
+    assert not _update_routes(now, Reporter(Output.TEXT, 0, 1), status)
     assert capsys.readouterr().out == ""
     assert [*status.status().routes] == [TOPIC]
 
@@ -121,7 +135,7 @@ def test_more_subscriptions_than_a_checkpoint_can_tell_apart_are_refused_at_the_
     last_run(tmp_path, Offset(tick=3, routes=known_routes(before).to_json()))
     now = settings(tmp_path, t=["a", "b", "c", "d"])
     with pytest.raises(RoutesError, match="64 subscriptions"):
-        _take_on_routes(now, Reporter(Output.TEXT, 0, 1), StatusWriter(now.warehouse, 1))
+        _update_routes(now, Reporter(Output.TEXT, 0, 1), StatusWriter(now.warehouse, 1))
 
 
 def test_the_job_goes_on_when_nobody_reads_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.entries.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position
 from broker.pulsar_admin.admin_connection import AdminConnection
-from broker.pulsar_admin.admin_rest import AdminClient, NotToldError
+from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from conf.settings import PulsarSettings
 from recovery.importing.native_delays import not_acknowledged, with_native_times
@@ -30,7 +30,7 @@ class FakeAdmin:
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
         answer = self.times[entry_id]
         if answer == "not told":
-            raise NotToldError("no")
+            raise UnreadableEntryError("no")
         if answer == "gone":
             return None
         return BrokerEntry(1, 1, None, None, {}, False, False, False, deliver_at=answer)
@@ -101,7 +101,7 @@ def test_ranges_are_read_as_the_broker_writes_them(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(AdminConnection, "request", lambda *_: Response())
     with AdminClient(PulsarSettings()) as admin:
-        found = admin.acknowledged_alone("persistent://a/b/c", "s")
+        found = admin.individually_acknowledged("persistent://a/b/c", "s")
         assert found == [((7, 1), (7, 4)), ((8, -1), (8, 0)), ((9, 0), (9, 2))]
-        assert admin.acknowledged_alone("persistent://a/b/c", "none") == []
-        assert admin.acknowledged_alone("persistent://a/b/c", "other") == []
+        assert admin.individually_acknowledged("persistent://a/b/c", "none") == []
+        assert admin.individually_acknowledged("persistent://a/b/c", "other") == []

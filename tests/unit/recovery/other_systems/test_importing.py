@@ -14,8 +14,8 @@ import pytest
 from conf.settings import Settings
 from recovery.importing.importer import Importer
 from recovery.other_systems import importing
-from recovery.other_systems.importing import Found, import_items, look
-from recovery.other_systems.item import Item, SourceError, bad, item
+from recovery.other_systems.importing import ImportPreview, import_items, preview_import
+from recovery.other_systems.item import Item, SourceError, item, rejected_item
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
 
@@ -54,8 +54,8 @@ def run(settings: Settings, *items: Item | Exception) -> tuple[int, int, int]:
     return importer.done.messages, importer.done.rejected, importer.done.already_there
 
 
-def looked(settings: Settings, *items: Item | Exception) -> Found:
-    return look(Importer(settings, TOPIC), FakeSource(list(items)))
+def looked(settings: Settings, *items: Item | Exception) -> ImportPreview:
+    return preview_import(Importer(settings, TOPIC), FakeSource(list(items)))
 
 
 def rows(settings: Settings, table: str) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def job(i: int) -> Item:
 
 def test_an_item_is_a_message_with_all_that_it_has_and_what_cannot_be_taken_is_kept_aside(settings: Settings) -> None:
     big = item("big", NOW, bytes(70_000))
-    assert run(settings, job(1), bad("x", "no job", b"bytes"), big, job(1)) == (3, 2, 0)
+    assert run(settings, job(1), rejected_item("x", "no job", b"bytes"), big, job(1)) == (3, 2, 0)
     (message,) = rows(settings, "delayed_index")
     assert (message["deliver_at"], message["payload"], message["key"]) == (NOW + 1, b"payload 1", "key 1")
     assert message["properties"] == [("colour", "1")]
@@ -95,7 +95,7 @@ def test_what_was_imported_is_passed_over_also_after_its_rows_are_gone(settings:
     assert (found.items, found.already_there) == (1, 2)
     assert run(settings, job(1), job(2), job(2), job(3)) == (1, 0, 2)
     assert [row["payload"] for row in rows(settings, "delayed_index")] == [b"payload 3"]
-    assert look(Importer(settings, OTHER), FakeSource([job(1)])).items == 1
+    assert preview_import(Importer(settings, OTHER), FakeSource([job(1)])).items == 1
 
 
 class Killed(BaseException):
@@ -109,7 +109,7 @@ def test_wherever_an_import_is_killed_the_next_one_brings_in_the_rest(
     """The n-th import is killed at its n-th commit, until one comes through; meanwhile the other system goes on."""
     monkeypatch.setattr(importing, "_ITEMS_AT_ONCE", 3)
     commit = Tables.commit
-    items: list[Item | Exception] = [*(job(i) for i in range(7)), bad("x", "no job", b"bytes")]
+    items: list[Item | Exception] = [*(job(i) for i in range(7)), rejected_item("x", "no job", b"bytes")]
     for n in count(1):
         left = n
 
@@ -178,7 +178,7 @@ def test_a_look_counts_what_the_import_does_and_changes_nothing(settings: Settin
         item("no time", float("nan"), b"xx"),
         item("big", NOW, bytes(70_000)),
         item("no text", 1, b"xx", {"colour": "\ud800"}),
-        bad("b", "no job", None),
+        rejected_item("b", "no job", None),
     ]
     before = rows(settings, "imported")
     found = looked(far, *items)
@@ -197,7 +197,7 @@ def test_a_look_counts_what_the_import_does_and_changes_nothing(settings: Settin
 def test_a_look_after_an_import_was_killed_counts_what_the_next_one_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
-    items = [job(1), job(2), bad("x", "no job", b"bytes")]
+    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
     commit = Tables.commit
     left = killed_at
 

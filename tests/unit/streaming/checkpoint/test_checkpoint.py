@@ -16,8 +16,6 @@ from conf.settings import Settings
 from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from streaming.release.attempt import lane_name
-from streaming.release.naming import lane_names
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
@@ -169,11 +167,6 @@ def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path
     with without_destinations():
         rebuild_checkpoint(settings.model_copy(update={"checkpoint": f"file:{tmp_path}/c"}), discards_checkpoint=True)
     assert Start(settings, tmp_path / "c").tables.epoch == 3
-
-
-def test_the_lanes_that_are_looked_at_are_those_that_there_are() -> None:
-    lanes = {lane_name(tick, is_planned, n) for tick in range(64) for is_planned in (False, True) for n in (1, 64)}
-    assert lanes <= set(lane_names())
 
 
 def test_an_older_program_refuses_a_newer_warehouse(settings: Settings, tmp_path: Path) -> None:

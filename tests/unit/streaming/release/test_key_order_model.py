@@ -195,7 +195,7 @@ def test_settings_that_are_edited_between_two_runs_lose_and_double_nothing_and_h
                 phases += [(since, service.tick)] if is_ordered else []
                 since, is_ordered = service.tick, is_on
                 service.settings = settings_of(**MANY_RETRIES, **shaped, order="key" if is_on else "none")
-                service.routes = service.routes.taken_on(service.settings)
+                service.routes = service.routes.updated_to(service.settings)
                 service.start()
         story.go_on(*step)
     story.end()
@@ -219,7 +219,7 @@ def test_attempts_that_are_lowered_hold_for_retries_that_wait_and_not_for_what_w
     if is_handed_out:
         story.go_on(2_500, [], ("", 0, 0), 0, False)
     service.settings = settings_of(backoff={"attempts": 0})
-    service.routes = service.routes.taken_on(service.settings)
+    service.routes = service.routes.updated_to(service.settings)
     service.start()
     story.end()
     came = [[one.attempt for one in service.came(name)] for name in ("one", "one-dlq")]

@@ -13,7 +13,7 @@ from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release import last_sent
-from streaming.release.last_sent import Names
+from streaming.release.last_sent import ProducerLookup
 from streaming.release.sequence_ids import sequence_id_of
 from tests.support.servers.fake_pulsar import FakeId, FakeMessage
 from warehouse.routes.known_routes import known_routes
@@ -87,7 +87,7 @@ class Destination:
 
 
 def last_tick(destination: Destination) -> int:
-    names = Names(DESTINATION, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
+    names = ProducerLookup(DESTINATION, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     return names.last_tick(destination, destination)
 
 
@@ -163,7 +163,7 @@ def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, p
     destination = Destination()
     destination.send(NEWEST - 1)
     monkeypatch.setattr(last_sent, "AdminClient", Admin)
-    names = Names(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
+    names = ProducerLookup(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     assert last_sent._ask(settings, destination, names) == NEWEST - 1
-    nowhere = Names(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
+    nowhere = ProducerLookup(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     assert last_sent._ask(settings, destination, nowhere) == -1

@@ -39,15 +39,15 @@ def test_an_entry_at_the_end_of_the_control_topic_that_no_consumer_gets_is_taken
     orders, _ = receiver(ORDERS, Position(1, 5), Position(1, 5))
     orders.wait_for(Position(1, 5), 0)
     barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
-    assert control.end() == end
+    assert control.topic_end() == end
     for _ in range(2):
         control.receive(consumer)  # nothing comes
     taken = barriers.take()
     assert taken is not None
     commands, ends = taken
     assert ends == {ORDERS: "1:5"}
-    assert control.cut(1_000, 1 << 20, commands[CONTROL]) == (end, 1, 0)
-    assert control.is_cut_to(end)
+    assert control.take_into_batch(1_000, 1 << 20, commands[CONTROL]) == (end, 1, 0)
+    assert control.are_in_batches(end)
     assert barriers.take() is None
 
     consumer.script.extend(one(6, 3))
@@ -141,6 +141,6 @@ def test_a_topics_first_messages_are_passed_when_they_are_in_a_batch_and_not_whe
     orders.receive(orders_consumer)
     first = barriers.advance(Offset(), Offset(tick=7), taken[1])
     assert (first.barriers, first.ingested_through) == ([[7, {ORDERS: "1:0"}]], 0)
-    assert orders.cut(1_000, 1 << 20)[:2] == (Position(1, 0), 1)
+    assert orders.take_into_batch(1_000, 1 << 20)[:2] == (Position(1, 0), 1)
     second = barriers.advance(first, Offset(tick=8, positions={ORDERS: "1:0"}), None)
     assert (second.barriers, second.ingested_through) == ([], 7)

@@ -5,137 +5,34 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pulsar
 import pytest
 
 import streaming.source.barriers
+import streaming.source.intake
 import streaming.source.receivers
 from broker.clusters.new_cluster import NewClusterError
 from broker.position import Position
 from broker.pulsar_admin.answers import TopicLedgers
-from conf.settings import Settings, local_path
+from conf.settings import local_path
 from status.troubles import STANDING, Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.operator_input import InputKind
 from streaming.release.feedback import Feedback, FeedbackFile
-from streaming.source.intake import Intake
 from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until
-from tests.support.tracker.messages import command, commands, messages
+from tests.support.service.intake import ORDERS, OTHER, POSITIONS, Client, Consumer, offset, settings
+from tests.support.tracker.messages import messages
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.packing import unpack
-from tracker.shard import Shard
-from tracker.store import MemoryStore
-from tracker.tick import TickInput
-from tracker.wire.delaylake_pb2 import Result
 from warehouse.routes.known_routes import known_routes
-
-ORDERS, OTHER = "persistent://public/default/orders", "persistent://public/default/other"
-
-
-class Consumer:
-    """Of a topic with a few messages."""
-
-    def __init__(self, messages: Sequence[Any] = ()) -> None:
-        self._messages = deque(messages)
-        self.acknowledged: list[tuple[int, int]] = []
-        self._closed = threading.Event()
-
-    def receive(self, millis: int) -> Any:
-        if not self._messages:
-            self._closed.wait(min(millis, 20) / 1000)
-        if self._messages:
-            return self._messages.popleft()
-        raise pulsar.Timeout
-
-    def publish(self, messages: Sequence[Any]) -> None:
-        self._messages.extend(messages)
-
-    def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
-        self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
-
-    def is_connected(self) -> bool:
-        return not self._closed.is_set()
-
-    def get_last_message_id(self) -> pulsar.MessageId:
-        return pulsar.MessageId(-1, -1, -1, -1)
-
-    def close(self) -> None:
-        self._closed.set()
-
-
-class Client:
-    def __init__(self) -> None:
-        self.consumers: dict[str, Consumer] = {}
-        self.forbidden: set[str] = set()  # topics that can't be looked up
-        self.partitions: dict[str, int] = {}
-
-    def subscribe(self, name: str, *_: Any, **__: Any) -> Consumer:
-        return self.consumers.setdefault(name, Consumer())
-
-    def get_topic_partitions(self, topic: str) -> list[str]:
-        if topic in self.forbidden:
-            raise pulsar.AuthorizationError(f"no rights on {topic}")
-        n = self.partitions.get(topic, 0)
-        return [f"{topic}-partition-{i}" for i in range(n)] if n else [topic]
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
-    client = Client()
-    monkeypatch.chdir(tmp_path)  # the checkpoint is in there
-    monkeypatch.setattr(streaming.source.receivers, "connect", lambda _: client)
-    monkeypatch.setattr(streaming.source.receivers, "SourceWatch", mock.Mock())
-    return client
-
-
-def settings(**routes: list[str]) -> Settings:
-    return Settings(
-        replicated="all",  # nobody answers where messages are from
-        routes=[  # type: ignore[arg-type]
-            {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
-            for topic, names in routes.items()
-        ],
-    )
-
-
-@pytest.fixture
-def start(client: Client, tmp_path: Path) -> Iterator[Any]:
-    made = []
-
-    def begin(settings: Settings, run_id: str, troubles: Troubles | None = None) -> Intake:
-        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
-        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
-        return made[-1]
-
-    yield begin
-    for intake in made:
-        intake.stop()
-
-
-class _None:
-    def to_pylist(self) -> list[int]:
-        return []
-
-
-CONTROL = "persistent://public/default/delaylake-control"
-POSITIONS = {ORDERS: "1:5", OTHER: "2:7", CONTROL: "3:1"}
-
-
-def offset(before: Settings, **values: Any) -> Offset:
-    return Offset(tick=4, run_id="before", positions=POSITIONS, routes=known_routes(before).to_json(), **values)
 
 
 def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, client: Client) -> None:
@@ -155,7 +52,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
 
 def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
     both = settings(orders=["a"], other=["b"])
-    away = known_routes(both).taken_on(settings(other=["b"]))
+    away = known_routes(both).updated_to(settings(other=["b"]))
     last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=away.to_json())
     intake = start(settings(orders=["new", "a"], other=["b"]), "now")
     new = intake.next_offset(last)
@@ -165,78 +62,6 @@ def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Clie
     assert intake._receivers.open[ORDERS]._last_received == Position(1, 5)
     again = intake.next_offset(new)
     assert (again.reinstated, again.routes) == ([], new.routes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("why", ["its route is back", "its destination is there again"])
-def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
-    start: Any, client: Client, tmp_path: Path, why: str
-) -> None:
-    orders, store = settings(orders=["a"]), MemoryStore()
-    unwritable: dict[str, Any] = {}
-    before = known_routes(orders)
-    if why == "its route is back":
-        before = before.taken_on(settings())
-    else:
-        unwritable = {ORDERS: {"a": {"since": 1, "open": []}}}
-    last = Offset(tick=9, run_id="before", positions=POSITIONS, routes=before.to_json(), unwritable=unwritable)
-    skip = TickInput(commands=commands([command("r", 1, 9, topic=ORDERS)]), request_ids={"r": 1})
-    shard = Shard(store, last.known_routes.subscriptions, 8)
-    assert shard.apply(last.to_tick(), skip).outcomes["result"].to_pylist() == [Result.WAITING]
-
-    FeedbackFile(tmp_path / "feedback").write(Feedback(unwritable={}))
-    intake = start(orders, "now")
-    told: list[int] = []
-
-    def is_answered() -> bool:
-        nonlocal last
-        last = intake.next_offset(last)
-        again = TickInput(reinstated={topic for topic, _ in last.reinstated})
-        effects = Shard(store, last.known_routes.subscriptions, 8).apply(last.to_tick(), again)
-        told.extend(effects.outcomes["result"].to_pylist())
-        return bool(told)
-
-    client.consumers[ORDERS] = Consumer()
-    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
-    for _ in range(3):
-        assert not is_answered(), "what was published while nobody read it may be its message"
-    assert (last.barriers, last.lookup_versions) == ([[10, {ORDERS: "1:6"}]], [])
-    client.consumers[ORDERS].publish(one(6, 1))
-    wait_until(is_answered, 20, "an answer")
-    assert told == [Result.NOT_FOUND]
-
-
-def test_a_command_for_later_subscriptions_has_what_was_published_before_one_was_added_read(
-    start: Any, client: Client
-) -> None:
-    added = settings(orders=["a", "new"])
-    new = start(added, "now").next_offset(offset(settings(orders=["a"])))
-    assert new.changed[ORDERS]["subscriptions"]["new"] == "ADDED"
-    assert new.barriers == [[new.tick, {ORDERS: None}]]
-
-
-def test_commands_wait_for_a_topic_until_it_has_been_looked_up_of_which_some_partitions_are_read(
-    start: Any, client: Client
-) -> None:
-    client.forbidden = {ORDERS}
-    orders = settings(orders=["a"])
-    positions = {f"{ORDERS}-partition-0": "1:5", CONTROL: "3:1"}
-    last = Offset(
-        tick=4,
-        run_id="before",
-        positions=positions,
-        routes=known_routes(orders).to_json(),
-        barriers=[[3, {ORDERS: None}]],
-    )
-    intake = start(orders, "now")
-    last = intake.next_offset(last)
-    assert list(intake._receivers.open) == [f"{ORDERS}-partition-0", CONTROL]
-    assert last.barriers == [[3, {ORDERS: None}]]
-
-    client.forbidden, client.partitions = set(), {ORDERS: 2}
-    intake._receivers._discover()
-    last = intake.next_offset(last)
-    assert (last.barriers, last.ingested_through) == ([], 3)
 
 
 def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client) -> None:
@@ -269,92 +94,6 @@ def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(
     assert intake._receivers._replayed[ORDERS].source.topic == ORDERS
     intake.commit(last)
     assert not intake._receivers._replayed
-
-
-def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
-    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming.source.barriers, "_SILENT_SECONDS", 0.3)
-    subscribe = client.subscribe
-
-    def not_orders(name: str, *arguments: Any, **options: Any) -> Consumer:
-        if name == ORDERS:
-            raise pulsar.AuthorizationError
-        return subscribe(name, *arguments, **options)
-
-    monkeypatch.setattr(client, "subscribe", not_orders)
-    client.consumers[CONTROL] = Consumer(one(2, 3))
-    both = settings(orders=["a"], other=["b"])
-    intake = start(both, "now")
-    last = offset(both)
-
-    def taken() -> Offset | None:
-        nonlocal last
-        last = intake.next_offset(last)
-        return last if last.positions[CONTROL] == "3:2" else None
-
-    began = time.monotonic()
-    new = wait_until(taken, 5, "the command")
-    assert time.monotonic() - began >= 0.3
-    assert (new.barriers, new.ingested_through) == ([[new.tick, {ORDERS: None, OTHER: "-1:-1"}]], 0)
-
-    # What has been published there by now may be before the command.
-    client.consumers[ORDERS] = Consumer(one(6, 1))
-    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
-    monkeypatch.setattr(client, "subscribe", subscribe)
-
-    def has_passed() -> Offset | None:
-        nonlocal last
-        last = intake.next_offset(last)
-        assert not last.ingested_through or last.positions[ORDERS] == "1:6"
-        return last if last.ingested_through else None
-
-    assert wait_until(has_passed, 10, "the messages before the command").ingested_through == new.tick
-
-
-def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_hold_up_nothing(
-    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming.source.barriers, "_CATCH_UP_SECONDS", 30)
-    slow, other, control = Consumer(), Consumer(), Consumer()
-    client.consumers.update({ORDERS: slow, OTHER: other, CONTROL: control})
-    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
-    both = settings(orders=["a"], other=["b"])
-    intake = start(both, "now")
-    last = intake.next_offset(offset(both))
-    receivers = intake._receivers.open
-    wait_until(lambda: all(r._consumer is not None for r in receivers.values()), 5, "all are connected")
-
-    def until(name: str, position: str) -> Offset:
-        nonlocal last
-
-        def came() -> bool:
-            nonlocal last
-            last = intake.next_offset(last)
-            return last.positions[name] == position
-
-        wait_until(came, 10, f"{position} of {name}")
-        return last
-
-    def command(entry: int) -> None:
-        control.publish(one(entry, 3))
-        wait_until(lambda: receivers[CONTROL].last_received == Position(3, entry), 5, "the command")
-
-    command(2)
-    other.publish(one(8, 2))
-    assert until(OTHER, "2:8").positions[CONTROL] == "3:1"
-    # A second command for a message behind the end that the first one waits for.
-    command(3)
-    other.publish(one(9, 2))
-    assert until(OTHER, "2:9").positions[CONTROL] == "3:1"
-
-    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 7, -1)  # type: ignore[method-assign]
-    slow.publish(one(6, 1))
-    first = until(CONTROL, "3:2")
-    assert (first.positions[ORDERS], first.ingested_through) == ("1:6", first.tick)
-    slow.publish(one(7, 1))
-    second = until(CONTROL, "3:3")
-    assert (second.positions[ORDERS], second.ingested_through) == ("1:7", second.tick)
 
 
 def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_settings_say_now(

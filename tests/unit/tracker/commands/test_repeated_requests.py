@@ -75,9 +75,9 @@ def test_a_repeat_tells_what_became_of_a_command_that_waited(desk: Desk) -> None
     assert desk.apply(waited) == [("a", Result.WAITING)]
     # Also when it has come in the very tick in which the repeat does.
     desk.at(3, 1_200)
-    arrived = desk.control.arrive(ALONE, desk.moment)
+    arrived = desk.control.apply_waiting(ALONE, desk.moment)
     assert results(arrived) == [("a", Result.APPLIED)]
-    assert results(desk.outcomes(waited, known=ALONE, arrived=arrived)) == [("a", Result.APPLIED)]
+    assert results(desk.outcomes(waited, known=ALONE, waiting_outcomes=arrived)) == [("a", Result.APPLIED)]
     desk.answers.keep(arrived, 3)
     desk.at(4, 1_300)
     assert desk.apply(waited, known=ALONE) == [("a", Result.APPLIED)]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tracker.keys import cold_keys, live_keys
 from tracker.keys.cold_keys import ColdKeys
-from tracker.keys.live_keys import Live, LiveKeys
+from tracker.keys.live_keys import LastMessage, LiveKeys
 from tracker.keys.packed_bucket import PackedBucket
 from tracker.messages import BoolArray
 from tracker.store import MemoryStore
 
 NUMBERS = st.integers(-1, 2**40)
-LIVES = st.tuples(NUMBERS, NUMBERS, *[st.integers(-1, 2**31 - 1)] * 3, NUMBERS, NUMBERS).map(Live._make)
+LIVES = st.tuples(NUMBERS, NUMBERS, *[st.integers(-1, 2**31 - 1)] * 3, NUMBERS, NUMBERS).map(LastMessage._make)
 HASHES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
 
 
@@ -27,7 +27,7 @@ HASHES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
     changes=st.lists(st.tuples(st.one_of(HASHES, st.integers(0, 3).map(lambda n: (n, 0))), LIVES, st.booleans())),
 )
 def test_a_bucket_is_a_map_also_as_an_earlier_version_has_written_it(
-    old: dict[tuple[int, int], Live], changes: list[tuple[tuple[int, int], Live, bool]]
+    old: dict[tuple[int, int], LastMessage], changes: list[tuple[tuple[int, int], LastMessage, bool]]
 ) -> None:
     written = b"".join(struct.pack("<4q3i2q", *key, *live) for key, live in old.items())
     bucket, model = PackedBucket(written), dict(old)
@@ -60,10 +60,10 @@ def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tracker.keys.live_keys._BUCKET_ROWS", rows)
         store = MemoryStore()
-        model: dict[tuple[int, int], Live] = {}
+        model: dict[tuple[int, int], LastMessage] = {}
         for i, (number, is_there) in enumerate(changes):
             keys = LiveKeys(store)
-            live = Live(1, i, -1, -1, 1, number, 0)
+            live = LastMessage(1, i, -1, -1, 1, number, 0)
             keys.update({(number, 7): live if is_there else None})
             model.pop((number, 7), None)
             model |= {(number, 7): live} if is_there else {}
@@ -78,7 +78,7 @@ def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> N
         assert {table for table, _ in store.values} <= {"schedule_keys_meta"}
 
 
-PRINTS = st.integers(0, (1 << cold_keys.PRINT_BITS) - 1)
+PRINTS = st.integers(0, (1 << cold_keys.FINGERPRINT_BITS) - 1)
 GROUPS = st.one_of(st.integers(0, 3), st.integers(-(2**30), 2**40))
 
 
@@ -88,11 +88,11 @@ GROUPS = st.one_of(st.integers(0, 3), st.integers(-(2**30), 2**40))
     level=st.integers(0, 20),
     at=st.integers(0, 2**20),
 )
-def test_cold_keys_are_a_set_of_prints_and_groups(
+def test_cold_keys_are_a_set_of_fingerprints_and_groups(
     keys: list[tuple[int, int]], copies: int, level: int, at: int
 ) -> None:
     number = at & (1 << level) - 1
-    model = sorted((print_ >> level << level | number, group) for print_, group in keys * copies)
+    model = sorted((fingerprint >> level << level | number, group) for fingerprint, group in keys * copies)
 
     def again(cold: ColdKeys, level: int = level, number: int = number) -> ColdKeys:
         return ColdKeys(cold.pack(level), number)
@@ -106,7 +106,7 @@ def test_cold_keys_are_a_set_of_prints_and_groups(
     assert len(cold) == len(model)
     assert all_of(cold) == model
     for key in {*keys[:5], *model[:5]}:
-        assert cold.groups_of(key[0]) == sorted({group for print_, group in model if print_ == key[0]})
+        assert cold.groups_of(key[0]) == sorted({group for fingerprint, group in model if fingerprint == key[0]})
     if model:
         gone = model.pop(len(model) // 2)
         cold.remove(*gone)
@@ -136,7 +136,7 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
     dues = random.integers(0, day, n).tolist()
     keys.update(
         {
-            (one, two): Live(7, i, -1, -1, 1, due, due)
+            (one, two): LastMessage(7, i, -1, -1, 1, due, due)
             for i, ((one, two), due) in enumerate(zip(hashes, dues, strict=True))
         }
     )
@@ -155,7 +155,7 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
         keys = LiveKeys(store)
         for start in range(0, n, 1_000):
             for i in range(start, start + 1_000):
-                keys.update({tuple(hashes[i]): Live(7, i, -1, -1, 1, dues[i], dues[i])})
+                keys.update({tuple(hashes[i]): LastMessage(7, i, -1, -1, 1, dues[i], dues[i])})
             for _ in range(2):
                 keys.sweep(all_rest, 0, 0, 0)
     keys.save()
@@ -168,7 +168,7 @@ def test_a_cold_key_costs_four_bytes_and_a_hot_one_six_times_that() -> None:
 def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() -> None:
     store = MemoryStore()
     bucket = PackedBucket()
-    live = Live(1, 2, -1, -1, 1, 10**12, 0)
+    live = LastMessage(1, 2, -1, -1, 1, 10**12, 0)
     bucket.put((5, 7), live)
     store.put("schedule_keys", (0, 0), bucket.pack())
     store.put("schedule_keys_meta", (0, 0), struct.pack("<3q", 1, 1, 0))

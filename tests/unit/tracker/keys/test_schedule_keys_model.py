@@ -53,19 +53,19 @@ STEPS = st.lists(
 
 @pytest.mark.slow
 @effort(max_examples=examples(60), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(steps=STEPS, shards=st.integers(1, 3), prints=st.sampled_from([None, None, 0, 1, (1 << 38) - 1]))
+@given(steps=STEPS, shards=st.integers(1, 3), fingerprints=st.sampled_from([None, None, 0, 1, (1 << 38) - 1]))
 def test_shards_against_the_model(
-    steps: list[tuple[int, list[Message], str | None, str, int]], shards: int, prints: int | None
+    steps: list[tuple[int, list[Message], str | None, str, int]], shards: int, fingerprints: int | None
 ) -> None:
     """Of each key one message waits: the newest, the first, or the newest within its limit; commands change it.
 
-    With `prints` keys become cold as soon as they can, and have no more than these bits of their hashes in common.
+    With `fingerprints` keys become cold as soon as they can, and these are all bits of their hashes that differ.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if prints is not None:
+        if fingerprints is not None:
             patch.setattr(cold_keys, "GROUP_MILLIS", 700)
-            patch.setattr(live_keys, "_PRINT", prints)
-        check_shards(steps, Job(shards) if prints is None else Job(shards, NEAR_MILLIS, 0))
+            patch.setattr(live_keys, "_FINGERPRINT_MASK", fingerprints)
+        check_shards(steps, Job(shards) if fingerprints is None else Job(shards, NEAR_MILLIS, 0))
 
 
 def check_shards(steps: list[tuple[int, list[Message], str | None, str, int]], job: Job) -> None:

@@ -37,7 +37,7 @@ def test_rules_and_windows_go_by_those_that_are_used_and_then_by_the_program_s_a
 
     def noon() -> list[int]:
         """When it is noon first in 1970, hours of UTC, by each of those that ask for a time zone."""
-        rule = Recurrence.parse("0 12 * * *", "Europe/Berlin")
+        rule = Recurrence("0 12 * * *", "Europe/Berlin")
         # Cron and RRULE: the latter's first occurrence is looked up for each message.
         rows = [recurring(0, 0, repeat, timeZone="Europe/Berlin") for repeat in ("0 12 * * *", "FREQ=DAILY;BYHOUR=12")]
         found = [Recurrences(of).following(np.array([1]), np.array([0]))[0] for of in rows]

@@ -9,10 +9,9 @@ import pytest
 
 from conf.shaping import Window
 from tests.support.naive.rates import most_within
-from tests.support.tracker.messages import TOPIC, messages
+from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
-from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.schema import PauseChange
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat, int64, where
 from tracker.shaping.rule import rule_of
 from tracker.sharding import shards_of
@@ -39,7 +38,7 @@ def test_a_tick_moves_no_more_than_there_are_places_and_the_rest_waits() -> None
         moved.append(sum(one.cancels.num_rows for one in effects))
     assert sum(moved) > 500
     # Rounding up is for each shard; what is within the rate moves within a tick, too.
-    assert max(moved) <= 100 + len(service.places) + 10 + 50 * 0.4
+    assert max(moved) <= 100 + len(service.shard_ids) + 10 + 50 * 0.4
 
 
 @pytest.mark.slow
@@ -174,18 +173,27 @@ def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_bac
     assert sorted(row[1] for row in service.of("s")) == list(range(300))
 
 
-def test_rows_that_an_earlier_version_let_wait_get_the_places_that_its_offset_has() -> None:
-    service = Service(rate(50, burst=2))
-    service.step(100, many(300, START + 3_000))
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_is_cancelled_of_a_queue_after_the_clock_was_set_back_lets_nothing_overtake_the_rest(
+    shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 50)
+    service = Service(rate(50, burst=10), shards, places_at_most=50 * shards)
+    due = START + 5_000
+    service.step(100, concat([many(300, due), many(100, due + 200, first=300)]))
     service.run_until_some_wait(400)
-    for store in service.stores:  # where they were in their time slots
-        tracker = DelayedDeliveryTracker(store)
-        rows = tracker.take_waiting(lambda _: None, service.cutoff)
-        assert rows.num_rows
-        tracker._slots.add(rows)
-        tracker.save()
-    service.step(400, many(300, service.now, first=300))
-    service.run_until(START + 60_000, 900)
-    at = [float(row[3]) for row in service.of("s")]
-    assert sorted(row[1] for row in service.of("s")) == list(range(600))
-    assert most_within(at, 1_000) <= 52
+    service.now -= 800
+    service.near = 0
+    service.step(400)
+    waiting = [i for i in range(300) if i not in {row[1] for row in service.of("s")}]
+    cancelled = waiting[:-80]
+    rows = commands([command(f"c{i}", 7, i, (0,)) for i in cancelled])
+    known = many(300, due).select(KNOWN.names).cast(KNOWN)
+    service.step(200, commands=rows, request_ids={f"c{i}": 1 for i in cancelled}, known_messages=known)
+    service.run_until(START + 30_000)
+    at = {row[1]: row[3] for row in service.of("s")}
+    assert sorted(at) == [i for i in range(400) if i not in set(cancelled)]
+    of_shard = shards_of(pa.table({"ledger_id": [7] * 400, "entry_id": list(range(400))}), shards)
+    for number in range(shards):
+        own = [i for i in sorted(at) if of_shard[i] == number]
+        assert max(at[i] for i in own if i < 300) <= min(at[i] for i in own if i >= 300)

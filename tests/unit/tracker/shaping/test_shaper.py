@@ -38,9 +38,9 @@ def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due(place
     assert all(shaped_from == (None if at == due else due) for *_, at, shaped_from in shaped)
     assert sum(row[4] is None for row in shaped) == 10
     # Of a shard, those with lower ids first; the whole rate is used, although one shard has more of them.
-    for place in service.places:
+    for shard_id in service.shard_ids:
         ids = pa.table({"ledger_id": [7] * 640, "entry_id": list(range(640))})
-        own = {i for i in range(640) if shards_of(ids, 2)[i] == place.number}
+        own = {i for i in range(640) if shards_of(ids, 2)[i] == shard_id.number}
         in_order = [entry for _, entry, _, at, _ in sorted(shaped, key=lambda row: row[3]) if entry in own]
         assert in_order == sorted(own)
     assert max(row[3] for row in shaped) == pytest.approx(due + 1000 * 630 / 50, abs=700)

@@ -42,9 +42,9 @@ def test_after_a_stop_everything_is_put_off_and_what_is_in_flight_comes_first() 
     assert len(later) == 500 - len(known)
     assert min(row[3] for row in later) - last > 19_000
     assert most_within([row[3] for row in later], 1_000) <= 55
-    for place in service.places:
+    for shard_id in service.shard_ids:
         ids = pa.table({"ledger_id": [7] * 500, "entry_id": list(range(500))})
-        own = shards_of(ids, 2) == place.number
+        own = shards_of(ids, 2) == shard_id.number
         in_order = [row[1] for row in sorted(later, key=lambda row: row[3]) if own[row[1]]]
         assert in_order == sorted(in_order)
 

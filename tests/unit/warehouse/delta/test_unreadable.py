@@ -14,17 +14,19 @@ import pytest
 
 from admin.control.async_client import AsyncControlClient
 from conf.errors import UnreadableWarehouseError
+from conf.files import FolderError
 from conf.settings import Settings
-from status.job_status import FILE, StatusWriter, known_status, read_status
+from status.job_status import FILE, known_status, read_status
+from status.status_writer import StatusWriter
 from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC
 from warehouse.audit.accounts import AuditError, run_audit
 from warehouse.backup.copying import BackupError, back_up
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import Tables, exists
-from warehouse.maintenance.maintain import MaintenanceError, maintain
+from warehouse.maintenance.maintain import maintain
 from warehouse.queries.listing import NoTablesError
-from warehouse.queries.paused import paused
+from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.waiting import Pending
 from warehouse.routes.missing_routes import settings_with
 from warehouse.schedules.live_schedules import live_schedules
@@ -45,7 +47,7 @@ ASK_TABLES: dict[str, Ask] = {
     "counts": lambda settings: Pending(*_topic(settings)).stats(),
     "schedules": lambda settings: Schedules(settings, TOPIC).page(1),
     "live schedules": lambda settings: live_schedules(settings, 1),
-    "pauses": lambda settings: paused(settings.warehouse),
+    "pauses": lambda settings: paused_subscriptions(settings.warehouse),
     "views": Warehouse,
     "audit": run_audit,
     "maintenance": maintain,
@@ -113,7 +115,7 @@ def damaged(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Sett
 
 @pytest.mark.parametrize("ask", [*ASK_STATUS.values(), *ASK_TABLES.values()], ids=[*ASK_STATUS, *ASK_TABLES])
 def test_what_can_not_be_read_is_no_empty_warehouse(damaged: Settings, ask: Ask) -> None:
-    with pytest.raises((UnreadableWarehouseError, MaintenanceError)) as refused:
+    with pytest.raises((UnreadableWarehouseError, FolderError)) as refused:
         ask(damaged)
     [line] = refused.value.lines
     assert damaged.warehouse in line
@@ -163,7 +165,7 @@ def test_where_there_is_none_it_is_empty(settings: Settings, is_folder: bool) ->
         Path(settings.warehouse).mkdir()
     assert read_status(settings.warehouse) is None
     assert not exists(settings.warehouse, "deliveries")
-    assert paused(settings.warehouse) == set()
+    assert paused_subscriptions(settings.warehouse) == set()
     assert live_schedules(settings, 1) == {(TOPIC, "a"): 0}
     with pytest.raises(NoTablesError):
         Pending(settings, TOPIC)
@@ -180,4 +182,4 @@ def test_a_file_of_a_table_that_can_not_be_read_is_told(settings: Settings, cont
     [file] = (Path(settings.warehouse) / "outcomes").glob("*.parquet")
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(UnreadableWarehouseError, match="outcomes"):
-        paused(settings.warehouse)
+        paused_subscriptions(settings.warehouse)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planner import Index
+from conf.files import FolderError
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, content, make
@@ -69,7 +70,7 @@ def sealed(tmp_path: Path) -> tuple[Settings, Tables]:
 def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path, warehouse: str, named: str) -> None:
     (tmp_path / "no").touch()
     settings = Settings(warehouse=warehouse.format(tmp_path), checkpoint=f"file:{tmp_path}/no/c")
-    with pytest.raises(MaintenanceError, match=rf"can't be made .*`{named}` in the settings"):
+    with pytest.raises(FolderError, match=rf"can't be made .*`{named}` in the settings"):
         lock(settings)
 
 

@@ -40,34 +40,34 @@ def numbers(routes: KnownRoutes, topic: str = TOPIC) -> dict[str, int]:
 
 def wanted(routes: KnownRoutes, topic: str = TOPIC) -> set[str]:
     subscriptions = routes.subscriptions
-    return {n for i, n in enumerate(subscriptions.names[topic]) if subscriptions.wanted(topic) >> i & 1}
+    return {n for i, n in enumerate(subscriptions.names[topic]) if subscriptions.active(topic) >> i & 1}
 
 
 def test_a_subscription_keeps_its_number_wherever_the_settings_have_it() -> None:
     first = known_routes(settings("a", "b"))
     assert numbers(first) == {"a": 0, "b": 1}
-    assert numbers(first.taken_on(settings("b", "a"))) == {"a": 0, "b": 1}
-    assert numbers(first.taken_on(settings("a", "new", "b"))) == {"a": 0, "b": 1, "new": 2}
+    assert numbers(first.updated_to(settings("b", "a"))) == {"a": 0, "b": 1}
+    assert numbers(first.updated_to(settings("a", "new", "b"))) == {"a": 0, "b": 1, "new": 2}
 
 
 def test_one_that_is_taken_out_gets_nothing_and_has_its_number_again_when_it_is_back() -> None:
-    routes = known_routes(settings("a", "b")).taken_on(settings("b"))
+    routes = known_routes(settings("a", "b")).updated_to(settings("b"))
     assert wanted(routes) == {"b"}
     assert [(r.name, r.is_removed) for r in routes.command_routes[TOPIC]] == [("a", True), ("b", False)]
-    routes = routes.taken_on(settings("c", "b")).taken_on(settings("c", "b", "a"))
+    routes = routes.updated_to(settings("c", "b")).updated_to(settings("c", "b", "a"))
     assert numbers(routes) == {"a": 0, "b": 1, "c": 2}
     assert wanted(routes) == {"a", "b", "c"}
 
 
 def test_a_route_that_is_missing_keeps_its_subscriptions_and_is_named() -> None:
     first = known_routes(settings("a", "b!>x", **{OTHER: ["c"]}))
-    gone = first.taken_on(settings(**{OTHER: ["c"]}))
+    gone = first.updated_to(settings(**{OTHER: ["c"]}))
     assert list(gone.missing) == [TOPIC]
     assert gone.subscriptions.without_route == {TOPIC}
     assert wanted(gone) == {"a", "b"}
     [route] = as_routes(gone.missing)
     assert route == settings("a", "b!>x").routes[0]
-    back = gone.taken_on(settings("b", "a", **{OTHER: ["c"]}))
+    back = gone.updated_to(settings("b", "a", **{OTHER: ["c"]}))
     assert not back.missing
     assert numbers(back) == {"a": 0, "b": 1}
     assert sorted(back.reinstated_since(gone)) == [(TOPIC, "a"), (TOPIC, "b")]
@@ -75,20 +75,20 @@ def test_a_route_that_is_missing_keeps_its_subscriptions_and_is_named() -> None:
 
 
 def test_the_type_is_the_one_of_the_settings_when_the_batch_was_made() -> None:
-    routes = known_routes(settings("a!")).taken_on(settings("a"))
+    routes = known_routes(settings("a!")).updated_to(settings("a"))
     assert routes.command_routes[TOPIC] == [SubscriptionRule("a", False)]
 
 
 def test_a_topic_that_has_had_too_many_subscriptions_is_refused() -> None:
     routes = known_routes(settings(*(f"s{i}" for i in range(40))))
     with pytest.raises(RoutesError, match="rebuild --discard-checkpoint"):
-        routes.taken_on(settings(*(f"t{i}" for i in range(24))))
-    assert len(routes.taken_on(settings(*(f"t{i}" for i in range(23)))).routes[TOPIC].subscriptions) == 63
+        routes.updated_to(settings(*(f"t{i}" for i in range(24))))
+    assert len(routes.updated_to(settings(*(f"t{i}" for i in range(23)))).routes[TOPIC].subscriptions) == 63
 
 
 def test_what_has_changed_is_a_line_each() -> None:
     before = known_routes(settings("a", "b", "c", **{OTHER: ["x"]}))
-    after = before.taken_on(settings("c!", "a>elsewhere", "d"))
+    after = before.updated_to(settings("c!", "a>elsewhere", "d"))
     assert changes(before, after) == [
         f"{OTHER}: the route was taken out: it is not read, and what waits is held back",
         f"{TOPIC}: subscription a goes to persistent://public/default/elsewhere, not {TOPIC}-a",
@@ -96,7 +96,7 @@ def test_what_has_changed_is_a_line_each() -> None:
         f"{TOPIC}: subscription c has the type Exclusive, not Shared",
         f"{TOPIC}: subscription d was added",
     ]
-    again = after.taken_on(settings("b", **{OTHER: ["x"]}))
+    again = after.updated_to(settings("b", **{OTHER: ["x"]}))
     lines = changes(after, again)
     assert f"{OTHER}: the route is back" in lines
     assert f"{TOPIC}: subscription b is back" in lines
@@ -112,7 +112,7 @@ def test_a_number_means_one_name_forever(history: list[list[str]]) -> None:
     routes = KnownRoutes({})
     seen: dict[str, int] = {}
     for names in history:
-        routes = KnownRoutes.from_json(routes.taken_on(settings(*names)).to_json())
+        routes = KnownRoutes.from_json(routes.updated_to(settings(*names)).to_json())
         if TOPIC in routes.routes:
             assert seen.items() <= numbers(routes).items()
             seen = numbers(routes)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from status.troubles import NO_ROUTE, Troubles
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared

@@ -47,7 +47,7 @@ def known(folder: Path, *edits: tuple[str, ...]) -> list[KnownRoutes]:
     """The routes after each edit of the settings."""
     routes = [KnownRoutes({})]
     for names in edits:
-        routes.append(routes[-1].taken_on(settings(folder, *names)))
+        routes.append(routes[-1].updated_to(settings(folder, *names)))
     return routes[1:]
 
 
@@ -64,7 +64,7 @@ def test_changes_name_all_subscriptions_of_a_topic_where_one_has_changed(tmp_pat
             "subscriptions": {"a": "KEPT", "b": "ADDED"},
         }
     }
-    assert changes(other, first.taken_on(settings(tmp_path, "b")), 70, {})[TOPIC]["subscriptions"]["a"] == "REMOVED"
+    assert changes(other, first.updated_to(settings(tmp_path, "b")), 70, {})[TOPIC]["subscriptions"]["a"] == "REMOVED"
 
 
 class History:

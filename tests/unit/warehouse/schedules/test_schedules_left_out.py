@@ -18,7 +18,7 @@ def said(tables: ScheduleTables, *names: str) -> list[str]:
     before = known_routes(tables.settings)
     route = {"source": TOPIC, "subscriptions": [{"name": name} for name in names]}
     settings = type(tables.settings).model_validate(tables.settings.model_dump() | {"routes": [route]})
-    return schedules_left_out(settings, before, before.taken_on(settings))
+    return schedules_left_out(settings, before, before.updated_to(settings))
 
 
 def test_schedules_that_have_begun_are_counted_for_new_subscriptions(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_without_tables_or_other_subscriptions_there_is_nothing_to_say(tmp_path:
     tables = ScheduleTables(tmp_path)
     assert schedules_left_out(tables.settings, KnownRoutes({}), known_routes(tables.settings)) == []
     elsewhere = tables.settings.model_copy(update={"warehouse": f"file:{tmp_path}/none"})
-    before = KnownRoutes({}).taken_on(elsewhere)
+    before = KnownRoutes({}).updated_to(elsewhere)
     route = elsewhere.routes[0]
     later = route.model_copy(
         update={"subscriptions": (*route.subscriptions, route.subscriptions[0].model_copy(update={"name": "c"}))}
     )
     settings = elsewhere.model_copy(update={"routes": (later,)})
-    assert schedules_left_out(settings, before, before.taken_on(settings)) == []
+    assert schedules_left_out(settings, before, before.updated_to(settings)) == []

@@ -11,7 +11,7 @@ import yaml
 
 from jobs.commands.tables.audit import _json
 from status.batch_status import BatchStatus
-from status.job_status import StatusWriter
+from status.status_writer import StatusWriter
 from status.troubles import NO_ADMIN, STANDING, UNWRITABLE, Troubles
 from tests.conftest import Run
 from tests.support.service.batch_counts import COUNTS

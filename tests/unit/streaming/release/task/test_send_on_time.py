@@ -149,7 +149,7 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
             **{
                 "patience_seconds": PATIENCE_SECONDS,
                 "last_id": n,
-                "most_id": 1_000,
+                "max_id": 1_000,
                 "ids": [*range(1, n + 1)],
                 "wake": wake,
                 **changes,
@@ -164,7 +164,7 @@ def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tupl
     refused: dict[int, str] = {}
 
     def build(i: int) -> tuple[int, bool] | None:
-        return None if items[i].first_id <= items[i].line.before else (items[i].sequence_id, items[i].is_batched)
+        return None if items[i].first_id <= items[i].line.resume_after else (items[i].sequence_id, items[i].is_batched)
 
     for line in lines:
         line.open()
@@ -242,7 +242,7 @@ def test_reading_what_has_arrived_under_other_names_may_take_longer_than_a_produ
             line.look_after()
         return frozenset()
 
-    line.find = find
+    line.read_arrived_keys = find
     run([line], items)
     assert not line.has_failed
     assert topic.entries == list(range(1, 21))
@@ -263,7 +263,7 @@ def test_what_has_arrived_does_not_come_again_though_the_topic_is_made_anew_and_
     run([line], items)
     assert line.has_failed
     anew = Topic()
-    [again], items = lines_to([anew], before=line.arrived_to)
+    [again], items = lines_to([anew], resume_after=line.arrived_to)
     run([again], items)
     assert not again.has_failed
     assert anew.entries == list(range(8, 21))
@@ -301,7 +301,7 @@ def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them
     for i, item in enumerate(items):
         item.at, item.sequence_id, item.first_id = now() - 1_000, i + 1, i + 1
     for line in lines:
-        line.others, line.last_id = lines, 100
+        line.of_topic, line.last_id = lines, 100
     assert slow.hangs is not None
     threading.Timer(0.15, slow.hangs.set).start()
     run(lines, items)
@@ -338,7 +338,7 @@ def test_what_waits_for_one_that_has_failed_fails_and_says_that_it_was_behind() 
 
 
 def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
-    lines, items = lines_to([Topic(too_big=frozenset({5}), last_id=3), well := Topic()], before=-1)
+    lines, items = lines_to([Topic(too_big=frozenset({5}), last_id=3), well := Topic()], resume_after=-1)
     items[8].is_large = True
     _, refused = run(lines, items, [-1 if i % 2 == 0 else i - 1 for i in range(len(items))])
     assert list(refused) == [8]
@@ -349,7 +349,7 @@ def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
 def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:
     lines, items = lines_to([Topic(refuses=pulsar.ProducerBusy), well := Topic()])
     for line in lines:
-        line.others = lines
+        line.of_topic = lines
     run(lines, items)
     assert [line.has_failed for line in lines] == [True, False]
     assert well.entries == list(range(1, 21))
@@ -410,6 +410,6 @@ def test_a_repetition_after_a_lost_answer_is_none_of_it() -> None:
     topic = Topic()
     lines, items = lines_to([topic])
     run(lines, items)
-    lines[0].before, lines[0]._is_repeated = -1, True
+    lines[0].resume_after, lines[0]._is_repeated = -1, True
     lines[0].check_repeated()
     assert not lines[0].has_failed

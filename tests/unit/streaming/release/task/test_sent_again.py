@@ -22,9 +22,9 @@ from streaming.release.producer_names import read_generations
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.sender import send_releases
+from tests.support.service.fake_releaser import Recorded, Spark, Tables
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
-from tests.unit.streaming.release.driver.test_releaser import Recorded, Spark, Tables
 from tracker.packing import pack
 
 pytestmark = pytest.mark.slow

@@ -2,264 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
 import pulsar
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
-from broker.clusters.replication import SOURCE_POSITION
-from broker.position import START, EntrySet, Position, SourceTopic
+from broker.position import START, EntrySet, Position
 from broker.pulsar_admin.topic_questions import Cursor
 from streaming.source.receiving.chunked_messages import ChunkedMessages
-from streaming.source.receiving.details import NotKnownYetError
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.support.fuzzing.examples import examples
-from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, NoUtf8, batch, one
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, batch, one
 from tests.support.service.harness import wait_until
+from tests.support.service.receiver_harness import SOURCE, TOPIC, Harness
 from tracker.messages import concat
-from tracker.properties.schedule import MAX_TIME_MILLIS
-from warehouse.message_schemas import MessageSchema
-
-TOPIC = "persistent://public/default/t"
-SOURCE = SourceTopic(TOPIC, TOPIC, -1)
-
-Script = Sequence[FakeMessage | Exception]
-
-
-class Harness:
-    """A receiver that is driven by hand, and what is taken of it, batch after batch."""
-
-    def __init__(
-        self, after: Position = START, broker: FakeBroker | None = None, max_size: int = 1_000, details: Any = None
-    ) -> None:
-        self.broker: Any = broker or FakeBroker()
-        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
-        consumers: Any = FakeConsumer
-        side: Any = self.broker
-        self.receiver = Receiver(
-            SOURCE,
-            consumers,
-            after=after,
-            limits=limits,
-            broker=side,
-            details=details,
-            on_received=lambda: None,
-        )
-        self.taken: list[pa.Table] = []
-        self.position = after
-
-    def receive(self, script: Script, end: Position = START) -> FakeConsumer:
-        """Receives all of a script; an exception in it ends the connection, and what follows is of the next one."""
-        consumer = FakeConsumer(script, end)
-        self.receiver._consumer = consumer
-        self.ended = False  # whether the connection has ended with the script
-        while consumer.script:
-            try:
-                self.receiver.receive(consumer)
-                self.ended = False
-            except pulsar.PulsarException:
-                self.ended = True
-        for _ in range(2):  # what is passed over has to be idle twice
-            self.receiver.receive(consumer)
-        return consumer
-
-    def take(self, max_messages: int = 1_000_000) -> pa.Table:
-        end, _, _ = self.receiver.cut(max_messages, 1 << 30)
-        rows = self.receiver.rows(self.position, end, 0)
-        self.receiver.forget(end)
-        self.position = end
-        self.taken.append(rows)
-        return rows
-
-    def ids(self) -> list[tuple[int, int, int]]:
-        rows = concat(self.taken)
-        return list(zip(*(rows[c].to_pylist() for c in ("ledger_id", "entry_id", "batch_index")), strict=True))
-
-
-def rows_of(script: Script, max_size: int = 1_000) -> list[dict[str, Any]]:
-    harness = Harness(max_size=max_size)
-    harness.receive(script)
-    rows: list[dict[str, Any]] = harness.take().to_pylist()
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"key": NoUtf8}, "what is not UTF-8 can't be read: key"),
-        ({"props": NoUtf8}, "what is not UTF-8 can't be read: properties"),
-        ({"producer": NoUtf8}, "what is not UTF-8 can't be read: producer's name"),
-        ({"key": NoUtf8, "props": NoUtf8}, "what is not UTF-8 can't be read: key, properties"),
-        ({"happened": 2**63}, f"the event time {2**63} is negative or beyond 2^63"),
-        ({"happened": -1}, "the event time -1 is negative or beyond 2^63"),
-        ({"published": MAX_TIME_MILLIS + 1}, f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
-        ({"published": 2**64 - 1}, f"the publish time {2**64 - 1} is beyond the year 9999"),
-        ({"props": {"deliverAt": "soon"}}, "deliverAt is no whole number of milliseconds: 'soon'"),
-        ({"props": {"deliverAfter": str(MAX_TIME_MILLIS)}}, "is beyond the year 9999"),
-        ({"props": {"repeat": "every day"}}, "repeat is no cron expression"),
-        ({"props": {"repeat": "@every 1m", "misfire": "never"}}, "misfire is none of once, all, skip: 'never'"),
-        ({"props": {"repeat": "@every 1m", "repeatUntil": "5"}}, "repeatUntil is before the first occurrence"),
-        ({"props": {"k": "\ud800"}}, "it can't be"),
-        ({"key": 7}, "it can't be"),
-    ],
-)
-def test_a_message_that_cannot_be_taken_is_put_aside_with_its_bytes_and_no_other_is_lost(
-    fields: dict[str, Any], reason: str
-) -> None:
-    rows = rows_of([*one(0), *one(1, payload=b"odd", **fields), *batch(2, 2), *one(3)])
-    assert [(row["entry_id"], row["batch_index"]) for row in rows] == [(0, -1), (1, -1), (2, 0), (2, 1), (3, -1)]
-    assert reason in rows[1]["reason"]
-    assert rows[1]["payload"] == b"odd"
-    assert [row["reason"] for row in rows[:1] + rows[2:]] == [None] * 4
-
-
-def test_what_was_read_of_a_message_that_cannot_be_taken_is_kept() -> None:
-    [row] = rows_of(one(0, key="k", props={"deliverAt": "soon"}, happened=7))
-    assert (row["key"], row["properties"], row["event_time"]) == ("k", [("deliverAt", "soon")], 7)
-
-
-def test_an_ordering_key_of_bytes_is_taken_as_it_is() -> None:
-    rows = rows_of([*one(0, ordering="o"), *one(1, ordering=NoUtf8)])
-    assert [row["ordering_key"] for row in rows] == ["o", None]
-    assert [row["ordering_key_bytes"] for row in rows] == [None, b"\xff"]
-    assert [row["reason"] for row in rows] == [None, None]
-
-
-class Details:
-    """What a broker knows, as far as it answers."""
-
-    def __init__(self, schemas: dict[bytes, MessageSchema | None]) -> None:
-        self.schemas = schemas
-        self.answers = True
-
-    def schema(self, version: bytes) -> tuple[bytes, MessageSchema | None]:
-        if not self.answers:
-            raise NotKnownYetError
-        return version, self.schemas[version]
-
-    def key_encoding(self, key: str, producer: str, schema: Any, position: Position, batch_index: int) -> str | None:
-        return "base64" if key == "/w==" else None
-
-
-VERSION = b"\0" * 7 + b"\1"
-
-
-def test_the_details_of_messages_go_with_them() -> None:
-    harness = Harness(details=Details({VERSION: MessageSchema("STRING", "", {}), VERSION[:-1] + b"\xff": None}))
-    large = VERSION[:-1] + b"\xff"  # the client takes a version for text
-    harness.receive([*one(0, key="/w=="), *one(1, version=VERSION), *one(2, version=large), *batch(3, 2, key="k")])
-    rows = harness.take().to_pylist()
-    assert [row["key_encoding"] for row in rows] == ["base64", None, None, None, None]
-    assert [row["schema_version"] for row in rows] == [None, VERSION, large, None, None]
-    assert [row["reason"] for row in rows] == [
-        None,
-        None,
-        "the source topic has no version 255 of its schema any more",
-        None,
-        None,
-    ]
-
-
-def test_messages_whose_details_cannot_be_told_now_are_received_later() -> None:
-    details = Details({VERSION: MessageSchema("STRING", "", {})})
-    harness = Harness(details=details)
-    script = [*one(0), *batch(1, 2, version=VERSION), *one(2)]
-    details.answers = False
-    consumer = FakeConsumer(script)
-    with pytest.raises(NotKnownYetError):
-        harness.receiver.receive(consumer)
-    assert not harness.take().num_rows
-    details.answers = True
-    harness.receive(script)
-    harness.take()
-    assert harness.ids() == [(5, 0, -1), (5, 1, 0), (5, 1, 1), (5, 2, -1)]
-
-
-def test_the_size_counts_bytes_keys_and_what_properties_take() -> None:
-    def reason(**fields: Any) -> str | None:
-        [row] = rows_of(one(0, **fields), max_size=1_000)
-        result: str | None = row["reason"]
-        return result
-
-    assert reason(payload=b"x" * 1_000) is None
-    assert reason(payload=b"x" * 1_001) == "1001 bytes are too many to be delivered with their delaylake properties"
-    assert reason(payload=b"x" * 990, key="k" * 10) is None
-    assert reason(payload=b"x" * 990, key="k" * 11) is not None
-    assert reason(payload=b"x" * 990, ordering="€" * 4) is not None
-    assert reason(payload=b"x" * 970, props={"€": "€" * 5}) is None, "30 bytes, 12 of them not the text's"
-    assert reason(payload=b"x" * 970, props={"€": "€" * 6}) is not None
-    assert reason(payload=b"", props={f"k{i:03}": "" for i in range(100)}) is not None
-
-
-def test_properties_with_our_prefix_are_not_taken_over() -> None:
-    # The last one is the broker's own, of what it replicated.
-    props = {"delaylake.messageId": "1:2:3:4", "a": "b", "delaylake.": "", "delaylakeX": "c", SOURCE_POSITION: "7:1"}
-    [row] = rows_of(one(0, props=props))
-    assert row["properties"] == [("a", "b"), ("delaylakeX", "c")]
-    assert row["reason"] is None
-
-
-def test_what_is_sent_back_is_a_retry_whatever_time_and_key_it_has() -> None:
-    given = {"retryOf": "1:7:-1:-1", "retrySubscription": "a", "retryReason": "no"}
-    before = {"delaylake.attempt": "1", "delaylake.reasons": '["first"]', "deliverAt": "soon", "scheduleKey": ""}
-    [row] = rows_of(one(0, props=given | before))
-    assert (row["reason"], row["attempt"], row["schedule_key"]) == (None, 2, None)
-    assert json.loads(row["retry_reasons"]) == ["first", "no"]
-    assert not any(name.startswith("delaylake.") for name, _ in row["properties"])
-    bytes_key = {"delaylake.keyEncoding": "base64"}
-    assert [rows_of(one(0, key="/wA=", props=p | bytes_key))[0]["key_encoding"] for p in (given, {})] == [
-        "base64",
-        None,
-    ]
-    [anew] = rows_of(one(0, props=given | before | {"redriveRequest": "r"}))
-    assert (anew["reason"], anew["attempt"], anew["retry_reasons"]) == (None, 0, None)
-    [wrong] = rows_of(one(0, props=given | {"retryAfter": "soon"}))
-    assert (wrong["reason"][:11], wrong["attempt"], wrong["retry_reasons"]) == ("retryAfter ", None, None)
-
-
-def test_a_recurring_message_comes_with_its_first_occurrence() -> None:
-    every, named, once = rows_of(
-        [
-            *one(0, published=7_000, props={"repeat": "@every 90s", "delaylake.occurrence": "9"}),
-            *one(1, published=7_000, props={"repeat": "0 18 * * *", "deliverAfter": "5000", "timeZone": "Asia/Tokyo"}),
-            *one(2, published=7_000, props={"timeZone": "nowhere"}),
-        ]
-    )
-    assert (every["deliver_at"], every["occurrence"], every["properties"]) == (97_000, 1, [("repeat", "@every 90s")])
-    assert (named["deliver_at"], named["occurrence"]) == (12_000, 1)
-    assert (once["occurrence"], once["reason"]) == (None, None)
-
-
-def test_a_delivered_occurrence_begins_no_schedule_of_its_own() -> None:
-    properties = {"repeat": "@every 90s", "deliverAt": "7000", "scheduleKey": "k"}
-    delivered = {"delaylake.messageId": "7:0:-1:-1", "delaylake.occurrence": "3", "delaylake.source": "another"}
-    rows = rows_of(
-        [
-            *one(0, published=9_000, props=properties | delivered),
-            *one(1, published=9_000, props={**properties, "delaylake.messageId": "7:0:-1:-1"}),
-        ]
-    )
-    assert [(row["occurrence"], row["schedule_key"], row["deliver_at"]) for row in rows] == [
-        (None, None, 7_000),
-        (1, "k", 7_000),
-    ]
-    assert dict(rows[0]["properties"]) == properties
-
-
-def test_a_message_without_a_time_is_due_now_where_its_producers_clock_is_ahead() -> None:
-    ahead, behind = rows_of([*one(0, published=MAX_TIME_MILLIS), *one(1, published=1_000)])
-    assert ahead["deliver_at"] < MAX_TIME_MILLIS - 1_000_000_000
-    assert behind["deliver_at"] == 1_000
 
 
 def test_what_an_exception_interrupts_is_received_again_and_nothing_of_it_is_lost() -> None:
@@ -338,7 +101,7 @@ def test_without_room_for_long_the_consumer_is_closed_and_opened_again_when_ther
     try:
         wait_until(lambda: receiver.waiting and receiver._consumer is None, 5, "the consumer is closed")
         assert len(consumers) == 1
-        receiver.cut(10, 1_000)
+        receiver.take_into_batch(10, 1_000)
         wait_until(lambda: receiver.last_received == Position(5, 1), 5, "the second message")
         assert len(consumers) == 2
     finally:
@@ -434,19 +197,19 @@ class TestWhatNoConsumerGets:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
         harness.receive(one(3), end)
-        assert harness.receiver.end() == end
+        assert harness.receiver.topic_end() == end
         assert not harness.receiver.wait_for(end, 0)
         harness.receive([], end)
         assert harness.receiver.wait_for(end, 0)
         assert harness.receiver.waiting == 2, "what was passed over is to get into a batch"
         assert harness.take().num_rows == 1
         assert harness.position == end
-        assert harness.receiver.is_cut_to(end)
+        assert harness.receiver.are_in_batches(end)
 
     def test_what_comes_after_all_is_taken(self) -> None:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
-        harness.receiver._want(end)
+        harness.receiver._await_entry(end)
         harness.receive([], end)
         harness.take()
         harness.receive([*one(9), *one(10)])
@@ -456,14 +219,14 @@ class TestWhatNoConsumerGets:
     def test_nothing_is_passed_over_that_the_broker_has_still_to_send(self) -> None:
         end = Position(5, 9)
         harness = self.harness(end, end)
-        harness.receiver._want(end)
+        harness.receiver._await_entry(end)
         harness.receive([], end)
         assert not harness.receiver.wait_for(end, 0)
 
     def test_nothing_is_passed_over_while_the_connection_changes_or_the_broker_is_silent(self) -> None:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
-        harness.receiver._want(end)
+        harness.receiver._await_entry(end)
         answers = cycle(["here", "there"])
         harness.broker.connection = lambda topic: next(answers)
         harness.receive([], end)
@@ -477,7 +240,7 @@ class TestWhatNoConsumerGets:
     def test_nothing_is_passed_over_at_once(self) -> None:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
-        harness.receiver._want(end)
+        harness.receiver._await_entry(end)
         consumer: Any = FakeConsumer([])
 
         def idle(address: str = "here") -> bool:
@@ -498,7 +261,7 @@ class TestWhatNoConsumerGets:
         consumer: Any = FakeConsumer([])
         read = []
         for entry in (7, 8, 9):
-            harness.receiver._want(Position(5, entry))
+            harness.receiver._await_entry(Position(5, entry))
             harness.receiver.receive(consumer)
             read.append([n for n in (7, 8, 9) if harness.receiver.read_to >= (5, n)])
         assert read == [[], [7], [7, 8]]
@@ -506,7 +269,7 @@ class TestWhatNoConsumerGets:
     def test_what_comes_after_it_was_passed_over_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
-        harness.receiver._want(end)
+        harness.receiver._await_entry(end)
         harness.receive([], end)
         harness.take()
         harness.receive(one(9))
@@ -517,7 +280,7 @@ class TestWhatNoConsumerGets:
 
     def test_a_topic_that_ends_before_what_is_wanted_was_read(self) -> None:
         harness = self.harness(Position(5, 10), Position(5, 9))
-        harness.receiver._want(Position(5, 20))
+        harness.receiver._await_entry(Position(5, 20))
         harness.receive([], Position(5, 9))
         assert harness.receiver.rows(START, Position(5, 20), 0).num_rows == 0
 

@@ -39,7 +39,7 @@ class FakeReceiver:
     """A receiver that has had all up to entry 7:3 of a topic that ends with 7:5."""
 
     source: SourceTopic = field(default_factory=lambda: SourceTopic(ORDERS, ORDERS, -1))
-    last_cut: Position = LAST
+    last_in_batch: Position = LAST
     last_received: Position = LAST
     problem: str | None = None
     waiting: int = 0
@@ -47,7 +47,7 @@ class FakeReceiver:
 
     def acknowledge_again(self, end: Position) -> None: ...
 
-    def end(self) -> Position:
+    def topic_end(self) -> Position:
         return Position(7, 5)
 
 
@@ -144,7 +144,7 @@ def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a
     source = SourceTopic(ORDERS, ORDERS, -1)
     found = find_not_seen(admin, source, Gap(Position(7, 1), Position(7, 5)), lambda _: None)
     assert found.rows["entry_id"].to_pylist() == [3, 4]
-    assert all("the broker does not tell what it is" in reason for reason in found.rows["reason"].to_pylist())
+    assert all("the broker does not describe it" in reason for reason in found.rows["reason"].to_pylist())
     assert found.passed == 1
     assert TopicQuestions(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
 
@@ -237,7 +237,7 @@ def test_entries_that_were_passed_over_at_the_end_before_a_stop_are_found_by_the
     assert not receiver.wait_for(Position(7, 9), 0)
     for _ in range(3):
         receiver.receive(consumer)
-    assert receiver.cut(100, 1 << 20)[0] == Position(7, 9)
+    assert receiver.take_into_batch(100, 1 << 20)[0] == Position(7, 9)
     watched.watch.stop()
     following = Watched(watched.folder)
     following.watch.follow(source, Position(7, 9))
@@ -249,7 +249,7 @@ def test_entries_that_were_passed_over_at_the_end_before_a_stop_are_found_by_the
 def test_gaps_beyond_a_number_are_not_kept_and_a_damaged_file_keeps_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(undecided_gaps, "_MAX_KEPT", 3)
+    monkeypatch.setattr(undecided_gaps, "_MAX_STORED", 3)
     settings = Settings(checkpoint=str(tmp_path))
     source = SourceTopic(ORDERS, ORDERS, -1)
     added = [(source, Gap(Position(7, n), Position(7, n + 2), n, None)) for n in range(5)]
@@ -258,7 +258,7 @@ def test_gaps_beyond_a_number_are_not_kept_and_a_damaged_file_keeps_none(
         gaps.add([gap])
     assert gaps.first(9) == added
     assert UndecidedGaps(settings).first(9) == added[:3]
-    gaps.settle(added[:1], added[1:2])
+    gaps.remove(added[:1], added[1:2])
     assert gaps.first(9) == [*added[2:], added[1]]
     assert UndecidedGaps(settings).first(9) == added[2:]
     (tmp_path / undecided_gaps.GAPS_FILE).write_text("[[")

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import UNKNOWN, Offset
-from streaming.release.attempt import Assignment, Attempt, Sent
+from streaming.release.attempt import Assignment, Attempt, SendReport
 from streaming.release.task import process_clients, sender
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
@@ -157,9 +157,9 @@ def test_a_task_that_spark_runs_again_is_no_first_attempt(
 ) -> None:
     attempts: list[Attempt] = []
 
-    def send(settings: Settings, attempt: Attempt, *_: Any) -> Sent:
+    def send(settings: Settings, attempt: Attempt, *_: Any) -> SendReport:
         attempts.append(attempt)
-        return Sent(b"", 0)
+        return SendReport(b"", 0)
 
     monkeypatch.setattr(sender, "_send", send)
     monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: repetition))

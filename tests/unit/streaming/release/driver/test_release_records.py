@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streaming.release.driver.written_down import WrittenDown, of_target
+from streaming.release.driver.release_records import ReleaseRecords, target_conditions
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
@@ -40,7 +40,7 @@ def test_only_the_very_delivery_counts_as_written_down(tmp_path: Path, written: 
     for others in ({"subscription": "b"}, {"batch_id": 4}):
         tables.append("deliveries", rows(OTHER, **others), {})
     sent = [FIRST, RETRY, OCCURRENCE, OTHER]
-    written_down = WrittenDown(tables, "app", threading.Event())
-    missing = written_down.missing("deliveries", rows(*sent), [5, 9], *of_target((TOPIC, "a")))
+    records = ReleaseRecords(tables, "app", threading.Event())
+    missing = records.missing("deliveries", rows(*sent), [5, 9], *target_conditions((TOPIC, "a")))
     found = [missing[name].to_pylist() for name in ("entry_id", "attempt", "occurrence")]
     assert list(zip(*found, strict=True)) == [one for one in sent if one != written]

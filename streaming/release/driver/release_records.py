@@ -1,4 +1,4 @@
-"""The records of releases that the driver writes: deliveries, and messages that no producer takes."""
+"""Writes the results of releases to the tables: deliveries, and messages that the client does not take."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 
 _log = logging.getLogger(__name__)
 
-# What tells apart what is sent of a topic's messages to a subscription.
+# The columns that identify a delivery to a subscription of a source topic.
 _MESSAGE = ["ledger_id", "entry_id", "batch_index", "attempt", "occurrence"]
 _RETRY_SECONDS = 1.0
 
 
-class WrittenDown:
-    """The rows of releases in the tables.
+class ReleaseRecords:
+    """Writes and reads the rows of releases in the tables.
 
     Args:
-        app_id: the checkpoint's, which is in the names of writers.
+        tables: of the warehouse.
+        app_id: of the checkpoint; names of writers begin with it.
         stopped: ends waiting for a table that can't be written.
     """
 
@@ -39,20 +40,20 @@ class WrittenDown:
         self._stopped = stopped
 
     def writer(self, lane: str, target: Target | None = None) -> str:
-        """Returns the name by which the table `deliveries` knows the last tick of a lane that is written down.
+        """Returns the writer's name under which the table `deliveries` keeps the last written tick of a lane.
 
         Args:
-            lane: its name.
-            target: of what was open for an unwritable destination; None: of whole releases.
+            lane: the lane's name.
+            target: of open parts for an unwritable destination; None: for whole releases.
         """
         return f"{self._app_id}:{lane}" if target is None else f"{self._app_id}:{lane}:{target[0]}:{target[1]}"
 
     def last_tick(self, writer: str) -> int:
-        """Returns the last tick that is written down under a writer's name; -1: none."""
+        """Returns the last tick that a writer has written to `deliveries`; -1: none."""
         return self._tables.written("deliveries", writer)
 
     def append(self, table: str, rows: pa.Table, versions: dict[str, int]) -> bool:
-        """Appends rows, if there are any, again and again until it works; returns false when told to stop."""
+        """Appends rows, if there are any, and retries until it works; returns False if `stopped` is set before."""
         while rows.num_rows:
             try:
                 self._tables.append(table, rows, versions)
@@ -63,14 +64,18 @@ class WrittenDown:
                     return False
         return True
 
-    def refuse(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
-        """Writes down messages that no producer takes: as rejects, and as cancelled for their subscription.
+    def write_refused(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
+        """Writes messages that the client does not take: to `rejects`, and to `outcomes` as cancelled.
 
         Args:
-            resumed: the target of a part of which a run before may have written some down; None: none has.
+            refused: the messages, with subscription and reason.
+            writer: of the release.
+            tick: of the release.
+            resumed: the target of a resumed part, of which an earlier run may have written some messages; None: the
+                part, or the release, is new.
 
         Returns:
-            whether that is done; False: told to stop.
+            whether all are written; False: `stopped` was set.
         """
         if not refused.num_rows:
             return True
@@ -83,7 +88,7 @@ class WrittenDown:
         rejects = to_rejects(refused, tick)
         cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
         if resumed is not None:
-            of_topic, of_subscription = of_target(resumed)
+            of_topic, of_subscription = target_conditions(resumed)
             reason = literal(f"{NOT_DELIVERED}{without_dead_letters(resumed[1])[0]}{NOT_TAKEN}")
             rejects = self.missing("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
             request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
@@ -91,15 +96,16 @@ class WrittenDown:
         return self.append("rejects", rejects, version) and self.append("outcomes", cancels, version)
 
     def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
-        """Returns the messages that a table lacks: of a resumed part a run before may have written some down.
+        """Returns the rows of resumed parts that an earlier run has not written to a table.
 
         Args:
-            rows: of one target.
+            table: its name.
+            rows: of the resumed parts, all of one target.
             ticks: of the resumed parts.
-            conditions: SQL, which the rows of the target in the table meet.
+            conditions: SQL conditions for the rows of the target in the table.
         """
         of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
-        # Of a recurring message several occurrences may be open; one that does not recur has none.
+        # Several occurrences of a recurring message may be open; `occurrence` is null for other messages.
         named = [name for name in _MESSAGE if name in rows.column_names]
         written = self._tables.query(
             table,
@@ -109,6 +115,6 @@ class WrittenDown:
         return where(rows, ~is_among(keys, others, named))
 
 
-def of_target(target: Target) -> tuple[str, str]:
-    """SQL conditions: a row is of a target's topic, and of its subscription."""
+def target_conditions(target: Target) -> tuple[str, str]:
+    """Returns SQL conditions for a target's rows: (of its topic, of its subscription)."""
     return f"topic = {literal(target[0])}", f"subscription = {literal(without_dead_letters(target[1])[0])}"

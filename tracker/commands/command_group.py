@@ -1,4 +1,4 @@
-"""A run of commands of one kind, and what it is decided to do for a subscription."""
+"""A group of consecutive commands of one kind, and the decision what to do for a subscription."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.match import entry_results, last_rows_of, results_of, rows_of
+from tracker.commands.delivery_state import DeliveryState, delivery_state
+from tracker.commands.match import entry_results, last_payload_rows_of, payload_rows_of, results_of
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.outcome_rows import Pairs
 from tracker.commands.retries import CLOCKS_MILLIS
-from tracker.commands.schema import CANCEL, OF_SCHEDULES, RESCHEDULE, RETRY, SKIP
-from tracker.commands.standing import Standing, standing
+from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -30,33 +30,33 @@ from tracker.messages import (
     subscription_numbers,
     with_columns,
 )
-from tracker.subscriptions import Subscriptions
+from tracker.subscriptions import Subscriptions, numbers_in
 from tracker.wire.delaylake_pb2 import Result
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The effect of a run on the messages that its commands name for one subscription.
+    """The decision what a group does for one subscription, for n pairs of command and message.
 
     Attributes:
         subscription: its number.
-        pairs: int64, (n,): indexes of the run's pairs that are for it; those of one command are adjacent.
+        pairs: int64, (n,): the indexes of these pairs among the group's pairs. Pairs of one command are adjacent.
         rows: as KNOWN, (n,): their messages.
-        standing: of these.
-        payload_row: int64, (n,): the index of each message's row among the run's payload rows; -1: none.
-        number: int64, (n,): of a recurring message its next occurrence; else 0.
+        state: the delivery state of these messages for the subscription.
+        payload_row: int64, (n,): the index of each message's row among the group's payload rows; -1: none.
+        number: int64, (n,): number of a recurring message's next occurrence; 0: it does not recur.
         result: int64, (n,): numbers of the enum Result.
         reason: n reasons, empty where the command is applied.
-        applied: int64, (m,): which of the n are applied, each message once.
+        applied: int64, (m,): indexes of the pairs that are applied, one for each message.
         is_shared: bool, (n,): the pair shares one result with its entry.
         starts: bool, (n,): the pair is the first of its command.
-        until: int64, (n,), ms since the epoch: when the last of the message's rows is past.
+        until: int64, (n,), ms since the epoch: when the last row of the message is past.
     """
 
     subscription: int
     pairs: Int64Array
     rows: pa.Table
-    standing: Standing
+    state: DeliveryState
     payload_row: Int64Array
     number: Int64Array
     result: Int64Array
@@ -68,27 +68,27 @@ class Decision:
 
     @property
     def answered(self) -> Int64Array:
-        """Which of the n get an outcome of their own."""
+        """The indexes of the pairs that get an outcome of their own, int64."""
         return np.flatnonzero(self.starts | ~self.is_shared)
 
     @property
     def last_due(self) -> Int64Array:
-        """When each message was due last, as far as it is known, int64, (n,), ms since the epoch; 0: it is not."""
-        _, _, moves, moved_to = self.standing
+        """When each message was due last, int64, (n,), ms since the epoch; 0: not known."""
+        _, _, moves, moved_to = self.state
         return np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), int64(self.rows, "deliver_at"))
 
     @property
     def applied_rows(self) -> pa.Table:
-        """As KNOWN, (m,): the messages to which the command is applied."""
+        """The messages to which commands are applied, as KNOWN, (m,)."""
         return self.rows.take(pa.array(self.applied))
 
 
-class Run:
-    """Commands of one kind, in pairs with the messages that they name, in which no message is moved to two times.
+class CommandGroup:
+    """Commands of one kind, paired with the messages that they name. They move no message to two different times.
 
     Args:
         pairs: of commands and messages.
-        in_state: as MESSAGES, rows that have not been handed out, with what this tick has moved so far.
+        in_state: as MESSAGES: rows that have not been handed out, with those that this tick has moved so far.
     """
 
     def __init__(self, pairs: Pairs, in_state: Sequence[pa.Table]) -> None:
@@ -97,37 +97,37 @@ class Run:
         self.rows = pairs.known.take(pa.array(pairs.row))
         self.kind: str = self.commands["kind"][0].as_py()
         self.payload_rows = pairs.payload_rows
-        if has_occurrences(self.payload_rows):  # the next one may have become that in this tick
+        if has_occurrences(self.payload_rows):  # an earlier command of this tick may have made the next occurrence
             self.payload_rows = concat([self.payload_rows, *in_state])
         self._in_state = in_state
         self._masks = int64(self.commands, "subscriptions")
 
-    def with_payload(self, payload_rows: pa.Table) -> Run:
-        """Returns the same run with other payload rows."""
-        run = copy(self)
-        run.payload_rows = payload_rows
-        return run
+    def with_payload(self, payload_rows: pa.Table) -> CommandGroup:
+        """Returns the same group with other payload rows."""
+        group = copy(self)
+        group.payload_rows = payload_rows
+        return group
 
     @property
     def is_moving(self) -> bool:
-        """Whether it gives messages another time."""
-        return self.kind in (RESCHEDULE, RETRY, *OF_SCHEDULES)
+        """Whether the commands move messages to another time."""
+        return self.kind in (RESCHEDULE, RETRY, *SCHEDULE_KINDS)
 
     @property
     def subscriptions(self) -> range:
-        """The numbers of the subscriptions that it may be for."""
-        return range(int(self._masks.max(initial=0)).bit_length())
+        """The numbers of the subscriptions that the commands may be for."""
+        return numbers_in(self._masks)
 
     @cached_property
     def messages(self) -> pa.Table:
-        """The messages that it names, each once, as KNOWN."""
+        """The messages that the commands name, each once, as KNOWN."""
         return self.rows.take(pa.array(np.unique(self.pairs.row, return_index=True)[1]))
 
     @cached_property
     def is_whole(self) -> BoolArray:
-        """Which pairs are of a command that is answered, and kept, by entry.
+        """The pairs whose command cancels a whole entry, and is answered and stored for it as a whole: bool, (pairs,).
 
-        Only one that cancels whole entries is, where all of the entry is here.
+        All messages of the entry have to be in this shard.
         """
         command = self.pairs.command
         is_whole: BoolArray = (int64(self.commands, "batch_index") < 0) & (self.kind in (CANCEL, SKIP))
@@ -136,30 +136,30 @@ class Run:
         return is_whole
 
     def decide(self, subscription: int, subscriptions: Subscriptions, remaining: Remaining, moment: Moment) -> Decision:
-        """Decides what to do for a subscription, and changes nothing.
+        """Decides what to do for a subscription, and changes no state.
 
         Args:
             subscription: its number.
-            subscriptions: those of each source topic.
-            remaining: which subscriptions each message still goes to.
+            subscriptions: the subscriptions of each source topic.
+            remaining: knows to which subscriptions each message still goes.
             moment: of this tick.
         """
         chosen = np.flatnonzero(self._masks >> subscription & 1)
         rows, row = self.rows.take(pa.array(chosen)), self.pairs.row[chosen]
         due = int64(rows, "deliver_at")
-        stand = standing(remaining, subscription, rows, self.pairs.is_released[row], moment)
-        is_late = stand.is_late
+        state = delivery_state(remaining, subscription, rows, self.pairs.is_released[row], moment)
+        is_late = state.is_late
         if self.kind == RETRY:
-            is_late = is_late & (np.where(stand.moves > 0, stand.moved_to, due) <= moment.now + CLOCKS_MILLIS)
-            # Due, but not handed out: it waits for a place, or a command before this one has moved it to now.
-            is_late &= ~self._are_in_state(rows, stand.moves, subscription, subscriptions)
+            is_late = is_late & (np.where(state.moves > 0, state.moved_to, due) <= moment.now + CLOCKS_MILLIS)
+            # A due row in state is not handed out yet: it waits for a place, or an earlier command has moved it to now.
+            is_late &= ~self._are_in_state(rows, state.moves, subscription, subscriptions)
         names = subscriptions.names_of(rows["topic"], subscription)
-        payload_row = rows_of(rows, self.payload_rows, stand.moves, names)
+        payload_row = payload_rows_of(rows, self.payload_rows, state.moves, names)
         number = self._occurrences(payload_row)
         if self.kind == RETRY or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
-            payload_row = np.where(number > 0, payload_row, last_rows_of(rows, self.payload_rows, names))
-        is_paused = stand.moved_to == PAUSED_DELIVER_AT
-        result, reason = results_of(self.kind, stand.cancelled, is_late, payload_row >= 0, number > 0, is_paused)
+            payload_row = np.where(number > 0, payload_row, last_payload_rows_of(rows, self.payload_rows, names))
+        is_paused = state.moved_to == PAUSED_DELIVER_AT
+        result, reason = results_of(self.kind, state.cancelled, is_late, payload_row >= 0, number > 0, is_paused)
         applied = np.flatnonzero(result == Result.APPLIED)
         first = np.unique(row[applied], return_index=True)[1]
         result[np.delete(applied, first)] = Result.ALREADY_APPLIED
@@ -168,7 +168,7 @@ class Run:
             subscription=subscription,
             pairs=chosen,
             rows=rows,
-            standing=stand,
+            state=state,
             payload_row=payload_row,
             number=number,
             result=result,
@@ -176,19 +176,19 @@ class Run:
             applied=applied[np.sort(first)],
             is_shared=is_shared,
             starts=starts,
-            until=np.maximum(due, stand.moved_to),
+            until=np.maximum(due, state.moved_to),
         )
 
     def _are_in_state(
         self, rows: pa.Table, sequences: Int64Array, subscription: int, subscriptions: Subscriptions
     ) -> BoolArray:
-        """Tells of which messages the row of their last move for a subscription is in state: bool, (rows,).
+        """Tells which messages have the row that counts for a subscription in state: bool, (rows,).
 
         Args:
             rows: as KNOWN.
-            sequences: int64, (rows,): of the last moves; 0: there is none.
+            sequences: int64, (rows,): the sequence of the message's last move for the subscription; 0: none.
             subscription: its number.
-            subscriptions: those of each source topic.
+            subscriptions: the subscriptions of each source topic.
         """
         ids = ["ledger_id", "entry_id", "batch_index"]
         in_state = concat(self._in_state)
@@ -199,7 +199,7 @@ class Run:
         return is_among(last, in_state, [*ids, "sequence"])
 
     def _occurrences(self, payload_row: Int64Array) -> Int64Array:
-        """Returns which occurrence of a recurring message each row is, int64, (n,); 0: its message does not recur.
+        """Returns the occurrence numbers of payload rows, int64, (n,); 0: no row, or its message does not recur.
 
         Args:
             payload_row: int64, (n,): indexes of payload rows; -1: no row.

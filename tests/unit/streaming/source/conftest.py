@@ -1,0 +1,46 @@
+"""What the tests of the intake share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import streaming.source.receivers
+from conf.settings import Settings
+from status.troubles import Troubles
+from streaming.release.feedback import FeedbackFile
+from streaming.source.intake import Intake
+from tests.support.service.intake import Client
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
+    client = Client()
+    monkeypatch.chdir(tmp_path)  # the checkpoint is in there
+    monkeypatch.setattr(streaming.source.receivers, "connect", lambda _: client)
+    monkeypatch.setattr(streaming.source.receivers, "SourceWatch", mock.Mock())
+    return client
+
+
+@pytest.fixture
+def start(client: Client, tmp_path: Path) -> Iterator[Any]:
+    made = []
+
+    def begin(settings: Settings, run_id: str, troubles: Troubles | None = None) -> Intake:
+        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
+        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
+        return made[-1]
+
+    yield begin
+    for intake in made:
+        intake.stop()
+
+
+class _None:
+    def to_pylist(self) -> list[int]:
+        return []
