@@ -115,7 +115,7 @@ def test_a_key_of_512_bytes_is_taken() -> None:
 def test_a_cold_key_is_looked_up_where_it_is_named_and_when_its_message_is_loaded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold_keys, "GROUP_MILLIS", 700)
-        job = Job(2, idle_millis=0)
+        job = Job(2, idle_millis=0, is_replayed=True)
         names = ["replaced", "kept", "cancelled", "moved", "by id", "held", "left alone", "loaded"]
         job.step(concat(keyed(n, key, 20_000 + 1_000 * (key == "loaded"), 0) for n, key in enumerate(names)))
         job.step()

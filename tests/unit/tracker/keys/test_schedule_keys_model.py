@@ -65,7 +65,8 @@ def test_shards_against_the_model(
         if fingerprints is not None:
             patch.setattr(cold_keys, "GROUP_MILLIS", 700)
             patch.setattr(live_keys, "_FINGERPRINT_MASK", fingerprints)
-        check_shards(steps, Job(shards) if fingerprints is None else Job(shards, NEAR_MILLIS, 0))
+        cold = {} if fingerprints is None else {"ahead_millis": NEAR_MILLIS, "idle_millis": 0}
+        check_shards(steps, Job(shards, is_replayed=True, **cold))
 
 
 def check_shards(steps: list[tuple[int, list[Message], str | None, str, int]], job: Job) -> None:
