@@ -139,7 +139,7 @@ def counted(made: Warehouse, topic: str, wanted: dict[str, Any], width: int, beg
     return asked.count(), asked.histogram(width, begin).to_pydict(), stats
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_as_reading_all_rows_finds_it(seed: int, data: st.DataObject) -> None:
     chance = np.random.default_rng(seed)
