@@ -226,6 +226,7 @@ def test_attempts_that_are_lowered_hold_for_retries_that_wait_and_not_for_what_w
     assert came == ([[None, 1], []] if is_handed_out else [[None], [1]])
 
 
+@pytest.mark.slow
 def test_without_it_the_same_history_has_messages_of_a_key_overtake_each_other() -> None:
     # The other subscription has the same messages, but no order.
     found = 0

@@ -8,6 +8,8 @@ from deltalake import DeltaTable
 
 from warehouse.delta.tables import Tables
 
+pytestmark = pytest.mark.slow
+
 WRITERS = [f"job:planned{i}" for i in range(7)] + ['job:a "quoted" lane', "job:ünïcode"]
 
 

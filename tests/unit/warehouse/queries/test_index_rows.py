@@ -21,6 +21,8 @@ from tracker.messages import concat
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import _covering, find_keyed_messages, find_known_messages, find_rows, to_index
 
+pytestmark = pytest.mark.slow
+
 NOW = 1_800_000_000_000
 DAY = 86_400_000
 

@@ -22,6 +22,8 @@ from warehouse.schedules.schedule import Occurrence, Schedule, ScheduleState
 from warehouse.schedules.schedules import Schedules
 from warehouse.views import Warehouse
 
+pytestmark = pytest.mark.slow
+
 NONE_LIVE = {(TOPIC, "a"): 0, (TOPIC, "b"): 0}
 
 
@@ -92,7 +94,6 @@ def test_a_skipped_occurrence_is_done_but_not_delivered(tables: ScheduleTables) 
     assert b.next == Occurrence(1, NINE)
 
 
-@pytest.mark.slow
 def test_what_was_due_while_a_subscription_was_not_there_has_ended_for_it(tables: ScheduleTables) -> None:
     for entry in (1, 2):
         tables.came(entry)
@@ -143,7 +144,6 @@ def test_what_is_held_back_has_no_time(tables: ScheduleTables) -> None:
     assert schedule.upcoming(2) == [Occurrence(1, NINE), Occurrence(2, NINE + DAY)]
 
 
-@pytest.mark.slow
 def test_what_is_paused_has_no_time_until_it_is_resumed(tables: ScheduleTables) -> None:
     tables.came(1)
 
