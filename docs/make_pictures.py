@@ -13,16 +13,18 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import pulsar
-from playwright.sync_api import Browser, Page, ViewportSize
 
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from tests.support.service.browser import chromium, wait_until_loaded
 from tests.support.service.harness import Api, Job, now
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 ORDERS, REMINDERS, REPORTS = (f"persistent://shop/web/{name}" for name in ("orders", "reminders", "reports"))
 ROUTES: list[dict[str, Any]] = [
@@ -135,13 +137,13 @@ def pages(moved: str, failed: str) -> dict[str, str]:
 
 def picture(browser: Browser, url: str, width: int, scheme: Scheme, file: Path, is_png: bool) -> None:
     """Writes a picture of a page: of a wide one its first 900 pixels, of a narrow one also what is scrolled to."""
-    page = browser.new_page(viewport=ViewportSize(width=width, height=900), color_scheme=scheme)
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(url)
     wait_until_loaded(page)
     page.wait_for_timeout(500)  # what is drawn moves into its place
     if width < WIDTHS[0]:
         height = page.evaluate("document.documentElement.scrollHeight")
-        page.set_viewport_size(ViewportSize(width=width, height=min(height, MOST_HIGH)))
+        page.set_viewport_size({"width": width, "height": min(height, MOST_HIGH)})
         page.wait_for_timeout(500)
         file = file.with_name(f"{file.name}-phone")
     if is_png:

@@ -179,8 +179,7 @@ def where(rows: pa.Table, mask: BoolArray) -> pa.Table:
     """
     if mask.all():
         return rows
-    # An empty slice would keep the memory of all rows.
-    return rows.filter(pa.array(mask)) if mask.any() else rows.schema.empty_table()
+    return rows.filter(pa.array(mask))
 
 
 def of_entries(rows: pa.Table, entries: pa.Table) -> pa.Table:

@@ -40,6 +40,31 @@ def ref(message_id: pulsar.MessageId) -> MessageRef:
     return MessageRef(message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
 
 
+def send_due(client: pulsar.Client, topic: str, dues: list[int]) -> dict[int, tuple[MessageRef, int]]:
+    """Sends a message for each due time, ms since the epoch: 0, 1, 2 ...; returns by number its id and that time."""
+    ids: dict[int, tuple[MessageRef, int]] = {}
+    producer = client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
+
+    def remember(i: int, due: int):  # type: ignore[no-untyped-def]
+        return lambda _, message_id: ids.__setitem__(i, (ref(message_id), due))
+
+    for i, due in enumerate(dues):
+        producer.send_async(str(i).encode(), remember(i, due), properties={"deliverAt": str(due)})
+    producer.flush()
+    wait_until(lambda: len(ids) == len(dues), 60, "ids of all messages")
+    producer.close()
+    return ids
+
+
+def cancel_or_skip(message: MessageRef, due: int, is_cancel: bool) -> ControlCommand:
+    """A command for one message, without a topic: its cancel, or a skip that does not say when it is due."""
+    if is_cancel:
+        cancel = CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
+        return ControlCommand(cancel=cancel)
+    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
+    return ControlCommand(skip=SkipMessages(entries=[entry]))
+
+
 class Case:
     """Sends messages with one producer and remembers who is to get what."""
 
@@ -284,30 +309,14 @@ def test_commands_read_long_before_their_messages_hold(
     for subscribed in (topic, job.settings.control.topic):
         pulsar_client.subscribe(subscribed, "delaylake", initial_position=pulsar.InitialPosition.Earliest).close()
     try:
-        ids: dict[int, tuple[MessageRef, int]] = {}
-        producer = pulsar_client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
         chance = random.Random(3)
-
-        def remember(i: int, due: int):  # type: ignore[no-untyped-def]
-            return lambda _, message_id: ids.__setitem__(i, (ref(message_id), due))
-
-        for i in range(n):
-            due = now() + int(chance.choice([chance.uniform(1, 10), chance.uniform(10, 40)]) * 1000)
-            producer.send_async(str(i).encode(), remember(i, due), properties={"deliverAt": str(due)})
-        producer.flush()
-        wait_until(lambda: len(ids) == n, 30, "ids of all messages")
+        delays = (chance.choice([chance.uniform(1, 10), chance.uniform(10, 40)]) for _ in range(n))
+        ids = send_due(pulsar_client, topic, [now() + int(delay * 1000) for delay in delays])
         control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
         cancelled = set(chance.sample(range(n), n_commands))
         for i in cancelled:
-            message, due = ids[i]
-            command = ControlCommand(request_id=f"r{i}", topic=topic, issued_at=now())
-            if i % 2:
-                command.cancel.CopyFrom(
-                    CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
-                )
-            else:
-                entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
-                command.skip.CopyFrom(SkipMessages(entries=[entry]))
+            command = cancel_or_skip(*ids[i], is_cancel=i % 2 > 0)
+            command.MergeFrom(ControlCommand(request_id=f"r{i}", topic=topic, issued_at=now()))
             control.send_async(command.SerializeToString(), None)
         control.flush()
         first_due = min(due for _, due in ids.values())
@@ -372,18 +381,8 @@ def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_compl
     job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}, {"name": "b"}]}])
     try:
         job.start()
-        ids: dict[int, tuple[MessageRef, int]] = {}
-        producer = pulsar_client.create_producer(topic, block_if_queue_full=True, max_pending_messages=5_000)
         begin = now() + (60 + 30 * kills) * 1000
-
-        def remember(i: int, due: int):  # type: ignore[no-untyped-def]
-            return lambda _, message_id: ids.__setitem__(i, (ref(message_id), due))
-
-        for i in range(n):
-            due = begin + int(chance.uniform(0, 60_000))
-            producer.send_async(str(i).encode(), remember(i, due), properties={"deliverAt": str(due)})
-        producer.flush()
-        wait_until(lambda: len(ids) == n, 60, "ids of all messages")
+        ids = send_due(pulsar_client, topic, [begin + int(chance.uniform(0, 60_000)) for _ in range(n)])
         for subscription in "ab":
             collector.collect(f"{topic}-{subscription}")
         control = pulsar_client.create_producer(job.settings.control.topic, block_if_queue_full=True)
@@ -391,15 +390,8 @@ def test_random_commands_and_crashes_and_a_lost_checkpoint_leave_the_exact_compl
         commands = [(chance.randrange(n), chance.choice([["a"], ["b"], ["a", "b"]])) for _ in range(n_commands)]
         for part in range(kills):
             for number, (i, names) in enumerate(commands[part::kills]):
-                message, due = ids[i]
-                command = ControlCommand(request_id=f"r{part}-{number}", topic=topic, subscriptions=names)
-                if number % 2:
-                    command.cancel.CopyFrom(
-                        CancelDelayedMessage(ledger_id=message.ledger_id, entry_id=message.entry_id, deliver_at=due)
-                    )
-                else:
-                    entry = SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id)
-                    command.skip.CopyFrom(SkipMessages(entries=[entry]))
+                command = cancel_or_skip(*ids[i], is_cancel=number % 2 > 0)
+                command.MergeFrom(ControlCommand(request_id=f"r{part}-{number}", topic=topic, subscriptions=names))
                 control.send_async(command.SerializeToString(), None)
                 for name in names:
                     cancelled[name].add(i)

@@ -16,7 +16,7 @@ import redis
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS, run_here
-from tests.support.servers.other_servers import redis_server, url_of
+from tests.support.servers.redis_server import redis_server, url_of
 from tests.support.service.harness import Job, wait_until
 
 PROGRAMS = Path(__file__).parents[2] / "other_systems"

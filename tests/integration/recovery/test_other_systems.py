@@ -29,7 +29,9 @@ from broker.standalone import EmbeddedBroker
 from recovery.other_systems.item import SourceError
 from recovery.other_systems.rabbitmq import RabbitMQ
 from tests.conftest import PROGRAM, run_here
-from tests.support.servers.other_servers import need_rabbitmq, postgres_server, rabbitmq_server, redis_server, url_of
+from tests.support.servers.postgres_server import postgres_server
+from tests.support.servers.rabbitmq_server import need_rabbitmq, rabbitmq_server
+from tests.support.servers.redis_server import redis_server, url_of
 from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
 from warehouse.audit.accounts import run_audit
 

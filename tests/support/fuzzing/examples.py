@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 # Of so many examples one is tried.
-_PART = {"thorough": 1, "default": 6, "fast": 10}[PROFILE]
+_PART = {"thorough": 1, "default": 10, "fast": 20}[PROFILE]
 _LEAST = 3
 
 # Of a property that says no number itself.
-_MOST = {"thorough": 200, "default": 100, "fast": 10}
+_MOST = {"thorough": 200, "default": 50, "fast": 10}
 
 
 def examples(n: int) -> int:

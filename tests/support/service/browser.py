@@ -6,9 +6,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _MISSING = "the dashboard's tests need Chromium: apt-get install chromium"
 _IS_THERE = """() => !document.querySelector('[aria-busy="true"]')
@@ -27,6 +30,9 @@ def need_chromium() -> None:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A headless browser."""
+    # It takes half a second, and most that import this module start no browser.
+    from playwright.sync_api import expect, sync_playwright
+
     program = shutil.which("chromium")
     assert program, _MISSING
     with sync_playwright() as playwright:

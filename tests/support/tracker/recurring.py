@@ -47,6 +47,7 @@ class Job:
     requests: int = 0
     lookahead: int = 0
     behind: int = 0  # ticks by which the source topics' messages come after the commands
+    is_replayed: bool = False  # each tick is applied a second time, to the same state: what comes of it is the same
 
     def step(
         self,
@@ -94,9 +95,11 @@ class Job:
         )
         copy = MemoryStore()
         copy.values = dict(self.store.values)
-        effects, again = (Shard(one, NAMES, 1_000_000, 1_000).apply(tick, tick_input) for one in (self.store, copy))
-        assert copy.values == self.store.values
-        assert again.bucket.equals(effects.bucket)
+        effects = Shard(self.store, NAMES, 1_000_000, 1_000).apply(tick, tick_input)
+        if self.is_replayed:
+            again = Shard(copy, NAMES, 1_000_000, 1_000).apply(tick, tick_input)
+            assert copy.values == self.store.values
+            assert again.bucket.equals(effects.bucket)
         self.came = concat([self.came, rows])
         self.sealed = concat([self.sealed, effects.bucket])
         for release in effects.releases:

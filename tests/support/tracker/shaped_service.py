@@ -25,6 +25,7 @@ from tracker.tick import Effects, Tick, TickInput
 START = 1_770_000_000_000
 LOOKAHEAD, NEAR, LOAD = 1_000, 3_000, 6_000
 
+NOTED = ["entry_id", "subscription_mask", "deliver_at", "shaped_from"]
 Row = tuple[int, int, str, int, int | None]  # tick, entry, subscription, time, shaped from
 
 
@@ -68,8 +69,9 @@ class Service:
         )
         self.cutoff = tick.cutoff
         rows = messages([]) if rows is None else rows
-        due = [int64(part, "deliver_at") for part in self.sealed]
-        segment = concat(where(r, (d >= self.load) & (d < load)) for r, d in zip(self.sealed, due, strict=True))
+        sealed = self.sealed if load > self.load else []
+        due = [int64(part, "deliver_at") for part in sealed]
+        segment = concat(where(r, (d >= self.load) & (d < load)) for r, d in zip(sealed, due, strict=True))
         self.load = load
         payload_rows = changes.get("payload_rows")
         found = []
@@ -92,7 +94,7 @@ class Service:
 
     def _note(self, effects: Effects) -> None:
         for release in effects.releases:
-            for row in release.rows.to_pylist():
+            for row in release.rows.select(NOTED).to_pylist():
                 for number, name in enumerate("st"):
                     if row["subscription_mask"] >> number & 1:
                         at = max(row["deliver_at"], self.now)

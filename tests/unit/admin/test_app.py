@@ -283,6 +283,7 @@ def entries(*rows: tuple[int, int, int, int | None, int]) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 def test_an_index_gives_its_entry(tmp_path: Path) -> None:
     tables = Tables(f"file:{tmp_path}")
     with served(settings_of(tmp_path)) as client:

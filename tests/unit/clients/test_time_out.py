@@ -57,6 +57,7 @@ def client_of(kind: type[Any], url: str, **more: Any) -> Client:
     return awaited(made) if kind is AsyncClient else made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(("at_once", "then"), [(b"", b"H"), (_HEAD, b"X"), (_HEAD + _BODY, b" ")])
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(kind: type[Any], at_once: bytes, then: bytes) -> None:

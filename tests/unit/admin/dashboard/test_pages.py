@@ -100,6 +100,7 @@ class AtWork(StatusWriter):
         self._values |= {"last_batch_at": time.time_ns() // 1_000_000, "lookahead_millis": LOOKAHEAD}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["messages", "recurring"])
 @pytest.mark.parametrize(
     ("due_in", "at_work", "not_at_work"),

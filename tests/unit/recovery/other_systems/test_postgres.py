@@ -13,7 +13,7 @@ from recovery.other_systems.item import Item, SourceError
 from recovery.other_systems.mapping import TableMapping, read_mapping, shipped
 from recovery.other_systems.postgres import PostgresTable, message
 from recovery.other_systems.sources import OpenSource
-from tests.support.servers.other_servers import postgres_server
+from tests.support.servers.postgres_server import postgres_server
 
 pytestmark = pytest.mark.slow
 

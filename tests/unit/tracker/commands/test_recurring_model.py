@@ -39,7 +39,7 @@ class Compared:
     """A shard, and the naive reading of each subscription's schedules, which take the same ticks."""
 
     def __init__(self, lookahead: int) -> None:
-        self.job = Job(lookahead=lookahead)
+        self.job = Job(lookahead=lookahead, is_replayed=True)
         self.naive: dict[tuple[str, int], NaiveSchedule] = {}
         self.is_paused = dict.fromkeys(NAMES, False)
         self.cutoff = 0

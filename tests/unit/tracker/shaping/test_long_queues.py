@@ -81,6 +81,7 @@ def test_what_comes_at_short_notice_goes_behind_what_has_waited_for_a_place(
         assert min(at[entry] for entry in own if entry >= 640) > max(at[entry] for entry in own if entry < 640)
 
 
+@pytest.mark.slow
 def test_a_long_queue_keeps_no_other_from_its_places() -> None:
     service = Service(rate(50, burst=10), places_at_most=100)
     shaping = {TOPIC: {0: rate(50, burst=10), 1: rate(1_000, burst=100)}}
@@ -89,7 +90,7 @@ def test_a_long_queue_keeps_no_other_from_its_places() -> None:
     service.run_until(START + 20_000)
     assert len(service.of("t")) == 2_000
     assert most_within([row[3] for row in service.of("t")], 1_000) <= 1_100
-    service.run_until(START + 60_000)
+    service.run_until(START + 60_000, step=900)
     assert sorted(row[1] for row in service.of("s")) == list(range(2_000))
 
 
@@ -107,6 +108,7 @@ def test_what_waits_goes_out_when_it_is_shaped_no_more(shards: int, monkeypatch:
     assert sorted(row[1] for row in service.of("s")) == list(range(640))
 
 
+@pytest.mark.slow
 def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracker.buckets.waiting_rows.PIECE_ROWS", 50)
     service = Service(rate(500, burst=10), places_at_most=100)
@@ -128,6 +130,7 @@ def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pyte
     assert max(of_ticks) <= len(service.stores)  # the piece that was cut, in each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
     shards: int, monkeypatch: pytest.MonkeyPatch

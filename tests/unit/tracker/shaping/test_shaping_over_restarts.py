@@ -59,6 +59,7 @@ def test_after_a_rebuild_what_comes_due_goes_behind_what_has_its_place() -> None
     assert len(service.of("s")) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_lower_rate_holds_for_what_has_a_place_too_and_a_higher_one_does_not(shards: int) -> None:
     service = Service(rate(50, burst=50), shards)
