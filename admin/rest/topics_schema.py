@@ -193,8 +193,8 @@ PAUSE_TEXT = (
     " now, or the pause ends. Messages that were handed out already are delivered." + _HEADERS
 )
 RESUME_TEXT = (
-    "Messages that were held back are delivered now, 10,000 a second for each subscription, and those that come due"
-    " from now on at their time." + _HEADERS
+    "Messages that were held back are delivered now, 10,000 messages a second for each subscription, and those that"
+    " come due from now on at their time." + _HEADERS
 )
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,

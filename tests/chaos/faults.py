@@ -378,7 +378,12 @@ class RenameSubscription(Fault):
     name, weight = "rename subscription", 3
 
     def apply(self, world: World) -> str | None:
+        if world.is_behind():
+            return "the job is behind"
+
         def rename(before: str, after: str) -> None:
+            # The audit counts as lost what was handed out for the one and not sent.
+            wait_until(lambda: not world.is_behind(), 300, f"the job has caught up\n{world.job.log}")
             world.job.terminate()
             world.job.stop()
             # What was handed out for the one, and not sent, neither of them gets.

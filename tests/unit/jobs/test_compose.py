@@ -146,7 +146,7 @@ def test_what_asks_whether_job_and_api_are_well_asks_what_there_is(
     [url] = re.findall(r"http://[^']+", code)
     assert urlsplit(url).port == settings.api.port
     auth = {**settings.auth.model_dump(), "token_secret_key": "data:;base64," + "a" * 44}
-    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, api=settings.api)  # type: ignore[arg-type]
+    made = Settings(warehouse=str(tmp_path), checkpoint=f"{tmp_path}/checkpoint", auth=auth, api=settings.api)  # type: ignore[arg-type]
     with TestClient(create_app(made), base_url=url) as client:
         monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: client.get(url).raise_for_status())
         exec(code, {})
@@ -184,7 +184,7 @@ def test_prometheus_asks_the_api_where_it_answers_without_a_token(settings: Sett
     assert target == f"api:{settings.api.port}"
     assert prometheus["rule_files"] == [path for path, source in mounts("prometheus").items() if "alerts" in source]
     auth = {**settings.auth.model_dump(), "token_secret_key": "data:;base64," + "a" * 44}
-    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, api=settings.api)  # type: ignore[arg-type]
+    made = Settings(warehouse=str(tmp_path), checkpoint=f"{tmp_path}/checkpoint", auth=auth, api=settings.api)  # type: ignore[arg-type]
     with TestClient(create_app(made), base_url=f"http://{target}") as client:
         answer = client.get(scraped["metrics_path"])
     assert (answer.status_code, "delaylake_job_up" in answer.text) == (200, True)

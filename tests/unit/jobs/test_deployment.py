@@ -146,7 +146,7 @@ def test_ports_are_the_settings(settings: Settings) -> None:
 def test_probes_and_metrics_are_routes_that_need_no_token(settings: Settings, tmp_path: Path) -> None:
     auth = {**settings.auth.model_dump(), "token_secret_key": "data:;base64," + "a" * 44}
     pulsar = {"service_url": "pulsar://127.0.0.1:1", "admin_url": "http://127.0.0.1:1"}
-    made = Settings(warehouse=str(tmp_path), checkpoint=str(tmp_path), auth=auth, pulsar=pulsar)  # type: ignore[arg-type]
+    made = Settings(warehouse=str(tmp_path), checkpoint=f"{tmp_path}/checkpoint", auth=auth, pulsar=pulsar)  # type: ignore[arg-type]
     probes = [API_CONTAINER[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
     with TestClient(create_app(made)) as client:
         codes = [client.get(probe["path"]).status_code for probe in probes]
