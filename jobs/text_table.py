@@ -59,7 +59,9 @@ def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] 
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Returns each row as a numbered heading, and a line or more for each column that is not empty."""
+    """Returns each row as a numbered heading, and a line or more for each column that is not empty; or the names."""
+    if not rows:
+        return "\n".join(fold(", ".join(names), width))
     length = max(map(_cells, names))
     left = max(width - length - len(_GAP), _LEAST)
     lines = []
