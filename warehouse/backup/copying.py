@@ -155,11 +155,11 @@ class _Backup:
 
     def _check(self) -> Marker:
         """Makes sure that the source is a warehouse, and the target a backup of it, or empty."""
-        source, target = (f"{place.rstrip('/')}/" for place in (self._source, self._target))
-        if source.startswith(target) or target.startswith(source):
-            raise BackupError(
-                f"{self._target} and the warehouse {self._source} lie in each other: choose another place"
-            )
+        target = f"{self._target.rstrip('/')}/"
+        for what, place in (("warehouse", self._source), ("checkpoint", local_path(self._settings.checkpoint))):
+            used = f"{place.rstrip('/')}/"
+            if used.startswith(target) or target.startswith(used):
+                raise BackupError(f"{self._target} and the {what} {place} lie in each other: choose another place")
         if read_marker(self._settings.warehouse) is not None:
             raise BackupError(f"the warehouse {self._source} is a backup: `delaylake rebuild` makes it a warehouse")
         marker = read_marker(self._target)

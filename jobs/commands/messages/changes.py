@@ -176,9 +176,12 @@ def lines_of(file: typer.FileText) -> list[str]:
     """Returns the lines of a file that are not empty.
 
     Raises:
-        TopicsError: there are none.
+        TopicsError: there are none, or it is no text.
     """
-    lines = [line.strip() for line in file if line.strip()]
+    try:
+        lines = [line.strip() for line in file if line.strip()]
+    except UnicodeDecodeError:
+        raise TopicsError(f"{file.name} is no text in UTF-8") from None
     if not lines:
         raise TopicsError(f"{file.name} has no ids")
     return lines

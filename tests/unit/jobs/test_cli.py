@@ -143,13 +143,19 @@ def test_an_expected_error_is_one_line_and_status_1(
 
 
 @pytest.mark.parametrize("command", ["cancel-delayed-message", "skip-messages"])
+@pytest.mark.parametrize(("content", "expected"), [(b"\n \n", "has no ids"), (b"\xff\xfe", "is no text in UTF-8")])
 def test_a_file_without_ids_is_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    content: bytes,
+    expected: str,
 ) -> None:
-    (file := tmp_path / "ids.txt").write_text("\n \n")
+    (file := tmp_path / "ids.txt").write_bytes(content)
     status, out, err = run(capsys, monkeypatch, "topics", command, "t", "-s", "a", "--from-file", str(file))
     assert (status, out) == (1, "")
-    assert error_line(err) == f"error: {file} has no ids\n"
+    assert error_line(err) == f"error: {file} {expected}\n"
 
 
 @pytest.mark.parametrize("command", [["import", "orders", "a.parquet"], ["rebuild"]], ids=str)

@@ -104,7 +104,7 @@ def test_what_is_in_use_otherwise_is_not_written(source: tuple[Settings, Tables]
     other, _ = make(tmp_path / "other")
     with pytest.raises(BackupError, match="is a warehouse, and no backup"):
         back_up(made, other.warehouse)
-    for nested in (made.warehouse, f"{made.warehouse}/copy", str(tmp_path)):
+    for nested in (made.warehouse, f"{made.warehouse}/copy", str(tmp_path), made.checkpoint):
         with pytest.raises(BackupError, match="lie in each other"):
             back_up(made, nested)
     empty = made.model_copy(update={"warehouse": str(tmp_path / "nothing")})
