@@ -10,7 +10,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
-from tests.support.tracker.keyed import NEAR_MILLIS, Job, by_key, keyed
+from tests.support.tracker.keyed import AHEAD_MILLIS, NEAR_MILLIS, Job, by_key, keyed
 from tests.support.tracker.messages import command
 from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
 from tracker.keys import cold_keys, live_keys
@@ -65,8 +65,8 @@ def test_shards_against_the_model(
         if fingerprints is not None:
             patch.setattr(cold_keys, "GROUP_MILLIS", 700)
             patch.setattr(live_keys, "_FINGERPRINT_MASK", fingerprints)
-        cold = {} if fingerprints is None else {"ahead_millis": NEAR_MILLIS, "idle_millis": 0}
-        check_shards(steps, Job(shards, is_replayed=True, **cold))
+        ahead_millis, idle_millis = (AHEAD_MILLIS, 600_000) if fingerprints is None else (NEAR_MILLIS, 0)
+        check_shards(steps, Job(shards, ahead_millis, idle_millis, is_replayed=True))
 
 
 def check_shards(steps: list[tuple[int, list[Message], str | None, str, int]], job: Job) -> None:
