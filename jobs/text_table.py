@@ -59,12 +59,7 @@ def _folded(natural: list[int], is_number: list[bool], width: int) -> list[int] 
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Returns the table as a numbered heading for each row, followed by lines for its columns that are not empty.
-
-    Without rows it is the names.
-    """
-    if not rows:
-        return "\n".join(fold(", ".join(names), width))
+    """Returns the table as a numbered heading for each row, followed by lines for its columns that are not empty."""
     length = max(map(_cells, names))
     left = max(width - length - len(_GAP), _LEAST)
     lines = []

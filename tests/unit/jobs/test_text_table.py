@@ -25,11 +25,6 @@ def test_a_table_without_rows_has_its_heading() -> None:
     assert "  ".join(lines) == "  ".join(names)
 
 
-def test_with_too_many_columns_and_no_rows_there_are_the_names() -> None:
-    names = [f"column {i}" for i in range(9)]
-    assert " ".join(table_text(names, [], width=40).splitlines()).replace("  ", " ") == ", ".join(names)
-
-
 def test_a_long_cell_is_folded_within_its_column_and_breaks_where_words_end() -> None:
     text = table_text(NAMES, [["orders", "7", "a key of several words"]], right=["n"], width=30)
     assert text.splitlines() == ["topic   n  key", "orders  7  a key of several", "           words"]
