@@ -27,9 +27,9 @@ class Destination:
         http.delete(self.url, params={"force": "true"}).raise_for_status()
 
 
-def send_numbered(producer: pulsar.Producer, dues: list[int]) -> dict[str, int]:
-    """Sends a message for each due time, ms since the epoch: 0, 1, 2 ...; returns by payload when it is due."""
-    sent = {f"{i}": due for i, due in enumerate(dues)}
+def send_numbered(producer: pulsar.Producer, dues: list[int], first: int = 0) -> dict[str, int]:
+    """Sends a message for each due time, ms since the epoch, from `first` on; returns when each is due."""
+    sent = {f"{i}": due for i, due in enumerate(dues, first)}
     for payload, due in sent.items():
         producer.send_async(payload.encode(), None, properties={"deliverAt": str(due)})
     producer.flush()
