@@ -1,11 +1,11 @@
 """Measures how late messages come when the job is killed: with a standby that takes over, and with a new start.
 
-usage: takeover.py [KILLS [RATE]]
+usage: takeover.py [KILLS [STARTS [RATE]]]
 
 RATE (1,000) messages a second are due 5 to 10 seconds after they are sent, and taken by a consumer. KILLS (10) times
-the job is killed while a standby waits, and as often it is started anew: in turns. The gap of a kill is how late the
-latest message came after it. There is no peer: Pulsar's own delayed delivery is a part of the broker. Prints one JSON
-object.
+the job is killed while a standby waits, and STARTS (KILLS) times it is started anew, in turns with the first kills. The
+gap of a kill is how late the latest message came after it. There is no peer: Pulsar's own delayed delivery is a part
+of the broker. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,31 +25,38 @@ from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Job, wait_until
 from warehouse.audit.accounts import run_audit
 
-SETTLING_SECONDS = 15  # before each kill: for what was late because of the one before
-ROUND_SECONDS = 45
+SETTLING_SECONDS = {"standby": 4, "start": 15}  # before each kill: for what was late because of the one before
+ROUND_SECONDS = {"standby": 28, "start": 45}
+GAP_SECONDS = {"standby": 15, "start": 30}  # after each kill: what comes then is measured
 
 
-def gaps(kills: list[float], late: np.ndarray, at: np.ndarray) -> dict[str, Any]:
-    """Returns what the messages after kills have: lateness in ms, of those that came before the next round.
+def gaps(kills: list[float], gap_seconds: int, late: np.ndarray, at: np.ndarray) -> dict[str, Any]:
+    """Returns what the messages after kills have: lateness in ms.
 
     Args:
         kills: when, ms since the epoch.
+        gap_seconds: messages that came up to so long after a kill count.
         late: of each message, ms.
         at: when each came, ms since the epoch.
     """
-    after = [late[(at > kill) & (at < kill + (ROUND_SECONDS - SETTLING_SECONDS) * 1000)] for kill in kills]
+    after = [late[(at > kill) & (at < kill + gap_seconds * 1000)] for kill in kills]
     latest = np.array([of_kill.max() for of_kill in after])
     return {
         "kills": len(kills),
-        "gap_millis": {"p50": round(float(np.median(latest))), "max": round(float(latest.max()))},
+        "gap_millis": {f"p{p}": round(float(np.percentile(latest, p))) for p in (50, 99)}
+        | {"max": round(float(latest.max()))},
         "late_millis_p99": round(float(np.percentile(np.concatenate(after), 99))),
     }
 
 
 def main() -> None:
     n_kills = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    rate = int(sys.argv[2]) if len(sys.argv) > 2 else 1_000
-    seconds = (2 * n_kills + 1) * ROUND_SECONDS
+    n_starts = int(sys.argv[2]) if len(sys.argv) > 2 else n_kills
+    rate = int(sys.argv[3]) if len(sys.argv) > 3 else 1_000
+    rounds = [
+        kind for i in range(max(n_kills, n_starts)) for kind, n in (("standby", n_kills), ("start", n_starts)) if i < n
+    ]
+    seconds = sum(ROUND_SECONDS[kind] for kind in [*rounds, "start"])
     kills: dict[str, list[float]] = {"standby": [], "start": []}
     results: Any = multiprocessing.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -72,10 +79,10 @@ def main() -> None:
             consumer.start()
             results.get()
             producer.start()
-            begin = time.time()
-            for i in range(2 * n_kills):
-                kind = ("standby", "start")[i % 2]
-                time.sleep(max(0.0, begin + i * ROUND_SECONDS + SETTLING_SECONDS - time.time()))
+            begin_round = time.time()
+            for kind in rounds:
+                time.sleep(max(0.0, begin_round + SETTLING_SECONDS[kind] - time.time()))
+                begin_round += ROUND_SECONDS[kind]
                 successor = new_job()
                 if kind == "standby":
                     successor.start(is_standby=True)
@@ -94,7 +101,8 @@ def main() -> None:
             for job in jobs:
                 job.stop()
             broker.kill()
-    measured = {kind: gaps(of_kind, late, at) for kind, of_kind in kills.items()}
+    measured = {kind: gaps(of_kind, GAP_SECONDS[kind], late, at) for kind, of_kind in kills.items() if of_kind}
+    medians = [one["gap_millis"]["p50"] for one in measured.values()]
     print(
         json.dumps(
             {
@@ -104,9 +112,7 @@ def main() -> None:
                 "received": len(late),
                 "audit": audit.findings,
                 **measured,
-                "gap_ratio": round(
-                    measured["standby"]["gap_millis"]["p50"] / measured["start"]["gap_millis"]["p50"], 3
-                ),
+                "gap_ratio": round(medians[0] / medians[1], 3) if len(medians) > 1 else None,
             }
         )
     )

@@ -93,6 +93,7 @@ SLOWEST = (
 LONG = frozenset(
     {
         "test_backup",
+        "test_broker",
         "test_clients",
         "test_commands_of_docs",
         "test_dashboard",
@@ -110,12 +111,15 @@ LONG = frozenset(
         "test_other_systems",
         "test_pending",
         "test_recurring",
+        "test_reschedule",
         "test_retries",
         "test_schedule_keys",
         "test_sealed_buckets",
+        "test_sender",
         "test_settings_edits",
         "test_shaping",
         "test_standby",
+        "test_tutorial",
         "test_unwritable",
         "test_what_arrives",
     }

@@ -15,6 +15,7 @@ def grows(values: np.ndarray) -> bool:
     return bool(trend(TIMES.tolist(), values.tolist(), MEASURES)["grows"])
 
 
+@pytest.mark.slow
 def test_what_only_goes_up_and_down_does_not_grow() -> None:
     chance = np.random.default_rng(1)
     saw = 100 + 40 * (np.arange(480) % 37) / 37

@@ -37,6 +37,7 @@ def client(tables: Tables) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "code"), [(f"{ORDERS}/nonsense", 404), (INDEX, 404), (f"{ORDERS}/delayed?limit=0", 400), (CANCEL, 405)]
 )
@@ -124,6 +125,7 @@ def test_later_subscriptions_can_be_named(client: httpx.Client) -> None:
     assert client.post(there + "**").status_code == 404
 
 
+@pytest.mark.slow
 def test_parameters_come_in_the_query_a_form_or_json(client: httpx.Client) -> None:
     given = {"ledgerId": "1", "entryId": "2", "deliverAt": "3"}
     names: dict[str, Any] = {"subscriptionNames": ["a", "nobody"]}
@@ -170,6 +172,7 @@ def test_what_pulsar_passes_over_is_passed_over(client: httpx.Client) -> None:
     reason(client.post(f"{ORDERS}/subscription/a/pause?authoritative=false"), 503)
 
 
+@pytest.mark.slow
 def test_a_misspelt_field_of_a_cancel_is_not_for_all_subscriptions(client: httpx.Client) -> None:
     given = {"ledgerId": "1", "entryId": "2", "deliverAt": "3", "subscriptionName": "a"}
     for path in (CANCEL, ACKNOWLEDGE):
@@ -177,6 +180,7 @@ def test_a_misspelt_field_of_a_cancel_is_not_for_all_subscriptions(client: httpx
             assert "subscriptionName" in reason(client.post(path, **content), 412)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/subscription/a/pause", "/subscription/a/resume", "/schedules/1:2/pause"])
 def test_a_body_that_nobody_reads_is_refused(client: httpx.Client, path: str) -> None:
     assert "without a body" in reason(client.post(ORDERS + path, json={"subscriptionNames": ["a"]}), 400)
@@ -184,6 +188,7 @@ def test_a_body_that_nobody_reads_is_refused(client: httpx.Client, path: str) ->
         reason(client.post(ORDERS + path, content=content), 503)
 
 
+@pytest.mark.slow
 def test_skip_bodies(client: httpx.Client) -> None:
     reason(client.post(SKIP, json=["1:2:3"]), 503)
     reason(client.post(SKIP, json={"1": "2"}), 503)
@@ -200,6 +205,7 @@ def test_a_retry_for_all_subscriptions_says_which_there_are(client: httpx.Client
     reason(client.post(f"{ORDERS}/subscription/a/retry", json=body), 503)
 
 
+@pytest.mark.slow
 def test_the_id_of_a_request_must_be_one_and_is_for_calls_that_name_messages(client: httpx.Client) -> None:
     actions = f"{ORDERS}/subscription/a"
     for key, code in (("0b7e~!", 503), ("k" * 128, 503), ("k" * 129, 400), ("a b", 400), ("\xe9", 400), ("", 400)):
@@ -213,6 +219,7 @@ def test_the_id_of_a_request_must_be_one_and_is_for_calls_that_name_messages(cli
     assert "by their ids" in reason(client.post(f"{actions}/skip/5", headers=named), 400)
 
 
+@pytest.mark.slow
 def test_too_much_is_413(client: httpx.Client) -> None:
     assert "10" in reason(client.post(SKIP, json=[f"1:{i}" for i in range(11)]), 413)
     large = json.dumps(["1:2:3"] * 1_000).encode()
@@ -314,6 +321,7 @@ def test_an_index_gives_its_entry(tmp_path: Path) -> None:
             assert "index" in reason(client.get(f"{INDEX}?index={index}"), 412)
 
 
+@pytest.mark.slow
 def test_a_partitioned_topic_has_indexes_by_partition(tmp_path: Path) -> None:
     tables = Tables(f"file:{tmp_path}")
     tables.create()
@@ -325,6 +333,7 @@ def test_a_partitioned_topic_has_indexes_by_partition(tmp_path: Path) -> None:
         reason(client.get(f"{INDEX.replace('orders', 'orders-partition-0')}?index=1"), 404)
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_is_a_500_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("secret")

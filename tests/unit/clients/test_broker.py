@@ -186,6 +186,7 @@ def test_the_time_of_a_call_is_for_connecting_and_its_answer_together(monkeypatc
     assert waited == [0.25, 0.25]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_who_waits_for_a_silent_broker_waits_no_longer_than_a_call_may(kind: type[Any]) -> None:
     """However many wait: the first one connects for all."""
@@ -223,6 +224,7 @@ def test_nothing_is_sent_when_the_time_of_its_call_is_over() -> None:
     assert not fake.sent
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_while_a_broker_does_not_answer_is_not_aborted() -> None:
     program = """
         import socket
@@ -324,6 +326,7 @@ def test_commands_are_those_of_the_control_topic() -> None:
     assert (list(sent[1].skip.entries[0].batch_indexes), sent[4].reschedule.deliver_at) == ([3], 0)
 
 
+@pytest.mark.slow
 def test_a_reschedule_after_some_time_without_an_answer_can_be_asked_again_as_it_was() -> None:
     fake = FakePulsar("Timeout")
     there: Any = {"subscription": "a"}
@@ -374,6 +377,7 @@ def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
     assert {(one.topic, *one.subscriptions) for one in sent} == {("persistent://public/default/orders", "a")}
 
 
+@pytest.mark.slow
 def test_a_command_without_an_answer_is_sent_once_more() -> None:
     """The outcome was dropped with the topic, which the broker has unloaded: it is told again."""
     fake = FakePulsar()
@@ -403,6 +407,7 @@ def answer(of: Any, *outcomes: ControlOutcome) -> Future[list[Outcome]]:
     return future
 
 
+@pytest.mark.slow
 def test_a_command_is_answered_by_the_last_outcome_of_its_message() -> None:
     entry = command("skip", "orders", "7:0", "a", "mine")
     found = answer(
@@ -422,6 +427,7 @@ def test_a_command_is_answered_by_the_last_outcome_of_its_message() -> None:
     assert [o.result for o in waiting.result()] == ["WAITING"]
 
 
+@pytest.mark.slow
 def test_a_command_by_schedule_key_is_answered_by_an_outcome_of_its_key() -> None:
     of_key = command("skip", "orders", None, "a", "mine", "k")
     found = answer(

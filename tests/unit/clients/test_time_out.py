@@ -68,6 +68,7 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(kind: type[Any], at
         assert not ended.is_set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_connection_that_takes_long_is_not_waited_for(kind: type[Any]) -> None:
     """As where a name is looked up, which httpx does not bound."""

@@ -93,6 +93,7 @@ def test_what_is_no_yaml_is_told_with_its_line(tmp_path: Path, content: str | by
     assert reason in told
 
 
+@pytest.mark.slow
 def test_what_is_nested_too_deeply_is_told(tmp_path: Path) -> None:
     assert lines(tmp_path, f"tracker: {'[' * 5_000}") == [" nested too deeply"]
 

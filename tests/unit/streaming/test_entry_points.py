@@ -16,6 +16,7 @@ from streaming import entry_points
 from streaming.entry_points import DelayedDeliveryProcessor
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_answer_fails_the_task_instead_of_holding_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "_STATE_SECONDS", 0.2)
     with socket.create_server(("localhost", 0)) as silent:
@@ -26,6 +27,7 @@ def test_a_state_that_does_not_answer_fails_the_task_instead_of_holding_it_up(mo
         entry_points._close_last()
 
 
+@pytest.mark.slow
 def test_spark_ends_a_tasks_connection_to_the_state_and_not_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatefulProcessorHandle, "getMapState", mock.Mock())
     told = mock.Mock()

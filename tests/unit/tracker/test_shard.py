@@ -116,6 +116,7 @@ ENTRY = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(

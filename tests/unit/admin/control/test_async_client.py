@@ -64,6 +64,7 @@ def test_who_asks_again_and_who_asked_first_are_both_answered() -> None:
     assert [[o.result for o in answer] for answer in asyncio.run(ask())] == [["APPLIED"], ["APPLIED"]]
 
 
+@pytest.mark.slow
 def test_who_has_no_answer_after_half_the_time_asks_once_more() -> None:
     """The outcome was dropped with the topic, which the broker has unloaded: it is told again."""
 

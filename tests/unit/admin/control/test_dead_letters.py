@@ -37,6 +37,7 @@ few = st.sampled_from(["x", "y", "xy"])
 times = st.integers(0, 5)
 
 
+@pytest.mark.slow
 @given(
     wanted=st.fixed_dictionaries(
         {},

@@ -53,6 +53,7 @@ def test_bars_are_as_long_as_people_count_time(length: int, width: int) -> None:
     assert width_for(length) == width
 
 
+@pytest.mark.slow
 def test_the_window_has_most_of_what_is_due_and_not_a_few_that_are_far_away(warehouse: Warehouse) -> None:
     due(warehouse, *(i * 1_000 for i in range(1, 100)), 300 * DAY)
     most = histogram(warehouse.settings, TOPIC, None, FIT, None, None)

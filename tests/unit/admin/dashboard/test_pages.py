@@ -57,6 +57,7 @@ def parts_of(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, find: Any) -
     return start, whole[len(start) :]
 
 
+@pytest.mark.slow
 def test_the_form_is_sent_before_messages_are_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warehouse = Warehouse(tmp_path)
     warehouse.seal(messages([(1, i, time.time_ns() // 1_000_000 + 3_600_000) for i in range(3)]))
@@ -76,6 +77,7 @@ def test_what_goes_wrong_when_a_page_has_begun_is_said_on_it(tmp_path: Path, mon
     assert rest.rstrip().endswith("</html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("paused", "offered"), [("", ["pause"]), ("a", ["pause", "resume"]), ("b", ["pause", "resume"]), ("ab", ["resume"])]
 )

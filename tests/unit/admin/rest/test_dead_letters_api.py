@@ -45,6 +45,7 @@ def test_a_request_id_has_no_spaces(client: httpx.Client) -> None:
     assert (answer.status_code, "Idempotency-Key" in answer.json()["reason"]) == (400, True)
 
 
+@pytest.mark.slow
 def test_its_answers_are_counts_or_codes(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

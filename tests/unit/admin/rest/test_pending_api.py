@@ -61,6 +61,7 @@ def delayed_indexes(data: bytes) -> list[tuple[int, int, int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_program_gets_all_entries_as_pulsars_delayed_indexes(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_program_gets_all_entries_as_pulsars_delayed_indexes(
     assert [entry for _, _, entry, _ in delayed_indexes(rest.content)] == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_batch_is_an_entry_and_a_partition_has_to_be_named(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
     tables.create()
@@ -163,6 +165,7 @@ def test_wrong_questions(client: httpx.Client, path: str, code: int) -> None:
     reason(client.get(path), code)
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
     for operation, subscription, entries in (("cancel", "x", [0, 2, 4]), ("skip", "a", [2, 4])):
         path = f"{ORDERS}/subscription/{subscription}/{operation}"
@@ -214,6 +217,7 @@ def test_nothing_to_cancel_is_done(client: httpx.Client) -> None:
     assert (answer.status_code, answer.json()) == (200, {"matched": 0, "applied": 0, "tooLate": 0})
 
 
+@pytest.mark.slow
 def test_part_of_a_batch_can_not_be_cancelled(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
     with served(settings_of(tmp_path)) as client:

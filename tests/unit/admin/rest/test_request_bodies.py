@@ -142,6 +142,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner), max_leaves=8)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=60) | ANYTHING.map(lambda content: json.dumps(content).encode()))
 def test_any_body_is_ids_or_refused(body: bytes) -> None:
     for parse in (parse_skip, parse_skip_map):

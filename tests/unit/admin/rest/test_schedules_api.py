@@ -34,6 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_schedules_are_listed_page_by_page(client: httpx.Client) -> None:
     first = client.get(SCHEDULES, params={"limit": 1}).json()
     second = client.get(SCHEDULES, params={"limit": 1, "cursor": first["nextCursor"]}).json()
@@ -132,6 +133,7 @@ class FakeControl:
         return [Outcome("a", MessageRef(7, 0), "APPLIED", "", is_done=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_an_end_is_the_same_command_when_it_is_repeated(tmp_path: Path, batch_size: int) -> None:
     tables = ScheduleTables(tmp_path)
@@ -149,6 +151,7 @@ def test_an_end_is_the_same_command_when_it_is_repeated(tmp_path: Path, batch_si
     assert [request_id for request_id, _ in body] == ["mine"]
 
 
+@pytest.mark.slow
 def test_an_end_is_told_again_also_when_the_tables_have_the_schedule_no_more(tmp_path: Path) -> None:
     tables = ScheduleTables(tmp_path)
     for name in ("a", "*"):

@@ -130,6 +130,7 @@ def test_an_archive_that_cannot_be_made_is_tried_once(
     assert archive_options("spark", java, [jar], []) == []
 
 
+@pytest.mark.slow
 def test_an_archive_with_which_a_jvm_does_not_start_is_not_used_again(
     java: Path, jar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import uvicorn
 from tests.conftest import Run
 
 
+@pytest.mark.slow
 def test_the_url_is_printed_as_text_or_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delaylake_here: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_file_that_is_none_or_has_other_columns_is_one_clear_line(settings: Se
         Importer(settings, "persistent://public/default/other")
 
 
+@pytest.mark.slow
 def test_an_interrupted_import_goes_on_where_it_was(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,7 @@ def test_an_interrupted_import_of_a_topic_may_go_on_with_other_parts(settings: S
         assert [row["entry_id"] for row in rows(settings, table)] == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_file_is_known_by_what_is_in_it_and_large_ones_are_taken_in_parts(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

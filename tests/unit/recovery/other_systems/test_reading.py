@@ -85,6 +85,7 @@ def test_a_job_of_bullmq_is_its_data_and_known_by_queue_id_and_creation() -> Non
     assert "job scheduler" in str(bullmq.job("bull:video:", "video", b"7", 1.0, BULLMQ | {"rjk": b"x"}).reason)
 
 
+@pytest.mark.slow
 def test_a_job_of_rq_is_what_its_serializer_made_and_is_not_unpickled() -> None:
     data = pickle.dumps(("mail.send", None, (5,), {}))
     fields = {"data": zlib.compress(data), "origin": b"mail", "description": b"mail.send(5)", "timeout": b"180"}
@@ -208,6 +209,7 @@ def storable(found: Item | None) -> None:
         assert _rows("t", 1, [found]).num_rows == 1
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from([*SIDEKIQ, "retry_count"]), JSON),
     st.dictionaries(st.sampled_from([*CELERY, "x"]), JSON),

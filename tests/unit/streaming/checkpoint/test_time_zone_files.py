@@ -67,6 +67,7 @@ def a_batch(version: str = TIME_ZONE_DATA_VERSION) -> Offset:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_is_computed_by_those_it_was_planned_with_and_the_next_one_by_the_newer(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -80,6 +81,7 @@ def test_it_is_computed_by_those_it_was_planned_with_and_the_next_one_by_the_new
     assert following(files, a_batch()) == 11
 
 
+@pytest.mark.slow
 def test_there_are_those_of_the_last_batch_and_of_the_program_and_no_others(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -95,6 +95,7 @@ def test_each_comes_once_or_is_superseded_in_order_and_within_the_rate(
         assert all(_at(service, one) >= 17 * 60_000 for one in service.came("one"))
 
 
+@pytest.mark.slow
 def test_an_occurrence_that_is_late_waits_for_the_window_too_and_says_when_it_was_due() -> None:
     service = Service(0, settings_of(windows=[{"from": "00:17"}]))
     opens_at = 17 * 60_000

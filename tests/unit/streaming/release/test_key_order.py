@@ -34,6 +34,7 @@ TICK = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(TICK, min_size=2, max_size=15), st.integers(0, 1 << 30))
 def test_messages_of_a_key_come_in_order_however_jobs_and_lines_go_and_whatever_ends(
@@ -55,6 +56,7 @@ def test_messages_of_a_key_come_in_order_however_jobs_and_lines_go_and_whatever_
     assert violations([one for one in service.came("one") if one.key]) == []
 
 
+@pytest.mark.slow
 def test_without_it_the_same_service_has_messages_of_a_key_overtake_each_other() -> None:
     service = Service(7)
     for _ in range(12):

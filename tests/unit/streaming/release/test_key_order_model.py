@@ -206,6 +206,7 @@ def test_settings_that_are_edited_between_two_runs_lose_and_double_nothing_and_h
         assert violations([one for one in story.came("one") if first < one.tick <= last]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_handed_out", [False, True])
 def test_attempts_that_are_lowered_hold_for_retries_that_wait_and_not_for_what_was_handed_out(
     is_handed_out: bool,

@@ -50,6 +50,7 @@ def test_a_topic_without_a_route_is_not_read_and_keeps_its_position(start: Any, 
     assert ORDERS not in client.consumers
 
 
+@pytest.mark.slow
 def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Client) -> None:
     both = settings(orders=["a"], other=["b"])
     away = known_routes(both).updated_to(settings(other=["b"]))
@@ -64,6 +65,7 @@ def test_a_route_that_is_back_is_read_from_where_it_was(start: Any, client: Clie
     assert (again.reinstated, again.routes) == ([], new.routes)
 
 
+@pytest.mark.slow
 def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client) -> None:
     """One each costs Arrow more than the messages do: ten topics with 100 messages a second took batches of 6 s."""
     client.consumers[ORDERS] = Consumer()
@@ -78,6 +80,7 @@ def test_what_came_in_many_chunks_is_one_record_batch(start: Any, client: Client
     assert unpack(body)["payload"].num_chunks == 1
 
 
+@pytest.mark.slow
 def test_the_batch_that_is_replayed_has_the_messages_of_a_route_taken_out_since(start: Any, client: Client) -> None:
     before = settings(orders=["a"], other=["b"])
     first = offset(before)
@@ -159,6 +162,7 @@ def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, capl
     assert kept.read(end) is None
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_topic_that_is_made_anew_in_a_new_cluster_ends_the_intake(
         intake.next_offset(last)
 
 
+@pytest.mark.slow
 def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and_holds_up_nothing(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +204,7 @@ def test_a_destination_that_can_not_be_looked_up_keeps_the_partitions_it_had_and
     wait_until(lambda: intake.next_offset(first).destinations == {f"{ORDERS}-well": 4}, 5, "all are known")
 
 
+@pytest.mark.slow
 def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_read(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +227,7 @@ def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_
     assert intake.next_offset(last).tick == last.tick + 1
 
 
+@pytest.mark.slow
 def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_they_can_again(
     start: Any, tmp_path: Path
 ) -> None:

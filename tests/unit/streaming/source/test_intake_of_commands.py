@@ -74,6 +74,7 @@ def test_a_command_for_later_subscriptions_has_what_was_published_before_one_was
     assert new.barriers == [[new.tick, {ORDERS: None}]]
 
 
+@pytest.mark.slow
 def test_commands_wait_for_a_topic_until_it_has_been_looked_up_of_which_some_partitions_are_read(
     start: Any, client: Client
 ) -> None:
@@ -98,6 +99,7 @@ def test_commands_wait_for_a_topic_until_it_has_been_looked_up_of_which_some_par
     assert (last.barriers, last.ingested_through) == ([], 3)
 
 
+@pytest.mark.slow
 def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_when_it_can(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +141,7 @@ def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_wh
     assert wait_until(has_passed, 10, "the messages before the command").ingested_through == new.tick
 
 
+@pytest.mark.slow
 def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_hold_up_nothing(
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ A, B = ("t", "a"), ("t", "b")
 SLOT = 200
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 9), st.one_of(st.none(), st.integers(0, 12)))))
 def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[tuple[Queue, int, int | None]]) -> None:
     store, queues, n = MemoryStore(), None, 0
@@ -41,6 +42,7 @@ def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[t
             assert len(waiting) == sum(map(len, naive.values()))
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_is_not_read_or_written_again() -> None:
     store = MemoryStore()
     waiting = WaitingRows(store)

@@ -383,6 +383,7 @@ ANY_COMMAND = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), ANY_COMMAND.map(ControlCommand.SerializeToString)), max_size=6))
 @example([b"\x0a\x01r\x12\xff\xff\xff\xff\x0f"])

@@ -30,6 +30,7 @@ def run_until(job: Job, second: int) -> None:
     job.run(second - job.now // SECOND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed_each", [1, 3])
 def test_a_paused_schedule_waits_for_its_subscription_alone(sealed_each: int) -> None:
     job = paused()
@@ -58,6 +59,7 @@ def test_the_command_is_told_with_its_occurrence_and_repeated_does_nothing_more(
     assert job.times("a") == job.times("b")[: len(job.times("a"))] == [5, 15, 25]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misfire", "times"), [("once", [5, 15, 115]), ("all", [5, *range(15, 120, 10)]), ("skip", [5, 115])]
 )
@@ -72,6 +74,7 @@ def test_what_was_missed_when_it_is_resumed_is_treated_as_misfire_says(misfire: 
         assert job.times("a") == times
 
 
+@pytest.mark.slow
 def test_occurrences_that_were_missed_do_not_count() -> None:
     job = paused(repeatTimes="3")
     run_until(job, 98)
@@ -116,6 +119,7 @@ def test_skipping_its_last_occurrence_ends_it() -> None:
     assert job.step().status["delayed"] == 0
 
 
+@pytest.mark.slow
 def test_it_can_be_cancelled_and_restored_whenever_and_is_paused_still() -> None:
     job = paused()
     assert job.order(CANCEL, 0, (0,), at=5 * SECOND) == [Result.APPLIED]

@@ -22,6 +22,7 @@ LIVES = st.tuples(NUMBERS, NUMBERS, *[st.integers(-1, 2**31 - 1)] * 3, NUMBERS, 
 HASHES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
 
 
+@pytest.mark.slow
 @given(
     old=st.dictionaries(HASHES, LIVES, max_size=6),
     changes=st.lists(st.tuples(st.one_of(HASHES, st.integers(0, 3).map(lambda n: (n, 0))), LIVES, st.booleans())),

@@ -37,6 +37,7 @@ def test_a_schedule_is_resumed_by_its_key(shards: int) -> None:
     assert entries(job, "a") == entries(job, "b") == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle_millis", [0, 600_000])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_key_names_its_schedule_for_each_command_and_none_once_it_has_ended(shards: int, idle_millis: int) -> None:

@@ -112,6 +112,7 @@ def test_a_key_of_512_bytes_is_taken() -> None:
     assert schedule_key({"scheduleMode": "anything"}) is None
 
 
+@pytest.mark.slow
 def test_a_cold_key_is_looked_up_where_it_is_named_and_when_its_message_is_loaded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold_keys, "GROUP_MILLIS", 700)

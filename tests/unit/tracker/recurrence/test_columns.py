@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def is_taken(properties: dict[str, str], days: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @effort(max_examples=examples(200), deadline=None)
 @given(messages=MESSAGES, first=st.integers(0, 3))
 def test_columns_say_what_each_rule_says(messages: list[tuple[dict[str, str], int, int, int]], first: int) -> None:

@@ -186,6 +186,7 @@ def test_days_of_missed_occurrences_take_no_time() -> None:
     assert time.process_time() - began < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "repeat",
     [
@@ -223,6 +224,7 @@ RULES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @effort(max_examples=examples(200))
 @given(
     RULES,
@@ -300,6 +302,7 @@ def recurrence_rules(draw: st.DrawFn) -> str:
     return ";".join(rule)
 
 
+@pytest.mark.slow
 @effort(max_examples=examples(300))
 @given(recurrence_rules(), st.integers(0, 1_400 * 86_400))
 def test_a_recurrence_rule_means_what_dateutil_says(repeat: str, seconds: int) -> None:

@@ -94,6 +94,7 @@ def test_a_long_queue_keeps_no_other_from_its_places() -> None:
     assert sorted(row[1] for row in service.of("s")) == list(range(2_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_what_waits_goes_out_when_it_is_shaped_no_more(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 100)
@@ -173,6 +174,7 @@ def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_bac
     assert sorted(row[1] for row in service.of("s")) == list(range(300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_what_is_cancelled_of_a_queue_after_the_clock_was_set_back_lets_nothing_overtake_the_rest(
     shards: int, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_what_is_due_at_once_goes_out_at_the_rate_and_says_when_it_was_due(place
     assert [row[3:] for row in service.of("t")] == [(due, None)] * 640
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rate(0.1, burst=1), CLOSED])
 def test_a_dead_letter_takes_no_place_and_does_not_wait(rule: str) -> None:
     service = Service(rule, shards=1)
@@ -63,6 +64,7 @@ def test_a_dead_letter_takes_no_place_and_does_not_wait(rule: str) -> None:
     assert (first, second) == ((60_000, 60_000) if rule == CLOSED else (5_200, 15_200))
 
 
+@pytest.mark.slow
 def test_what_is_within_the_rate_goes_out_at_its_time_as_if_there_were_none() -> None:
     service, plain = Service(rate(100)), Service(None)
     rows = messages([(7, i, START + 5_000 + 50 * i) for i in range(200)])
@@ -73,6 +75,7 @@ def test_what_is_within_the_rate_goes_out_at_its_time_as_if_there_were_none() ->
     assert all(store.get("shaping", (0, 0)) is None for store in plain.stores)
 
 
+@pytest.mark.slow
 @effort(max_examples=examples(40))
 @given(
     st.sampled_from([rate(8, 1), rate(5, 1), rate(10, 3), rate(40), rate(5, 2, "key")]),

@@ -25,6 +25,7 @@ def test_a_shard_that_is_replayed_or_taken_up_again_gives_the_same_places() -> N
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_after_a_stop_everything_is_put_off_and_what_is_in_flight_comes_first() -> None:
     service = Service(rate(50, burst=5))
     service.step(100, many(500, START + 2_000))

@@ -60,6 +60,7 @@ def damage(warehouse: Path, column: str) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "there", "absent"), TEXTS)
 def test_a_text_that_is_not_there_is_not_looked_for_in_the_rows(
     warehouse: Path, column: str, there: str, absent: str
@@ -71,6 +72,7 @@ def test_a_text_that_is_not_there_is_not_looked_for_in_the_rows(
         found(warehouse, column, there)
 
 
+@pytest.mark.slow
 def test_duckdb_and_polars_find_the_same(warehouse: Path) -> None:
     paths = [str(warehouse / "delayed_index" / name) for name in files_of(warehouse)]
     for column, text in ((column, text) for column, *texts in TEXTS for text in texts):

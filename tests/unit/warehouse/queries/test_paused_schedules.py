@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from jobs.commands.messages.pending import messages_text
 from tests.support.warehouse.schedule_tables import NINE, TOPIC, ScheduleTables
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
@@ -12,6 +14,7 @@ from warehouse.queries.waiting import Pending
 from warehouse.views import Warehouse
 
 
+@pytest.mark.slow
 def test_it_is_told_from_what_is_held_back_wherever_that_is_counted_and_listed(tmp_path: Path) -> None:
     tables = ScheduleTables(tmp_path, ("a",))
     for entry, at in ((1, HELD_DELIVER_AT), (2, PAUSED_DELIVER_AT)):

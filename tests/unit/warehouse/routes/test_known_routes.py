@@ -106,6 +106,7 @@ def test_what_has_changed_is_a_line_each() -> None:
 NAMES = ["a", "b", "c", "d"]
 
 
+@pytest.mark.slow
 @effort(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(NAMES), unique=True, max_size=4), max_size=8))
 def test_a_number_means_one_name_forever(history: list[list[str]]) -> None:

@@ -69,6 +69,7 @@ def test_a_task_waits_no_longer_than_its_run_lives(tmp_path: Path) -> None:
         wait_for_turn(file, lambda: folder.rmdir() if folder.exists() else None)
 
 
+@pytest.mark.slow
 def test_a_shaped_one_and_one_on_another_machine_begin_when_their_turn_has_come(tmp_path: Path) -> None:
     shaped = replace(job(2, 10), shaped={(TOPIC, 0): (10, 10)})
     for all_turns, then in ((turns(tmp_path), shaped), (Turns(threading.Condition(), threading.Event()), job(2, 10))):

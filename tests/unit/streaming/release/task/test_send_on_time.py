@@ -176,6 +176,7 @@ def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tupl
     return sent_at, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "reason", "is_refused", "n_there"),
     [
@@ -218,6 +219,7 @@ def test_one_that_fails_holds_up_no_other(
         assert trouble.entries == list(range(1, n_there + 1))
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_not_made_in_time_holds_up_no_other_and_is_closed_when_it_comes() -> None:
     offline, well = Topic(hangs=threading.Event()), Topic()
     lines, items = lines_to([offline, well])
@@ -233,6 +235,7 @@ def test_a_producer_that_is_not_made_in_time_holds_up_no_other_and_is_closed_whe
     assert offline.entries == []
 
 
+@pytest.mark.slow
 def test_reading_what_has_arrived_under_other_names_may_take_longer_than_a_producer() -> None:
     [line], items = lines_to([topic := Topic()])
 
@@ -248,6 +251,7 @@ def test_reading_what_has_arrived_under_other_names_may_take_longer_than_a_produ
     assert topic.entries == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_what_is_sent_again_after_a_failure_comes_once() -> None:
     topic = Topic(terminated_after=7)
     run(*lines_to([topic]))
@@ -258,6 +262,7 @@ def test_what_is_sent_again_after_a_failure_comes_once() -> None:
     assert topic.entries == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_what_has_arrived_does_not_come_again_though_the_topic_is_made_anew_and_remembers_nothing() -> None:
     [line], items = lines_to([Topic(terminated_after=7)])
     run([line], items)
@@ -328,6 +333,7 @@ def test_a_message_waits_until_one_of_another_producer_has_arrived() -> None:
     assert quick.entries == list(range(1, 101))
 
 
+@pytest.mark.slow
 def test_what_waits_for_one_that_has_failed_fails_and_says_that_it_was_behind() -> None:
     lines, items = lines_to([Topic(terminated_after=7), well := Topic(), other := Topic()])
     after = [-1 if i % 3 != 1 else i - 1 for i in range(len(items))]
@@ -346,6 +352,7 @@ def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
     assert well.entries == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:
     lines, items = lines_to([Topic(refuses=pulsar.ProducerBusy), well := Topic()])
     for line in lines:

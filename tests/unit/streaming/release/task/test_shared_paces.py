@@ -41,6 +41,7 @@ tasks = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rate=st.one_of(st.integers(1, 60).map(float), st.floats(0.3, 60)),

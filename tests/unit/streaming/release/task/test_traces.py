@@ -50,6 +50,7 @@ def spans(monkeypatch: pytest.MonkeyPatch, *deliveries: traces.Delivery) -> list
         return [span for span in received.spans if attributes(span)["messaging.message.id"] != "last"]
 
 
+@pytest.mark.slow
 def test_a_delivery_is_a_span_of_the_messages_trace_from_publish_to_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
     [span] = spans(monkeypatch, DELIVERY)
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (TRACE, PARENT, "x=y")
@@ -67,6 +68,7 @@ def test_a_delivery_is_a_span_of_the_messages_trace_from_publish_to_delivery(mon
     }
 
 
+@pytest.mark.slow
 def test_each_delivery_has_one_span_however_often_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [replace(DELIVERY, subscription="audit"), replace(DELIVERY, attempt=1), replace(DELIVERY, occurrence=2)]
     found = spans(monkeypatch, DELIVERY, DELIVERY, *others)
@@ -77,6 +79,7 @@ def test_each_delivery_has_one_span_however_often_it_is_sent(monkeypatch: pytest
     assert attributes(found[4])["delaylake.occurrence"] == 2
 
 
+@pytest.mark.slow
 def test_a_message_that_is_in_no_trace_or_not_sampled_has_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [(), *([("traceparent", value)] for value in (None, "", "nonsense", f"00-{TRACE}-{PARENT}-00"))]
     assert spans(monkeypatch, *(replace(DELIVERY, properties=properties) for properties in odd)) == []
@@ -156,6 +159,7 @@ class Counts(Collector):
         yield from registry.collect()
 
 
+@pytest.mark.slow
 def test_metrics_go_to_the_collector_as_prometheus_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector(monkeypatch) as received:
         with otlp.exported(Counts()):

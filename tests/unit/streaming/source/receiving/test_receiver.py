@@ -82,6 +82,7 @@ def test_an_acknowledgement_of_a_topics_last_entry_is_repeated_and_no_other() ->
     assert consumer.acknowledged == [(5, 1), (5, 1)]
 
 
+@pytest.mark.slow
 def test_without_room_for_long_the_consumer_is_closed_and_opened_again_when_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from tracker.commands.holding.pace import PACE_ROWS, pace, step_of
 from tracker.messages import with_columns
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 6_000), min_size=1, max_size=40), st.integers(1, 4))
 def test_each_shard_finds_the_steps_of_its_rows(groups: list[int], shards: int) -> None:
     """A group is of messages due at one time."""

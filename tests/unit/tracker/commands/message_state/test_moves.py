@@ -41,6 +41,7 @@ def _found(moved: Moved, subscription: int, ledger: int, messages: list[tuple[in
     return list(zip(*(c.tolist() for c in (*moved.find(subscription, *position), retries)), strict=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(_STEPS, max_size=25), st.sampled_from([(1, 1), (3, 2), (2_048, 1_536)]))
 def test_moves_are_found_as_in_a_dictionary(steps: list[tuple[Any, ...]], sizes: tuple[int, int]) -> None:
@@ -115,6 +116,7 @@ class _CountingStore(MemoryStore):
         super().put(table, key, value)
 
 
+@pytest.mark.slow
 def test_of_many_moves_those_that_change_are_written() -> None:
     store = _CountingStore()
     moved = Moved(store)
