@@ -40,9 +40,9 @@ def gaps(kills: list[float], gap_seconds: int, late: np.ndarray, at: np.ndarray)
         at: when each came, ms since the epoch.
     """
     after = [late[(at > kill) & (at < kill + gap_seconds * 1000)] for kill in kills]
-    latest = np.array([of_kill.max() for of_kill in after])
+    latest = np.array([of_kill.max() for of_kill in after if len(of_kill)])  # a slow machine may kill after the last
     return {
-        "kills": len(kills),
+        "kills": len(latest),
         "gap_millis": {f"p{p}": round(float(np.percentile(latest, p))) for p in (50, 99)}
         | {"max": round(float(latest.max()))},
         "late_millis_p99": round(float(np.percentile(np.concatenate(after), 99))),
