@@ -72,7 +72,8 @@ lock: setup ## requirements.lock anew from pyproject.toml
 	  --no-annotate --quiet -o requirements.lock
 
 proto: setup ## the Python code of proto/*.proto
-	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire proto/*.proto
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire $(filter-out proto/pulsar.proto,$(wildcard proto/*.proto))
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=broker/protocol/wire --pyi_out=broker/protocol/wire proto/pulsar.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
 	  proto/delaylake.proto
 

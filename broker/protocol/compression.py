@@ -10,7 +10,7 @@ import pyarrow as pa
 from broker.protocol.wire.pulsar_pb2 import LZ4, NONE, SNAPPY, ZLIB, ZSTD
 
 # Pulsar's LZ4 is a block without a frame, its ZLIB one zlib stream.
-_ARROW_CODECS = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
+_ARROW_CODECS: dict[int, str] = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 
 
 class CompressionError(Exception):

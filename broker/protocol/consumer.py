@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.client import PulsarError
@@ -16,6 +17,7 @@ from broker.protocol.session import DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 
 _SIGN = 1 << 63
+_WORD = (1 << 64) - 1
 
 
 class ReceivedEntry(NamedTuple):
@@ -151,8 +153,9 @@ class EntryConsumer:
         envelope: Envelope | EntryError
         try:
             envelope = open_envelope(data)
-            n_messages = max(envelope.metadata.n_messages, 1)
+            n_messages = _charged(envelope.metadata.n_messages, message.ack_set)
         except EntryError as error:
+            error.raw = data
             envelope, n_messages = error, 1
         position = Position(message.id.ledger_id, message.id.entry_id)
         entry = ReceivedEntry(position, envelope, tuple(message.ack_set), n_messages, len(data))
@@ -171,7 +174,16 @@ class EntryConsumer:
                 self.disconnected(error)
 
     def _request(self, kind: Command.Type, name: str, **fields: Any) -> Any:
+        if self._error is not None and kind != Command.CLOSE_CONSUMER:
+            raise DisconnectedError(str(self._error)) from self._error
         return self._connection.request(kind, name, consumer_id=self._id, **fields)
+
+
+def _charged(n_messages: int, ack_set: Sequence[int]) -> int:
+    """Returns how many permits an entry costs: one for each of its messages that is not acknowledged yet."""
+    if ack_set:
+        return sum((word & _WORD).bit_count() for word in ack_set)
+    return max(n_messages, 1)
 
 
 def _signed(number: int) -> int:

@@ -25,7 +25,7 @@ class DecryptionError(Exception):
 
 
 class Decryptor:
-    """Decrypts entries with one private key. Not safe in several threads.
+    """Decrypts entries with one private key. May be used in any thread.
 
     Args:
         private_key: an RSA key as PEM.
@@ -74,7 +74,8 @@ class Decryptor:
 
     def _cipher(self, encrypted: bytes) -> AESGCM | None:
         """Returns the cipher of an encrypted data key; None: the data key is for another private key."""
-        if encrypted not in self._data_keys:
+        cipher = self._data_keys.get(encrypted)
+        if cipher is None:
             try:
                 cipher = AESGCM(self._key.decrypt(encrypted, _OAEP))
             except ValueError:
@@ -82,4 +83,4 @@ class Decryptor:
             if len(self._data_keys) >= _REMEMBERED:
                 self._data_keys.clear()
             self._data_keys[encrypted] = cipher
-        return self._data_keys[encrypted]
+        return cipher

@@ -9,7 +9,7 @@ Source: https://pulsar.apache.org/docs/next/developing-binary-protocol/#framing
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -17,16 +17,26 @@ from google.protobuf.message import DecodeError
 
 from broker.protocol.compression import CompressionError, decompress
 from broker.protocol.encryption import DecryptionError, Decryptor
-from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, BrokerEntryMetadata, MessageMetadata, Text
+from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, BrokerEntryMetadata, MessageMetadata
 
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = struct.Struct(">I")
+_MAX_BATCH = 100_000  # messages: compressed, an entry may say that it has millions of nothing
+
+# The property with which a replicating broker sends an entry's position, `ledger:entry`.
+SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
 
 NOT_DECRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 
 
 class EntryError(Exception):
-    """An entry can't be read. Its text says why, for people."""
+    """An entry can't be read. Its text says why, for people.
+
+    Attributes:
+        raw: what there is of it.
+    """
+
+    raw = b""
 
 
 class Envelope(NamedTuple):
@@ -34,7 +44,7 @@ class Envelope(NamedTuple):
 
     metadata: MessageMetadata
     payload: bytes  # as it is in the ledger: perhaps encrypted and compressed
-    index: int | None  # broker entry index of the entry's last message; None: the broker does not send it
+    last_index: int | None  # broker entry index of the entry's last message; None: the broker does not send it
 
     @property
     def is_chunk(self) -> bool:
@@ -57,7 +67,7 @@ class Message(NamedTuple):
 
     batch_index: int  # the place in its entry; -1: the entry is one message
     key: bytes | None  # None: absent, or null
-    is_key_bytes: bool  # whether the key was given as bytes; else as text
+    is_key_base64: bool  # whether `key` is the base64 of a key that was given as bytes; else it was given as text
     ordering_key: bytes | None
     properties: list[tuple[bytes, bytes]]
     payload: bytes | None  # None: a null value
@@ -70,7 +80,7 @@ def open_envelope(entry: bytes) -> Envelope:
     Raises:
         EntryError: it is damaged.
     """
-    index, at = None, 0
+    last_index, at = None, 0
     if entry[:2] == _BROKER_METADATA:
         size = _size(entry, 2)
         at = 6 + size
@@ -78,7 +88,7 @@ def open_envelope(entry: bytes) -> Envelope:
             broker_metadata = BrokerEntryMetadata.FromString(_cut(entry, 6, size))
         except DecodeError as error:
             raise EntryError("the broker's metadata can't be read") from error
-        index = broker_metadata.index if broker_metadata.HasField("index") else None
+        last_index = broker_metadata.index if broker_metadata.HasField("index") else None
     if entry[at : at + 2] == _CHECKSUM:
         expected = _size(entry, at + 2)
         at += 6
@@ -89,7 +99,7 @@ def open_envelope(entry: bytes) -> Envelope:
         metadata = MessageMetadata.FromString(_cut(entry, at + 4, size))
     except DecodeError as error:
         raise EntryError("its metadata can't be read") from error
-    return Envelope(metadata, entry[at + 4 + size :], index)
+    return Envelope(metadata, entry[at + 4 + size :], last_index)
 
 
 def decrypted(envelope: Envelope, decryptor: Decryptor | None) -> bytes:
@@ -108,14 +118,13 @@ def decrypted(envelope: Envelope, decryptor: Decryptor | None) -> bytes:
         raise EntryError(NOT_DECRYPTED) from error
 
 
-def messages_of(metadata: MessageMetadata, payload: bytes, max_size: int, ack_set: Sequence[int] = ()) -> list[Message]:
+def messages_of(metadata: MessageMetadata, payload: bytes, max_size: int) -> list[Message]:
     """Returns the messages of an entry, or the one of a chunked message, in their order.
 
     Args:
         metadata: of the entry, or of the message's last chunk.
         payload: decrypted; of a chunked message of all its chunks.
         max_size: the most bytes of the payload when decompressed.
-        ack_set: the entry's in the MESSAGE command; the acknowledged messages of a batch are left out.
 
     Raises:
         EntryError: they can't be read.
@@ -125,27 +134,19 @@ def messages_of(metadata: MessageMetadata, payload: bytes, max_size: int, ack_se
     except CompressionError as error:
         raise EntryError(str(error)) from error
     if metadata.HasField("n_messages"):
-        return list(_batched(metadata.n_messages, payload, ack_set))
-    return [
-        Message(
-            -1,
-            _key(metadata),
-            metadata.is_key_base64,
-            metadata.ordering_key if metadata.HasField("ordering_key") else None,
-            _properties(metadata.properties),
-            None if metadata.is_null_value else payload,
-            metadata.event_time,
-        )
-    ]
+        return _batched(metadata.n_messages, payload)
+    return [_message(-1, metadata, payload)]
 
 
-def _batched(n: int, payload: bytes, ack_set: Sequence[int]) -> Iterator[Message]:
-    """Yields the messages of a batch.
+def _batched(n: int, payload: bytes) -> list[Message]:
+    """Returns the messages of a batch.
 
     Raises:
         EntryError: it does not have `n` messages, or they can't be read.
     """
-    at = 0
+    if not 0 < n <= _MAX_BATCH:
+        raise EntryError(f"it is a batch of {n} messages")
+    at, found = 0, []
     for batch_index in range(n):
         size = _size(payload, at)
         try:
@@ -155,31 +156,24 @@ def _batched(n: int, payload: bytes, ack_set: Sequence[int]) -> Iterator[Message
         at += 4 + size
         body = _cut(payload, at, metadata.payload_size)
         at += metadata.payload_size
-        if metadata.is_compacted_out or _is_acknowledged(batch_index, ack_set):
-            continue
-        yield Message(
-            batch_index,
-            _key(metadata),
-            metadata.is_key_base64,
-            metadata.ordering_key if metadata.HasField("ordering_key") else None,
-            _properties(metadata.properties),
-            None if metadata.is_null_value else body,
-            metadata.event_time,
-        )
+        found.append(_message(batch_index, metadata, body))
+    return found
 
 
-def _key(metadata: MessageMetadata | BatchedMetadata) -> bytes | None:
-    if metadata.is_key_null or not metadata.HasField("partition_key"):
-        return None
-    return metadata.partition_key
+def _message(batch_index: int, metadata: MessageMetadata | BatchedMetadata, payload: bytes) -> Message:
+    return Message(
+        batch_index,
+        metadata.partition_key if metadata.HasField("partition_key") and not metadata.is_key_null else None,
+        metadata.is_key_base64,
+        metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        [(text.key, text.value) for text in metadata.properties],
+        None if metadata.is_null_value else payload,
+        metadata.event_time,
+    )
 
 
-def _properties(texts: Iterable[Text]) -> list[tuple[bytes, bytes]]:
-    return [(text.key, text.value) for text in texts]
-
-
-def _is_acknowledged(batch_index: int, ack_set: Sequence[int]) -> bool:
-    """Whether the bit of a message is 0 in an ack set: words of 64 bits; what is behind the last word is 0."""
+def is_acknowledged(batch_index: int, ack_set: Sequence[int]) -> bool:
+    """Whether the bit of a message is 0 in an entry's ack set: words of 64 bits; what is behind the last word is 0."""
     if not ack_set:
         return False
     word = batch_index >> 6

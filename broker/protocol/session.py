@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.client import PulsarError
 from broker.protocol.frames import PROTOCOL_VERSION, Frame, FrameDecoder, ProtocolError, encode
-from broker.protocol.wire.pulsar_pb2 import AuthData, Command
+from broker.protocol.wire.pulsar_pb2 import AuthData, Command, ServerError
 
 _CLIENT_VERSION = "delaylake"
 _QUIET_SECONDS = 30.0  # after which the client asks whether the broker is there, as Pulsar's clients do
@@ -21,29 +21,15 @@ _ANSWERS = {
     Command.LAST_MESSAGE_ID: "last_message_id",
     Command.ACK_ANSWER: "ack_answer",
 }
-# Pulsar's `ServerError`, as words; see PulsarApi.proto.
-_ERRORS = (
-    "unknown error, metadata error, persistence error, not authenticated, not authorized, the subscription has another "
-    "consumer, service not ready, producer blocked by a quota, producer blocked by a quota, wrong checksum, version not "
-    "supported, no such topic, no such subscription, no such consumer, too many requests, topic terminated, producer "
-    "busy, invalid topic name, incompatible schema, consumer not assigned, no transaction coordinator, invalid "
-    "transaction, not allowed, transaction conflict, no such transaction, producer fenced"
-).split(", ")
-_FINAL = {3, 4, 13, 17, 22}  # asking again gets the same answer
 
 
 class RefusedError(PulsarError):
-    """The broker refuses a request.
-
-    Attributes:
-        is_final: whether it will refuse it again.
-    """
+    """The broker refuses a request. The text begins with Pulsar's name of the error."""
 
     def __init__(self, error: int, message: bytes) -> None:
-        words = _ERRORS[error] if 0 <= error < len(_ERRORS) else f"error {error}"
+        name = ServerError.Name(error) if error in ServerError.values() else f"error {error}"
         said = message.decode(errors="replace").splitlines()
-        super().__init__(f"{words}: {said[0][:300]}" if said else words)
-        self.is_final = error in _FINAL
+        super().__init__(f"{name}: {said[0][:300]}" if said else name)
 
 
 class DisconnectedError(PulsarError):
@@ -157,6 +143,6 @@ def answered(command: Command) -> tuple[int, Any] | None:
     if name is None:
         return None
     answer = getattr(command, name)
-    if command.type == Command.ERROR or answer.DESCRIPTOR.fields_by_name.get("error") and answer.HasField("error"):
+    if command.type == Command.ERROR or (answer.DESCRIPTOR.fields_by_name.get("error") and answer.HasField("error")):
         return answer.request_id, RefusedError(answer.error, answer.message)
     return answer.request_id, answer

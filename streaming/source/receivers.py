@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import pulsar
-
-from broker.client import PulsarError, connect, crypto_key_reader, subscribe
+from broker.client import PulsarError, connect
 from broker.clusters.new_cluster import NewClusterError, check_topics
-from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
@@ -30,6 +30,8 @@ from warehouse.message_schemas import SchemaKeeper
 _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
+_PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
+_PREFETCHED_BYTES = 4 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
@@ -61,7 +63,9 @@ class Receivers:
         self._settings = settings
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
-        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
+        self._brokers = Brokers(settings.pulsar)
+        key = settings.pulsar.crypto_private_key_file
+        self._decryptor = Decryptor.of_file(key) if key is not None else None
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, troubles)
@@ -106,9 +110,11 @@ class Receivers:
             limits = self._settings.ingest
             is_control = source.topic == self._settings.control.topic
 
-            def open_consumer() -> pulsar.Consumer:
+            def open_consumer() -> EntryConsumer:
                 self._watch.begin(source)
-                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+                return self._brokers.subscribe(
+                    name, self._settings.pulsar.subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED
+                )
 
             receivers[name] = Receiver(
                 source,
@@ -121,10 +127,11 @@ class Receivers:
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                 ),
                 broker=self._broker,
-                details=None if is_control else MessageDetails(source, self._admin, self._schemas),
+                details=None if is_control else MessageDetails(source, self._schemas),
                 on_received=self.arrived.set,
                 on_rows=self._watch.follow(source, after),
-                replicated_from=self._origins(source),
+                takes_replicated=is_control or self._settings.replicated == "all",
+                decryptor=self._decryptor,
                 on_passed=partial(self._watch.passed, source),
             )
             receivers[name].start()
@@ -143,7 +150,7 @@ class Receivers:
             receiver = self.open[name]
             try:
                 end = self._old_commands[name] or receiver.topic_end()
-            except pulsar.PulsarException:
+            except PulsarError:
                 return False
             self._old_commands[name] = end
             if not receiver.are_in_batches(end):
@@ -183,6 +190,7 @@ class Receivers:
         for receiver in [*self.open.values(), *self._replayed.values()]:
             receiver.stop()
         self._watch.stop()
+        self._brokers.close()
         self._client.close()
 
     def _keep_acknowledging(self) -> None:
@@ -193,13 +201,6 @@ class Receivers:
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
-
-    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
-        """Returns `replicated_from` for a `Receiver`; always None where the settings take messages of all clusters."""
-        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
-            return lambda producer, position: None
-        origins = Origins(self._admin, source.name, source.topic, self.stopped.wait)
-        return lambda producer, position: origins.replicated_from(producer, *position)
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, separator, partition = name.rpartition("-partition-")
@@ -224,7 +225,7 @@ class Receivers:
                     check_topics(self._admin, {name: str(receiver.last_received)})
             except NewClusterError as error:
                 self._new_cluster = error
-            except (PulsarError, pulsar.PulsarException):
+            except PulsarError:
                 continue
 
     def _discover_commands(self) -> None:

@@ -14,11 +14,66 @@ class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ZLIB: _ClassVar[Compression]
     ZSTD: _ClassVar[Compression]
     SNAPPY: _ClassVar[Compression]
+
+class ServerError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UnknownError: _ClassVar[ServerError]
+    MetadataError: _ClassVar[ServerError]
+    PersistenceError: _ClassVar[ServerError]
+    AuthenticationError: _ClassVar[ServerError]
+    AuthorizationError: _ClassVar[ServerError]
+    ConsumerBusy: _ClassVar[ServerError]
+    ServiceNotReady: _ClassVar[ServerError]
+    ProducerBlockedQuotaExceededError: _ClassVar[ServerError]
+    ProducerBlockedQuotaExceededException: _ClassVar[ServerError]
+    ChecksumError: _ClassVar[ServerError]
+    UnsupportedVersionError: _ClassVar[ServerError]
+    TopicNotFound: _ClassVar[ServerError]
+    SubscriptionNotFound: _ClassVar[ServerError]
+    ConsumerNotFound: _ClassVar[ServerError]
+    TooManyRequests: _ClassVar[ServerError]
+    TopicTerminatedError: _ClassVar[ServerError]
+    ProducerBusy: _ClassVar[ServerError]
+    InvalidTopicName: _ClassVar[ServerError]
+    IncompatibleSchema: _ClassVar[ServerError]
+    ConsumerAssignError: _ClassVar[ServerError]
+    TransactionCoordinatorNotFound: _ClassVar[ServerError]
+    InvalidTxnStatus: _ClassVar[ServerError]
+    NotAllowedError: _ClassVar[ServerError]
+    TransactionConflict: _ClassVar[ServerError]
+    TransactionNotFound: _ClassVar[ServerError]
+    ProducerFenced: _ClassVar[ServerError]
 NONE: Compression
 LZ4: Compression
 ZLIB: Compression
 ZSTD: Compression
 SNAPPY: Compression
+UnknownError: ServerError
+MetadataError: ServerError
+PersistenceError: ServerError
+AuthenticationError: ServerError
+AuthorizationError: ServerError
+ConsumerBusy: ServerError
+ServiceNotReady: ServerError
+ProducerBlockedQuotaExceededError: ServerError
+ProducerBlockedQuotaExceededException: ServerError
+ChecksumError: ServerError
+UnsupportedVersionError: ServerError
+TopicNotFound: ServerError
+SubscriptionNotFound: ServerError
+ConsumerNotFound: ServerError
+TooManyRequests: ServerError
+TopicTerminatedError: ServerError
+ProducerBusy: ServerError
+InvalidTopicName: ServerError
+IncompatibleSchema: ServerError
+ConsumerAssignError: ServerError
+TransactionCoordinatorNotFound: ServerError
+InvalidTxnStatus: ServerError
+NotAllowedError: ServerError
+TransactionConflict: ServerError
+TransactionNotFound: ServerError
+ProducerFenced: ServerError
 
 class Text(_message.Message):
     __slots__ = ("key", "value")

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import pulsar
 import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
@@ -237,14 +236,15 @@ class SourceWatch:
         backlog = self._admin.backlog(name, self._subscription)
         try:
             end = receiver.topic_end()
-        except pulsar.PulsarException:
+        except PulsarError:
             end = None
         if end is not None and not backlog:
             self._check_end(receiver, end)
         if end is not None and backlog:
             receiver.acknowledge_again(end)  # an acknowledgement may be lost with the connection
         if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
-            # For a producer batch that it can't decrypt the client gives back one permit, not one for each message.
+            # The broker counts how many messages it may send. Should its count ever be another than the consumer's, no
+            # more would come.
             receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)

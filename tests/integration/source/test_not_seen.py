@@ -14,9 +14,11 @@ import pulsar
 import pyarrow as pa
 import pytest
 
-from broker.client import connect, subscribe
+from broker.client import connect
 from broker.jvm.jars import jars
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import EntryConsumer
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -79,13 +81,14 @@ class Watched:
         self.receivers: list[Receiver] = []
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
         self.client = client
+        self.brokers = Brokers(broker.settings)
         self.admin = AdminClient(broker.settings)
         self.producer = client.create_producer(topic, batching_enabled=False)
         self.http = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/")
         self.subscribe().close()
 
-    def subscribe(self) -> pulsar.Consumer:
-        return subscribe(self.client, self.topic, SUBSCRIPTION, None)
+    def subscribe(self) -> EntryConsumer:
+        return self.brokers.subscribe(self.topic, SUBSCRIPTION, max_bytes=1 << 20, max_messages=1_000)
 
     def send(self, *texts: str) -> list[Position]:
         sent = [self.producer.send(text.encode()) for text in texts]
@@ -101,7 +104,7 @@ class Watched:
         follow, side = self.watch.follow(source, after), TopicQuestions(self.admin, SUBSCRIPTION)
         limits = Limits(0, 5_000_000, 10_000, 10_000_000)
 
-        def open_consumer() -> pulsar.Consumer:
+        def open_consumer() -> EntryConsumer:
             self.watch.begin(source)
             return (subscribe or self.subscribe)()
 

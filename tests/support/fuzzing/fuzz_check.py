@@ -12,9 +12,9 @@ import pulsar
 
 from broker.client import subscribe
 from broker.pulsar_admin.admin_rest import AdminClient
-from streaming.source.receiving.chunk_builder import batch_size_of
 from tests.support.fuzzing.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
 from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.unseen_entries import UNREADABLE
 
 
@@ -106,7 +106,7 @@ class Topics:
                 continue
             found = message.message_id()
             position = found.ledger_id(), found.entry_id()
-            is_whole = found.batch_index() + 1 in (0, batch_size_of(found))
+            is_whole = found.batch_index() + 1 in (0, _batch_size_of(found))
             yield message
         consumer.unsubscribe()
         consumer.close()
@@ -166,3 +166,8 @@ def check(fuzz: Fuzz, producers: Producers, topics: Topics, rejects: dict[str, s
     assert not left, f"the sources lack {len(left)}: {sorted(left)[:5]}"
     assert not any(wrong.values()), {what: (len(all_), all_[:5]) for what, all_ in wrong.items() if all_}
     return found
+
+
+def _batch_size_of(message_id: pulsar.MessageId) -> int:
+    """The number of messages in a message's entry."""
+    return MessageIdData.FromString(message_id.serialize()).batch_size or 1
