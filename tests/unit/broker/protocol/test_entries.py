@@ -59,11 +59,8 @@ def batched(*messages: tuple[BatchedMetadata, bytes]) -> bytes:
 
 def test_an_entry_is_taken_apart_with_and_without_checksum_and_the_brokers_metadata() -> None:
     metadata = MessageMetadata(producer_name=b"p", publish_time=7, deliver_at_time=9)
-    for data, index in (
-        (entry(metadata, b"body"), None),
-        (entry(metadata, b"body", 41), 41),
-        (entry(metadata, b"body")[6:], None),
-    ):
+    checked, indexed = entry(metadata, b"body"), entry(metadata, b"body", 41)
+    for data, index in ((checked, None), (indexed, 41), (checked[6:], None)):
         envelope = open_envelope(data)
         assert (envelope.payload, envelope.last_index, envelope.metadata.deliver_at_time) == (b"body", index, 9)
         assert not envelope.is_batch
@@ -194,7 +191,6 @@ def test_mutated_entries_are_read_or_named_and_raise_nothing_else() -> None:
         try:
             envelope = open_envelope(bytes(data[: chance.randint(0, len(data))]))
             found = messages_of(envelope.metadata, decrypted(envelope, None), MAX)
-        except EntryError as error:
-            assert str(error)
+        except EntryError:
             continue
         assert len(found) <= 100_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ def message(entry: bytes, consumer_id: int = 1) -> bytes:
 def fed(data: bytes, cuts: list[int]) -> list[Frame]:
     decoder = FrameDecoder()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [frame for a, b in zip(edges, edges[1:], strict=False) for frame in decoder.feed(data[a:b])]
+    return [frame for a, b in pairwise(edges) for frame in decoder.feed(data[a:b])]
 
 
 @given(entries=st.lists(st.binary(max_size=300), max_size=8), cuts=st.lists(st.integers(0, 4_000), max_size=12))

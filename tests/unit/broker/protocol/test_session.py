@@ -47,7 +47,7 @@ def test_a_connection_begins_with_who_asks_and_takes_the_brokers_largest_message
 def test_a_broker_that_refuses_says_why() -> None:
     session = Session(None, None, 0.0)
     refusal = encode(Command.ERROR, error={"error": 3, "message": b"Unable to authenticate\nat java.lang..."})
-    with pytest.raises(RefusedError, match="^AuthenticationError: Unable to authenticate$"):
+    with pytest.raises(RefusedError, match=r"^AuthenticationError: Unable to authenticate$"):
         list(session.receive(refusal, 0.0))
     with pytest.raises(ProtocolError, match="answers a connection with command"):
         list(Session(None, None, 0.0).receive(encode(Command.SUCCESS, success={}), 0.0))
