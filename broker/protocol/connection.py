@@ -77,7 +77,8 @@ class Connection:
         self._wake_up, self._woken = socket.socketpair()
         for end in (self._wake_up, self._woken):
             end.setblocking(False)
-        threading.Thread(target=self._run, name=f"pulsar {address}", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=f"pulsar {address}", daemon=True)
+        self._thread.start()
         if not self._ready.wait(_CONNECT_SECONDS):
             self._end(NoAnswerError(f"the broker at {address} does not answer"))
         if self.error is not None:
@@ -134,9 +135,10 @@ class Connection:
                 self._answers.pop(request_id, None)
 
     def close(self) -> None:
-        """Closes the connection, and all that is on it."""
+        """Closes the connection, and ends all that is on it."""
         self._closing = True
         self._wake()
+        self._thread.join(_CONNECT_SECONDS)
 
     @property
     def max_message_bytes(self) -> int:
@@ -161,6 +163,10 @@ class Connection:
         except Exception as error:
             _log.exception("the connection to %s fails", self.address)
             self._end(ProtocolError(f"the connection to {self.address} fails: {error}"))
+        finally:
+            for end in (self._socket, self._wake_up, self._woken):
+                with suppress(OSError):
+                    end.close()
 
     def _serve(self) -> None:
         """Reads and writes until the connection ends. A TLS connection must not be used by two threads at once."""
@@ -241,9 +247,7 @@ class Connection:
             self._consumers.clear()
             self._answers.clear()
         self._closing = True
-        for end in (self._socket, self._wake_up):
-            with suppress(OSError):
-                end.close()
+        self._wake()
         for answer in answers:
             answer.set_exception(error)
         for consumer in consumers:

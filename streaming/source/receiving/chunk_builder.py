@@ -26,7 +26,7 @@ from warehouse.message_schemas import version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
-_ACKNOWLEDGED = "not seen: somebody else acknowledged it on the job's subscription"
+_ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 
 _NO_METADATA = MessageMetadata()
 

@@ -90,7 +90,7 @@ def test_a_batch_is_taken_apart_and_one_of_one_message_stays_a_batch() -> None:
 @pytest.mark.parametrize("compression", [LZ4, ZLIB, ZSTD, SNAPPY])
 def test_every_compression_is_undone_and_a_wrong_size_is_named(compression: int) -> None:
     body = b"delay" * 1_000
-    names = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
+    names: dict[int, str] = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
     packed = zlib.compress(body) if compression == ZLIB else pa.compress(body, names[compression], asbytes=True)
     metadata = MessageMetadata(compression=compression, uncompressed_size=len(body))
     assert messages_of(metadata, packed, MAX)[0].payload == body
