@@ -52,7 +52,9 @@ def test_a_tick_with_more_commands_than_sequences_is_an_error_and_not_the_next_t
 
 def test_the_answers_of_one_command_share_a_sequence(control: Control) -> None:
     one = {"kind": ANSWER, "topic": TOPIC, "ledger_id": -1, "entry_id": -1, "batch_index": -1, "deliver_at": 0}
-    rows = [one | {"request_id": f"r{n}", "result": 5, "subscriptions": 0, "body": n} for n in range(3) for _ in range(50)]
+    rows = [
+        one | {"request_id": f"r{n}", "result": 5, "subscriptions": 0, "body": n} for n in range(3) for _ in range(50)
+    ]
     answers = control.apply(commands(rows), {}, KNOWN.empty_table(), np.zeros(0, np.bool_), MOMENT)
     of_tick = 7 << BITS
     assert answers["sequence"].to_pylist() == [of_tick + n for n in range(3) for _ in range(50)]
