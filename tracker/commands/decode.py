@@ -93,9 +93,9 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
-    applied is rejected, and answered INVALID; so is one that the batch has no room for, because it and the commands before
-    it have more than MAX_ANSWERS answers. Of several commands with the same request id the first counts, the others have
-    the kind REPEAT. A command that has nothing to apply does not count, so that it may come again, corrected.
+    applied is rejected, and answered INVALID; so is one that has more than MAX_ANSWERS answers, those of the commands
+    before it included. Of several commands with the same request id the first counts, the others have the kind REPEAT.
+    A command that has nothing to apply does not count, so that it may come again, corrected.
 
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
