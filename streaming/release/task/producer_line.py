@@ -16,6 +16,7 @@ import pulsar
 from broker.client import close_quietly
 from conf.errors import DelayLakeError
 from streaming.release.sequence_ids import last_sequence_id, tick_of
+from streaming.release.task.refusing_producer import RefusingProducer
 from streaming.release.task.shared_paces import Pace
 from warehouse.delivery_key import Key
 
@@ -98,6 +99,8 @@ class Line:
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
     target: tuple[str, str] = ("", "")
     read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
+    # Reads which messages have arrived, where the destination now refuses their schema: the broker can't be asked.
+    read_arrived_if_refused: Callable[[], frozenset[Key]] | None = None
     arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
     waiting: deque[int] = field(default_factory=deque)  # indexes of due messages that the producer has not got yet
     wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
@@ -156,8 +159,10 @@ class Line:
                 producer = self.create()
                 self._making_since = None
                 before = producer.last_sequence_id()
-                if self.read_arrived_keys is not None:
-                    self.arrived_keys = self.read_arrived_keys()  # may take long
+                is_refusing = isinstance(producer, RefusingProducer)
+                read_arrived = self.read_arrived_keys or (self.read_arrived_if_refused if is_refusing else None)
+                if read_arrived is not None:
+                    self.arrived_keys = read_arrived()  # may take long
             except Exception as error:
                 if producer is not None:
                     close_quietly(producer)
