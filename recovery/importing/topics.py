@@ -20,7 +20,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from recovery.importing.acknowledged import not_acknowledged
-from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, source_of
+from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, sendable, source_of
 from streaming.source.receiving.chunk_builder import ChunkBuilder
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from streaming.source.receiving.unpacking import unpack
@@ -82,7 +82,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             incomplete = ChunkAssembler(_BYTES_AT_ONCE)
             chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
-                importer.append(_as_imported(found), app_id, number_of(last), is_by_position=True)
+                importer.append(sendable(_as_imported(found)), app_id, number_of(last), is_by_position=True)
                 if incomplete.may_be_acknowledged is None:  # else a run that is cut off would not get all chunks
                     consumer.acknowledge(last)
             consumer.close()
