@@ -161,11 +161,12 @@ def _batched(n: int, payload: bytes) -> list[Message]:
 
 
 def _message(batch_index: int, metadata: MessageMetadata | BatchedMetadata, payload: bytes) -> Message:
+    key, ordering_key = metadata.partition_key, metadata.ordering_key
     return Message(
         batch_index,
-        metadata.partition_key if metadata.HasField("partition_key") and not metadata.is_key_null else None,
+        key if (key or metadata.HasField("partition_key")) and not metadata.is_key_null else None,
         metadata.is_key_base64,
-        metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        ordering_key if ordering_key or metadata.HasField("ordering_key") else None,
         [(text.key, text.value) for text in metadata.properties],
         None if metadata.is_null_value else payload,
         metadata.event_time,

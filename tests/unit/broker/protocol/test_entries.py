@@ -104,6 +104,13 @@ def test_every_compression_is_undone_and_a_wrong_size_is_named(compression: int)
             messages_of(MessageMetadata(compression=compression, uncompressed_size=size), damaged, MAX)
 
 
+def test_a_zlib_stream_without_an_end_is_read_as_the_java_client_sends_it() -> None:
+    stream = zlib.compressobj()
+    packed = stream.compress(b"body") + stream.flush(zlib.Z_SYNC_FLUSH)
+    assert messages_of(MessageMetadata(compression=ZLIB, uncompressed_size=4), packed, MAX)[0].payload == b"body"
+    assert messages_of(MessageMetadata(compression=ZLIB, uncompressed_size=0), b"", MAX)[0].payload == b""
+
+
 def test_a_compression_that_is_not_known_is_named() -> None:
     with pytest.raises(EntryError, match="its compression 9 is unknown"):
         messages_of(MessageMetadata(compression=9, uncompressed_size=1), b"x", MAX)
