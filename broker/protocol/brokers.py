@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ class Brokers:
             self._token = token_reader(settings.token_file)
         self._tls = _tls(settings) if scheme == "pulsar+ssl" else None
         self._connections: dict[Address, Connection] = {}
+        self._locks: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
     def subscribe(self, topic: str, subscription: str, *, max_bytes: int, max_messages: int) -> EntryConsumer:
@@ -87,6 +89,8 @@ class Brokers:
 
     def _to(self, address: Address) -> Connection:
         with self._lock:
+            lock = self._locks[address]
+        with lock:  # a broker that does not answer keeps nobody from the others
             connection = self._connections.get(address)
             if connection is None or connection.error is not None:
                 connection = self._connections[address] = Connection(address, self._token, self._tls)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_FIRST_PERMITS = 16  # before any message has come, its size is unknown
+# Before any message has come, its size is unknown: so many permits at most, and one for so many bytes of the budget.
+_FIRST_PERMITS = 16
+_FIRST_BYTES = 256 << 10
 
 
 class FlowControl:
@@ -38,7 +40,7 @@ class FlowControl:
     def grant(self) -> int:
         """Returns how many permits the broker gets now; 0: none, because few are free."""
         if not self._mean:
-            most = min(_FIRST_PERMITS, self._max_messages)
+            most = min(_FIRST_PERMITS, max(self._max_bytes // _FIRST_BYTES, 1), self._max_messages)
         else:
             room = max(self._max_bytes - self.waiting_bytes, 0)
             most = min(int(room / self._mean), self._max_messages - self.waiting_messages)
