@@ -183,7 +183,7 @@ class ChunkBuilder:
             except BadScheduleError as error:
                 reason = str(error)
         if happened > _MAX_EVENT_TIME:
-            reason = reason or f"the event time {happened} is beyond 2^63"
+            reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
         if size > self._max_size:
             reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
