@@ -162,8 +162,8 @@ def check(fuzz: Fuzz, producers: Producers, topics: Topics, rejects: dict[str, s
         assert len(versions) == len({of_source for of_source, _ in versions}), versions
         found["delivered"] += len(came)
         found["rejected"] += len(rejected)
-    # Of what was aborted, encrypted and compressed the broker does not tell that it is nothing to deliver. Each chunk of
-    # a message that can't be decrypted is rejected.
+    # Of what was aborted, encrypted and compressed the broker does not tell that it is nothing to deliver. Of a message
+    # that can't be decrypted each chunk is rejected.
     others = {i: r for i, r in rejects.items() if UNREADABLE not in r and r != NOT_DECRYPTED}
     wrong["unexpected"] += [f"{i}: {r}" for i, r in others.items() if i not in known]
     assert not left, f"the sources lack {len(left)}: {sorted(left)[:5]}"
