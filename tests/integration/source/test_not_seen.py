@@ -309,7 +309,7 @@ def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
     last = watched.send("last")
     receiver = watched.receive_to(last[0])
     rows = receiver.rows(START, last[0]).to_pylist()
-    found = {(row["ledger_id"], row["entry_id"]): row for row in rows}
+    found: dict[tuple[int, ...], dict[str, Any]] = {(row["ledger_id"], row["entry_id"]): row for row in rows}
     assert len(found) == len(rows), "an entry that can't be read is one message"
     assert [row["payload"] for row in rows if row["reason"] is None] == [b"first", b"last"]
     assert found.keys() > entries
