@@ -23,7 +23,7 @@ class ApiSettings(Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
-    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
+    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = "1000/second"
     allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[^\s/:\[\]]+$")], ...] = ()
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
 

@@ -175,6 +175,7 @@ class RetentionSettings(Section):
     outcomes_millis: PositiveMillis = _WEEK_MILLIS
     entries_millis: PositiveMillis = _WEEK_MILLIS
     rejects_millis: PositiveMillis = _WEEK_MILLIS
+    refusals_millis: PositiveMillis = _WEEK_MILLIS
 
 
 class MaintainSettings(Section):
