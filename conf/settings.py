@@ -117,6 +117,7 @@ class SparkSettings(Section):
 class IngestSettings(Section):
     max_messages_per_batch: Annotated[int, Field(gt=0)] = 20_000
     max_bytes_per_batch: Annotated[int, Field(gt=0, le=64 << 20)] = 16 << 20
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class TrackerSettings(Section):

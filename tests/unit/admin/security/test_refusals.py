@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,9 @@ def test_of_a_flood_of_different_calls_few_rows_are_written_and_all_are_counted(
 
 
 def test_a_flood_that_lasts_is_few_files(tmp_path: Path) -> None:
-    """A call each millisecond for a second, with times a hundredth of the real ones."""
+    """Many calls for about a second, with times a hundredth of the real ones."""
     tables = Tables(str(tmp_path))
+    began = time.monotonic()
 
     async def run() -> None:
         async with Refusals(tables, module.FLUSH_SECONDS / 100, module.REST_SECONDS / 100) as kept:
@@ -102,7 +104,7 @@ def test_a_flood_that_lasts_is_few_files(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert sum(row["calls"] for row in rows(tables)) == 1_000
-    assert tables.version("refusals") <= 8
+    assert tables.version("refusals") <= 3 + (time.monotonic() - began) / (module.REST_SECONDS / 100)
 
 
 def test_a_table_that_can_not_be_written_is_said_and_tried_again(
