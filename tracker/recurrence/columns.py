@@ -66,7 +66,7 @@ class Recurrences:
 
     def rule(self, i: int) -> Recurrence:
         """Returns the rule of a message."""
-        return self._rules[self._rule_of[i]]
+        return self._rules[int(self._rule_of[i])]
 
     def one(self, i: int) -> tuple[Recurrence, int]:
         """Returns the rule of a message, and when its first occurrence is, ms since the epoch."""

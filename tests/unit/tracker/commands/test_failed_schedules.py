@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 
@@ -20,7 +18,7 @@ RRULE_FAILS = "FREQ=SECONDLY;INTERVAL=10"
 
 
 @pytest.fixture(params=[IndexError("x"), KeyError(1), RecursionError(), AssertionError("no\nline")], ids=repr)
-def _planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Recurrence._next
 
     def fail(self: Recurrence, after: int, start: int) -> int | None:
@@ -29,7 +27,6 @@ def _planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return compute(self, after, start)
 
     monkeypatch.setattr(Recurrence, "_next", fail)
-    return
 
 
 @pytest.mark.usefixtures("_planted")
@@ -79,8 +76,8 @@ def test_a_command_that_skips_to_an_occurrence_that_fails_ends_the_schedule() ->
 
 def test_a_schedule_that_ends_as_it_should_is_not_rejected() -> None:
     job = Job()
-    ends = [{"repeatTimes": "2"}, {"repeatUntil": str(20 * SECOND)}]
-    rows = [recurring(entry, 5 * SECOND, WELL, **end) for entry, end in enumerate(ends)]
-    job.step(pa.concat_tables(rows))
+    by_number = recurring(0, 5 * SECOND, WELL, repeatTimes="2")
+    by_time = recurring(1, 5 * SECOND, WELL, repeatUntil=str(20 * SECOND))
+    job.step(pa.concat_tables([by_number, by_time]))
     assert sum(job.step().rejects.num_rows for _ in range(40)) == 0
     assert sorted(one[:2] for one in job.got["a"]) == [(0, 1), (0, 2), (1, 1), (1, 2)]
