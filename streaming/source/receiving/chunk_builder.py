@@ -182,6 +182,8 @@ class ChunkBuilder:
                     key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
             except BadScheduleError as error:
                 reason = str(error)
+            except Exception as error:  # so that the row keeps what could be read
+                reason = f"{_what_fails(properties)} fails with {type(error).__name__}: {_cause(error)}"
         if happened > _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
@@ -225,6 +227,12 @@ class ChunkBuilder:
             occurrence if reason is None else None,
             None,
         )
+
+
+def _what_fails(properties: dict[str, str]) -> str:
+    """Names the property whose check has failed in a way that nobody expected."""
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
+    return next((name for name in names if name in properties), "its time")
 
 
 def _texts(entry: _Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
