@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from broker.protocol.wire.pulsar_pb2 import LZ4, NONE, SNAPPY, ZLIB, ZSTD
+from conf.errors import DelayLakeError
 
 # Pulsar's LZ4 is a block without a frame, its ZLIB one zlib stream.
 _ARROW_CODECS: dict[int, str] = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 
 
-class CompressionError(Exception):
+class CompressionError(DelayLakeError):
     """Bytes are not what their metadata says."""
 
 

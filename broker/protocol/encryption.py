@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from broker.client import PulsarError
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+from conf.errors import DelayLakeError
 
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)  # noqa: S303 (what Pulsar's clients do)
 _REMEMBERED = 1_000  # data keys: a producer makes a new one every four hours
 
 
-class DecryptionError(Exception):
+class DecryptionError(DelayLakeError):
     """No key decrypts an entry."""
 
 

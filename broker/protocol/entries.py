@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from broker.protocol.compression import CompressionError, decompress
 from broker.protocol.encryption import DecryptionError, Decryptor
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, BrokerEntryMetadata, MessageMetadata
+from conf.errors import DelayLakeError
 
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = struct.Struct(">I")
@@ -29,7 +30,7 @@ SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
 NOT_DECRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
 
 
-class EntryError(Exception):
+class EntryError(DelayLakeError):
     """An entry can't be read. Its text says why, for people.
 
     Attributes:
