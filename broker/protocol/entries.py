@@ -22,7 +22,7 @@ from conf.errors import DelayLakeError
 
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = struct.Struct(">I")
-_MAX_BATCH = 100_000  # messages: compressed, an entry may say that it has millions of nothing
+MAX_BATCH = 100_000  # messages: compressed, an entry may say that it has millions of nothing
 
 # The property with which a replicating broker sends an entry's position, `ledger:entry`.
 SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
@@ -145,7 +145,7 @@ def _batched(n: int, payload: bytes) -> list[Message]:
     Raises:
         EntryError: it does not have `n` messages, or they can't be read.
     """
-    if not 0 < n <= _MAX_BATCH:
+    if not 0 < n <= MAX_BATCH:
         raise EntryError(f"it is a batch of {n} messages")
     at, found = 0, []
     for batch_index in range(n):

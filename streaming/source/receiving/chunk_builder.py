@@ -84,7 +84,7 @@ class ChunkBuilder:
         return len(self._rows)
 
     def add(self, received: UnpackedEntry, first_index: int | None, left_out: str | None = None) -> None:
-        """Adds an entry with all its messages; one that can't be read becomes one rejected message.
+        """Adds an entry with all its messages. Where it can't be read they are rejected; the first has its bytes.
 
         Args:
             received: the entry.
@@ -96,8 +96,9 @@ class ChunkBuilder:
             NotKnownYetError: broker or warehouse do not answer the question for the schema.
         """
         entry = self._entry(received, first_index, left_out)
-        if not received.messages:
-            self._reject(entry, -1, None if left_out else received.raw, left_out or received.failure)
+        for batch_index in () if received.messages else received.batch_indexes:
+            raw = received.raw if left_out is None and batch_index <= 0 else None
+            self._reject(entry, batch_index, raw, left_out or received.failure)
         for message in received.messages:
             payload, batch_index = message.payload, message.batch_index
             if left_out is not None:

@@ -9,7 +9,7 @@ from broker.position import Position
 from broker.protocol.chunks import Whole
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.encryption import Decryptor
-from broker.protocol.entries import EntryError, Message, decrypted, messages_of
+from broker.protocol.entries import MAX_BATCH, EntryError, Message, decrypted, messages_of
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 
 _MOST_DECOMPRESSED = 16  # an entry may be so many times as large as the largest message when decompressed
@@ -40,9 +40,17 @@ class UnpackedEntry:
     raw: bytes = b""
 
     @property
+    def batch_indexes(self) -> Sequence[int]:
+        """The batch index of each of its messages, also where they can't be read: the broker's indexes count them."""
+        if self.metadata is None or not self.metadata.HasField("n_messages"):
+            return [-1]
+        n = self.metadata.n_messages
+        return range(n) if 0 < n <= MAX_BATCH else [-1]  # else nobody knows how many there are
+
+    @property
     def n_messages(self) -> int:
-        """The number of its messages; an entry that can't be read counts as one."""
-        return max(len(self.messages), 1)
+        """The number of its messages."""
+        return len(self.batch_indexes)
 
 
 def unpack(

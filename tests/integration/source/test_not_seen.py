@@ -309,8 +309,10 @@ def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
     last = watched.send("last")
     receiver = watched.receive_to(last[0])
     rows = receiver.rows(START, last[0]).to_pylist()
-    found: dict[tuple[int, ...], dict[str, Any]] = {(row["ledger_id"], row["entry_id"]): row for row in rows}
-    assert len(found) == len(rows), "an entry that can't be read is one message"
+    found: dict[tuple[int, ...], dict[str, Any]] = {
+        (row["ledger_id"], row["entry_id"]): row for row in rows if row["batch_index"] <= 0
+    }
+    assert sum(row["reason"] == NOT_DECRYPTED for row in rows) > 4_000 + 20, "each message, and each chunk"
     assert [row["payload"] for row in rows if row["reason"] is None] == [b"first", b"last"]
     assert found.keys() > entries
     for position in entries:

@@ -135,10 +135,9 @@ def check(fuzz: Fuzz, producers: Producers, topics: Topics, rejects: dict[str, s
                 if message_id in source:
                     continue
                 left.discard(message.number)
-                entry = message_id.rpartition(":")[0] + ":-1"
-                known.add(entry)
+                known.add(message_id)
                 found["unreadable"] += 1
-                if "encrypted" not in rejects.get(entry, ""):
+                if "encrypted" not in rejects.get(message_id, ""):
                     wrong["lost"].append(f"{topic} {message_id} ({message.number}), encrypted")
         came: set[str] = set()
         versions: set[tuple[int, int]] = set()

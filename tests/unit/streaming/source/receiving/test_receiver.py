@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position
 from broker.protocol.consumer import ReceivedEntry
-from broker.protocol.entries import EntryError, Envelope
+from broker.protocol.entries import NOT_DECRYPTED, EntryError, Envelope
 from broker.protocol.session import DisconnectedError
 from broker.pulsar_admin.topic_questions import Cursor
 from streaming.source.receiving.receiver import Limits, Receiver
@@ -381,3 +381,27 @@ def test_what_another_cluster_sent_is_left_out_without_its_bytes() -> None:
     rows = harness.take()
     assert rows["reason"].to_pylist() == ["replicated from east", None]
     assert rows["payload"].to_pylist() == [None, b"x"]
+
+
+def test_a_batch_that_cannot_be_read_is_rejected_message_by_message_and_leaves_no_gap_in_the_indexes() -> None:
+    [entry] = batch(1, 3)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.encryption_keys.add(name=b"theirs", value=b"?")
+    indexed = entry._replace(envelope=entry.envelope._replace(last_index=8))
+    harness = Harness()
+    harness.receive([*one(0), indexed, *one(2)])
+    rows = harness.take()
+    assert harness.ids() == [(5, 0, -1), (5, 1, 0), (5, 1, 1), (5, 1, 2), (5, 2, -1)]
+    assert rows["reason"].to_pylist() == [None, *[NOT_DECRYPTED] * 3, None]
+    assert rows["payload"].to_pylist() == [b"x", entry.envelope.payload, None, None, b"x"]
+    assert rows["first_index"].to_pylist()[1:4] == [6, 6, 6]
+    assert rows["batch_size"].to_pylist()[1:4] == [3, 3, 3]
+
+
+def test_a_batch_that_says_that_it_has_millions_of_messages_is_one_rejected_message() -> None:
+    [entry] = batch(0, 1)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.n_messages = 2**31 - 1
+    harness = Harness()
+    harness.receive([entry, *one(1)])
+    assert harness.take()["reason"].to_pylist() == ["it is a batch of 2147483647 messages", None]
