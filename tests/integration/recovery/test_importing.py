@@ -92,3 +92,46 @@ def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
     audit = run_audit(job.settings)
     assert (audit.taken_in, audit.rejected) == (2_304, 1)
     assert {name: found["count"] for name, found in audit.findings.items()} == {"not_seen": 3}
+
+
+def test_rows_with_a_schedule_key_or_a_rule_go_on_as_messages_of_the_topic_do(
+    tmp_path: Path, broker: EmbeddedBroker, pulsar_client: pulsar.Client, collector: Collector, topic: str
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    begin = now() + 25_000
+    rows = {
+        "keyed": (begin + 3_600_000, {"scheduleKey": "k"}),
+        "keyed, too": (begin + 1, {"scheduleKey": "k", "scheduleMode": "keep"}),
+        "recurs": (begin, {"repeat": "@every 1s", "repeatTimes": "3", "misfire": "all", "delaylake.source": "x"}),
+        "sent back": (begin, {"retryOf": "1:2:-1:-1", "retrySubscription": "a"}),
+    }
+    table = {
+        "deliver_at": [due for due, _ in rows.values()],
+        "payload": list(rows),
+        "properties": pa.array([list(given.items()) for _, given in rows.values()], pa.map_(pa.string(), pa.string())),
+    }
+    pq.write_table(pa.table(table), file := tmp_path / "rows.parquet")
+    assert run_import(job, topic, str(file)) == {
+        **{"messages": 4, "rejected": 2, "already_there": 0, "pending": 2, "warnings": []}
+    }
+    job.start()
+    try:
+        newer = {"scheduleKey": "k", "deliverAt": str(now() + 2_000)}
+        pulsar_client.create_producer(topic).send(b"newer", properties=newer)
+        received = collector.collect(f"{topic}-a").received[f"{topic}-a"]
+        wait_until(lambda: len(received) >= 4, 90, "all of them")
+        assert Counter(message.payload for message in received) == {b"newer": 1, b"recurs": 3}
+        recurring = [message for message in received if message.payload == b"recurs"]
+        assert [message.properties["delaylake.occurrence"] for message in recurring] == ["1", "2", "3"]
+        assert [int(message.properties["delaylake.deliverAt"]) for message in recurring] == [
+            *(begin + 1_000 * i for i in range(3))
+        ]
+        assert {message.properties["delaylake.source"] for message in received} == {topic}
+        wait_until(
+            lambda: [row["result"] for row in job.rows("outcomes", "SELECT result FROM {table}")] == [8], 20, "told"
+        )
+        reasons = job.rows("rejects", "SELECT reason FROM {table} ORDER BY reason")
+        assert [row["reason"].split(":")[0] for row in reasons] == ["retryOf", "scheduleKey"]
+    finally:
+        job.terminate()
+        job.stop()
