@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from conf.errors import one_line
 from recovery.importing.columns import COLUMNS, IN_SECONDS, are_seconds, check_columns, own_columns
-from recovery.importing.importer import Importer, ImportFailedError
+from recovery.importing.importer import Importer, ImportFailedError, sendable
 from recovery.importing.meaning import with_meaning
 from streaming.release.outgoing import FIELD_BYTES
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
@@ -107,7 +107,7 @@ def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0)
         "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
         "reason": pc.coalesce(rows["reason"], reasons) if "reason" in rows.column_names else reasons,
     }
-    messages = typed(columns, MESSAGES)
+    messages = sendable(typed(columns, MESSAGES))
     has_time = pc.is_valid(own["deliver_at"])
     return importer.decided(with_meaning(messages, has_time, importer.settings.tracker.max_delay_millis))
 
