@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -30,6 +32,18 @@ def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, Any]:
         return {}
     counts: dict[str, Any] = json.loads(done.stdout)
     return counts
+
+
+def check_owner_alone(*folders: Path) -> None:
+    """Checks that nobody but the owner may read what a run has written; a file may go while it is looked for."""
+    modes: dict[str, int] = {}
+    for folder in folders:
+        for path, _, files in os.walk(folder):
+            for found in (path, *(f"{path}/{name}" for name in files)):
+                with contextlib.suppress(FileNotFoundError):
+                    modes[found] = os.lstat(found).st_mode
+    assert len(modes) > 50
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
 def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
@@ -132,6 +146,7 @@ def test_rows_with_a_schedule_key_or_a_rule_go_on_as_messages_of_the_topic_do(
         )
         reasons = job.rows("rejects", "SELECT reason FROM {table} ORDER BY reason")
         assert [row["reason"].split(":")[0] for row in reasons] == ["retryOf", "scheduleKey"]
+        check_owner_alone(tmp_path / "warehouse", tmp_path / "checkpoint")
     finally:
         job.terminate()
         job.stop()
