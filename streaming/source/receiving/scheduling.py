@@ -51,12 +51,18 @@ def scheduling(properties: Mapping[str, str], published: int, now: int, max_dela
         key = schedule_key(properties) if SCHEDULE_KEY in properties else None
     except BadScheduleError as error:
         return Scheduling(min(published, now), str(error))
-    except Exception as error:  # of a rule that a library can't compute, say: the message fails alone
-        what = one_line(error)[:_MOST] or type(error).__name__
-        return Scheduling(min(published, now), f"its properties can't be read: {what}")
+    except Exception as error:  # so that the message fails alone, and keeps what could be read
+        what = f"{type(error).__name__}: {one_line(error)[:_MOST]}"
+        return Scheduling(min(published, now), f"{_what_fails(properties)} fails with {what}")
     return Scheduling(due, None, key, occurrence)
 
 
 def is_dropped(name: str) -> bool:
     """Whether a property of a message that comes in is not passed on: the job gives it itself, or a broker did."""
     return name.startswith(RESERVED_PREFIX) or name == SOURCE_POSITION
+
+
+def _what_fails(properties: Mapping[str, str]) -> str:
+    """Names the property whose check has failed in a way that nobody expected."""
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
+    return next((name for name in names if name in properties), "its time")
