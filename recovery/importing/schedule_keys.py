@@ -17,6 +17,10 @@ from warehouse.delta.tables import exists, literal
 from warehouse.schemas import SCHEMAS
 from warehouse.views import Warehouse
 
+# Reasons of rejected messages. They name no message, because a preview counts messages by reason.
+_WAITS = f"{SCHEDULE_KEY}: a message of its key waits already"
+_REPLACED = f"{SCHEDULE_KEY}: a later message of its key is imported, too"
+
 _ALWAYS = np.iinfo(np.int64).max
 
 
@@ -76,10 +80,10 @@ class ImportedKeys:
             if before is not None and (before.position == position or before.until <= published):
                 before = None
             if before is not None and (rule.mode is Mode.KEEP or before.row is None):
-                reasons[i] = f"{SCHEDULE_KEY}: a message of its key waits already, {before.position}"
+                reasons[i] = _WAITS
                 continue
             if before is not None and before.row is not None:
-                reasons[before.row] = f"{SCHEDULE_KEY}: a later message of its key is imported, too, {position}"
+                reasons[before.row] = _REPLACED
             since = published if before is None else before.since
             if rule.mode is Mode.DEBOUNCE and rule.debounce_max_millis is not None:
                 due[i] = min(int(due[i]), since + rule.debounce_max_millis)
