@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from status.batch_status import BatchStatus
-from status.troubles import Troubles
+from status.troubles import FAILED, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
@@ -38,6 +39,8 @@ _STOP_SECONDS = 12.0
 _SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
 _FAILURES_IN_A_ROW = 10
+# How the line of an exception begins that says what to do.
+_EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
 
@@ -185,7 +188,7 @@ class DelayedDelivery:
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
-                return one_line(error)[:500]
+                return _cause(error)
             finally:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
@@ -193,6 +196,8 @@ class DelayedDelivery:
 
     def _batch_done(self, status: BatchStatus) -> None:
         self._ready.set()
+        for topic, name, why in status.failures:
+            self._troubles.add(FAILED, topic, f"{name} is rejected: {why}", 1)
         self._on_batch(status)
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
@@ -216,3 +221,9 @@ class DelayedDelivery:
             query.stop()
         except Exception as error:
             _log.debug("stopping the query: %s", error)
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of a Spark error that has the exception of the operator or the sink."""
+    own = [line.strip() for line in str(error).splitlines() if _EXCEPTION.match(line.strip())]
+    return (_EXCEPTION.sub(r"\1", own[-1]) if own else one_line(error))[:500]
