@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.backoff import Backoff
 from tracker.commands.outcome_rows import ISSUED_BY
+from tracker.commands.reserved_ids import REDRIVE_ID
 from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
 from tracker.properties.retry_of import (
@@ -32,7 +33,6 @@ from tracker.wire.delaylake_pb2 import Result
 SENT_BACK = "SENT_BACK"
 REDRIVE = "REDRIVE"
 
-_REDRIVE_ID = "redrive-"  # prefix of the request id in REDRIVE outcomes, so that it is not that of a command
 BY_WORD = "re-driven, as the message says, by "  # begins the reason of REDRIVE outcomes
 
 _DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
@@ -163,7 +163,7 @@ def _outcome_details(properties: dict[str, str], attempt: int) -> dict[str, str 
         reason = properties.get(RETRY_REASON, "")[:MAX_REASON]
         return details | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
     # Whoever may produce on the source topic can write these properties: the issuer is what the message says.
-    request_id = f"{_REDRIVE_ID}{properties[REDRIVE_REQUEST][:MAX_REQUEST_BYTES]}"
+    request_id = f"{REDRIVE_ID}{properties[REDRIVE_REQUEST][:MAX_REQUEST_BYTES]}"
     issuer = properties.get(REDRIVE_BY, "")[:MAX_BY_BYTES]
     reason = f"{BY_WORD}{issuer}" if issuer else ""
     return details | {"request_id": request_id, "operation": REDRIVE, "reason": reason, "issued_by": ISSUED_BY}
