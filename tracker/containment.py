@@ -51,6 +51,7 @@ class BufferedStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed: dict[tuple[str, Key], bytes | None] = {}
+        self._put: set[tuple[str, Key]] = set()  # keys that the store may lack
         self.error: Exception | None = None  # that the store has raised
 
     def get(self, table: str, key: Key) -> bytes | None:
@@ -65,6 +66,7 @@ class BufferedStore:
 
     def put(self, table: str, key: Key, value: bytes) -> None:
         """Sets the value of a key."""
+        self._put.add((table, key))
         self._changed[table, key] = value
 
     def remove(self, table: str, key: Key) -> None:
@@ -74,10 +76,10 @@ class BufferedStore:
     def flush(self) -> None:
         """Makes the changes in the store."""
         for (table, key), value in self._changed.items():
-            if value is None:
-                self._store.remove(table, key)
-            else:
+            if value is not None:
                 self._store.put(table, key, value)
+            elif (table, key) not in self._put or self._store.get(table, key) is not None:
+                self._store.remove(table, key)
         self._changed = {}
 
 

@@ -14,7 +14,7 @@ from tracker.commands.apply import Executor
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.schema import KNOWN
-from tracker.containment import TickFailedError, apply_contained
+from tracker.containment import BufferedStore, TickFailedError, apply_contained
 from tracker.keys.superseding import Superseding
 from tracker.shard import Shard
 from tracker.store import MemoryStore, StateLostError, Store
@@ -161,6 +161,28 @@ def test_a_state_that_can_not_be_read_is_told_with_the_repair() -> None:
     store.values["in_flight_list", (0, 0)] = b"{"
     with pytest.raises(TickFailedError, match=r"JSONDecodeError.*delaylake rebuild"):
         apply_contained(store, shard_on, tick_at(1, 10), TickInput(messages=messages([(1, 1, 20)])))
+
+
+class StrictStore(MemoryStore):
+    def remove(self, table: str, key: tuple[int, int]) -> None:
+        del self.values[table, key]
+
+
+def test_a_buffered_store_changes_the_store_as_if_it_were_not_there() -> None:
+    store = StrictStore()
+    store.put("t", (0, 1), b"there")
+    store.put("t", (0, 2), b"there")
+    buffered = BufferedStore(store)
+    buffered.put("t", (0, 0), b"new")
+    buffered.remove("t", (0, 0))
+    buffered.put("t", (0, 1), b"changed")
+    buffered.remove("t", (0, 1))
+    buffered.remove("t", (0, 2))
+    buffered.put("t", (0, 3), b"new")
+    assert [buffered.get("t", (0, i)) for i in range(4)] == [None, None, None, b"new"]
+    assert len(store.values) == 2
+    buffered.flush()
+    assert store.values == {("t", (0, 3)): b"new"}
 
 
 class LostStore(MemoryStore):
