@@ -82,7 +82,8 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             incomplete = ChunkAssembler(_BYTES_AT_ONCE)
             chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
-                importer.append(sendable(_as_imported(found)), app_id, number_of(last), is_by_position=True)
+                imported = importer.decided(sendable(_as_imported(found)))
+                importer.append(imported, app_id, number_of(last), is_by_position=True)
                 if incomplete.may_be_acknowledged is None:  # else a run that is cut off would not get all chunks
                     consumer.acknowledge(last)
             consumer.close()

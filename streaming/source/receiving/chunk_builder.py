@@ -9,19 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from broker.position import EntrySet, Position, SourceTopic
-from broker.protocol.entries import SOURCE_POSITION, Message, is_acknowledged
+from broker.protocol.entries import Message, is_acknowledged
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.messages import MESSAGES
-from tracker.properties.delivered import BASE64, KEY_ENCODING, RESERVED_PREFIX
-from tracker.properties.retry_of import RETRY_OF, sent_back
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, BadScheduleError, deliver_at
-from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
-from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import first_of, is_occurrence
+from tracker.properties.delivered import BASE64, KEY_ENCODING
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from warehouse.message_schemas import version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
@@ -168,23 +165,13 @@ class ChunkBuilder:
         size += sum(len(name) + len(value) + FIELD_BYTES for name, value in message.properties)
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = entry.published, message.event_time
-        due = min(published, self._now)
-        key_of_schedule = occurrence = retry = None
+        given = Scheduling(min(published, self._now), reason)
         if reason is None:
-            try:
-                if RETRY_OF in properties:
-                    retry = sent_back(properties)
-                else:
-                    timed = _with_native_time(properties, entry.native)
-                    due = deliver_at(timed, published, self._now, self._max_delay_millis)
-                    is_one = is_occurrence(properties)
-                    if REPEAT in properties and not is_one:
-                        due, occurrence = first_of(timed, published, self._max_delay_millis), 1
-                    key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
-            except BadScheduleError as error:
-                reason = str(error)
-            except Exception as error:  # so that the row keeps what could be read
-                reason = f"{_what_fails(properties)} fails with {type(error).__name__}: {_cause(error)}"
+            timed = _with_native_time(properties, entry.native)
+            given = scheduling(timed, published, self._now, self._max_delay_millis)
+            reason = given.reason
+            if given.occurrence is not None:
+                properties = timed  # whoever reads a rule later finds its first time there
         if happened > _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
@@ -192,26 +179,22 @@ class ChunkBuilder:
             reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
         reason = reason or entry.reason
         key_encoding = BASE64 if key and message.is_key_base64 else None
-        if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
+        if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
-        if reason is not None:
-            due = min(published, self._now)  # a release waits until it is sent: no reject may keep its lane
-        if any(name.startswith(RESERVED_PREFIX) or name == SOURCE_POSITION for name in properties):
-            properties = {
-                k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX) and k != SOURCE_POSITION
-            }
+        if reason is not None:  # a release waits until it is sent: no reject may keep its lane
+            given = Scheduling(min(published, self._now), reason)
         return (
             *entry.position,
             message.batch_index,
             entry.batch_size,
             entry.first_index,
-            due,
+            given.deliver_at,
             min(published, MAX_TIME_MILLIS),
             happened,
             entry.producer,
             key or None,
             ordering_key or None,
-            list(properties.items()),
+            [item for item in properties.items() if not is_dropped(item[0])],
             message.payload,
             reason,
             None,
@@ -220,20 +203,14 @@ class ChunkBuilder:
             key_encoding,
             entry.version or None,
             None,
-            key_of_schedule if reason is None else None,
+            given.schedule_key,
             None,
-            retry.attempt if retry is not None and reason is None else None,
-            retry.reasons if retry is not None and reason is None else None,
+            given.retry.attempt if given.retry is not None else None,
+            given.retry.reasons if given.retry is not None else None,
             None,
-            occurrence if reason is None else None,
+            given.occurrence,
             None,
         )
-
-
-def _what_fails(properties: dict[str, str]) -> str:
-    """Names the property whose check has failed in a way that nobody expected."""
-    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
-    return next((name for name in names if name in properties), "its time")
 
 
 def _texts(entry: _Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
