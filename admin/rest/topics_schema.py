@@ -258,8 +258,8 @@ SKIP_BODY = _json_body(
     {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "string"}}]},
     {
         "objects": {"type": "messageId", "messageIds": [{"ledgerId": 7, "entryId": 0, "batchIndex": 3}]},
-        "byte arrays": {"type": "byteArray", "messageIds": ["CAcQADAD"]},
-        "base64": ["CAcQADAD"],
+        "byte arrays": {"type": "byteArray", "messageIds": ["CAcQACAD"]},
+        "base64": ["CAcQACAD"],
         "triplets": ["7:0:3", "7:1"],
         "map of ledger to entry": {"7": "0"},
         "schedule keys": {"scheduleKeys": ["order-7"]},
