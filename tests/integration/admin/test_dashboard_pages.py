@@ -100,6 +100,9 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
     write(tables, "deliveries", [{**over, "deliver_at": now - HOUR, "sent_at": now - HOUR}])
     cancel = {**at, "topic": ORDERS, "entry_id": 10, "subscription": "billing", "deliver_at": times[10], "sequence": 1}
     write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
+    move = {**at, "topic": ORDERS, "entry_id": 21, "subscription": "audit", "sequence": 2}
+    moved = {**waits, **move, "deliver_at": now + HOUR + HOUR // 2, "key": "k21"}
+    write(tables, "delayed_index", [moved, {**move, "operation": "MOVE", "deliver_at": times[21]}])
     skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
     outcomes = [{**skipped, "entry_id": i, "sequence": i, "request_id": f"{'a' * 32}.{i // 5}"} for i in range(10, 20)]
     retry = {**at, "topic": MAIL, "subscription": "mail", "deliver_at": now, "issued_by": "mailer", "reason": "no line"}
@@ -414,6 +417,33 @@ def test_a_message_is_retried_for_one_subscription(page: Page) -> None:
     [(url, body)] = calls
     assert url.endswith("/subscription/audit/retry")
     assert body == {"messageIds": ["7:3"], "reason": "lost"}
+
+
+def test_a_message_is_cancelled_at_the_time_that_it_has_for_each_subscription(page: Page, status: Status) -> None:
+    came, moved = status.now + HOUR + 20 * 7_000, status.now + HOUR + HOUR // 2
+    page.goto(f"/ui/message?topic={ORDERS}&id=7:21")
+    due = page.locator("main dl dd").first
+    utc = [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at / 1000)) for at in (came, moved)]
+    expect(due.locator("div")).to_have_text(
+        [re.compile(f"{utc[0]}.* for billing"), re.compile(f"{utc[1]}.* for audit")]
+    )
+    calls: list[Any] = []
+
+    def answer(route: Route) -> None:
+        calls.append(route.request.post_data_json)
+        route.fulfill(json={"outcomes": []})
+
+    page.route("**/cancelDelayedMessage", answer)
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.locator("#confirm-title")).to_have_text("Cancel 1 message?")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#answer")).to_contain_text("Cancel: ")
+    page.unroute("**/cancelDelayedMessage")
+    named = {"ledgerId": "7", "entryId": "21"}
+    assert calls == [
+        {**named, "deliverAt": str(came), "subscriptionNames": ["billing"]},
+        {**named, "deliverAt": str(moved), "subscriptionNames": ["audit"]},
+    ]
 
 
 def test_a_message_shows_its_schedule_key_and_what_took_its_place(page: Page) -> None:
