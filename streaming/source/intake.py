@@ -28,6 +28,7 @@ from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
@@ -265,7 +266,7 @@ class Intake:
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            most = MAX_COMMAND_BYTES if self._receivers.is_control(receiver) else n_bytes
+            most = self._max_command_bytes if self._receivers.is_control(receiver) else n_bytes
             position, n, size = receiver.take_into_batch(
                 max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
             )
@@ -273,6 +274,16 @@ class Intake:
             if position != START:
                 positions[topic] = str(position)
         return positions
+
+    @property
+    def _max_command_bytes(self) -> int:
+        """The most bytes that a batch takes of each partition of the control topic.
+
+        A byte can name a message. So entries of the control topic that do not fit together come in several batches.
+        """
+        partitions = sum(self._receivers.is_control(receiver) for receiver in list(self._receivers.open.values()))
+        subscriptions = max((len(route.subscriptions) for route in self._settings.routes), default=1)
+        return min(MAX_COMMAND_BYTES, MAX_ANSWERS // (max(1, partitions) * max(1, subscriptions)))
 
     def _offset(
         self,

@@ -99,6 +99,21 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
     return typed(values, OUTCOME_ROWS)
 
 
+def command_steps(answers: pa.Table) -> Int64Array:
+    """Numbers the commands of some outcomes from 0 on, for `Operations.next_sequences`: those of one share a sequence.
+
+    Args:
+        answers: as OUTCOME_ROWS; those of one command are adjacent.
+
+    Returns:
+        int64, (rows,), rising.
+    """
+    ids = answers["request_id"]
+    is_next = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    steps: Int64Array = np.cumsum(np.append(False, is_next))[: len(ids)]
+    return steps
+
+
 def superseded(
     rows: pa.Table, names: pa.Array, yields_to: pa.Array, since: pa.Array, sequence: int, now: int
 ) -> pa.Table:
