@@ -173,6 +173,10 @@ def test_cumulative_types_bodies_and_nothing(tmp_path: Path) -> None:
         assert client.post(f"{SUBSCRIPTION[:-1]}x/skip/5").status_code == 405
         assert client.post(f"{SUBSCRIPTION}/skip/5", json={"1": "2"}).status_code == 400
         assert client.post(f"{SUBSCRIPTION}/skip/00").status_code == 204
+        for nothing in ("", "{}", "null"):
+            assert client.post(f"{SUBSCRIPTION}/skip/0", content=nothing).status_code == 204
+        assert client.post(f"{SUBSCRIPTION}/skip/0", headers=TOLD).json() == {"outcomes": []}
+        assert client.post(f"{SUBSCRIPTION[:-1]}nobody/skip/0").status_code == 404
         assert control.named == []
 
 
