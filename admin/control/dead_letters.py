@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
-from conf.settings import Subscription, partition_name
+from conf.partitions import partition_name
+from conf.settings import Subscription
 from tracker.properties.delivered import (
     ATTEMPT,
     BASE64,

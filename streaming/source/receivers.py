@@ -16,6 +16,7 @@ from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
+from conf.partitions import split_partition
 from conf.settings import Settings
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
@@ -203,10 +204,8 @@ class Receivers:
         return [(name, position) for name, position in positions.items() if name in self.open]
 
     def _source_topic(self, name: str) -> SourceTopic:
-        topic, separator, partition = name.rpartition("-partition-")
-        if separator and topic in self._known:
-            return SourceTopic(name, topic, int(partition))
-        return SourceTopic(name, name, -1)
+        topic, partition = split_partition(name)
+        return SourceTopic(name, topic, partition) if topic in self._known else SourceTopic(name, name, -1)
 
     def _keep_discovering(self) -> None:
         while not self.stopped.wait(_DISCOVERY_SECONDS):
