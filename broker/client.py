@@ -40,6 +40,9 @@ class NoAnswerError(PulsarError):
     """A request was not answered in time."""
 
 
+MAX_QUEUE = 2_000  # messages that the client fetches ahead
+
+
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
     """Makes a client for `settings.service_url`; the first producer or reader opens the connection.
 
@@ -121,7 +124,11 @@ def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None
 
 
 def subscribe(
-    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
+    client: pulsar.Client,
+    topic: str,
+    subscription: str,
+    key_reader: pulsar.CryptoKeyReader | None,
+    queue_size: int = MAX_QUEUE,
 ) -> pulsar.Consumer:
     """Subscribes the job's consumer to a topic partition: durable, exclusive, from the beginning.
 
@@ -130,6 +137,7 @@ def subscribe(
     Args:
         topic: the topic partition.
         key_reader: the key reader that `crypto_key_reader` returned.
+        queue_size: how many messages the client fetches ahead, at least 1.
 
     Raises:
         pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
@@ -141,7 +149,7 @@ def subscribe(
         subscription,
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
-        receiver_queue_size=2_000,
+        receiver_queue_size=queue_size,
         max_pending_chunked_message=0,  # no limit: with one the client drops the oldest chunked messages
         crypto_key_reader=key_reader,
         # With CONSUME the client writes beyond its memory if an encrypted message is in chunks.

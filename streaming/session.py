@@ -52,6 +52,8 @@ _CONF = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A row of the operator's input or output has up to `tracker.row_sizes.PART_BYTES`.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
     # Release tasks mostly sleep; speculative copies of them would only wait for the same producer's name.
     "spark.speculation": "false",
 }
@@ -59,7 +61,8 @@ _CONF = {
 # The JVM's quick compiler (C1) only: Spark's JVM plans batches and passes rows on, all other work is in Python. The
 # second compiler (C2) takes a sixth of a core for minutes, makes the first batches last seconds, and gains hardly
 # anything.
-_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
+# A JVM that has run out of memory ends at once: a thread that the error has ended may have been writing state.
+_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError"
 
 # For Spark's JVM and the Python processes. Else malloc has up to eight arenas for each core, each with freed memory
 # that it does not return; and numpy starts threads for matrix products, which the job does not compute.

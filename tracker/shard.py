@@ -35,9 +35,11 @@ from tracker.messages import (
     in_order,
     int64,
     is_left_out,
+    is_rejected,
     where,
     with_columns,
 )
+from tracker.row_sizes import MAX_RELEASE_ROWS, Budget
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
@@ -243,6 +245,7 @@ class Shard:
         near_moves = self._tracker.select_near(moves, tick.cutoff)
         moved = self._tracker.add_moved(moves, tick.cutoff)
         is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
+        is_full |= 0 < tick.max_bytes <= self._tracker.unsealed_bytes
         # The answer says that a retry is applied, and no message comes in again for it: so its row is sealed at once.
         is_retried = bool((attempts_of(moves) > 0).any())
         if step.ends_seal_epoch or is_full or kept_open.num_rows or is_retried or near_moves.num_rows:
@@ -263,7 +266,8 @@ class Shard:
             moved: as MESSAGES: rows of moved messages that are due already.
         """
         tick = step.tick
-        planned = self._tracker.get_scheduled_messages(tick.cutoff)
+        most = Budget(MAX_RELEASE_ROWS, tick.max_bytes) if tick.max_bytes else None
+        planned = self._tracker.get_scheduled_messages(tick.cutoff, most)
         # Messages that are left out are sent nowhere, not even to the rejects topic.
         left_out = is_left_out(step.effects.rejects)
         step.n_left_out = int(left_out.sum())
@@ -271,6 +275,10 @@ class Shard:
         again = self._rejects_sent_again(tick, step.input.rejected)
         rejects = concat([sent_rejects(tick.unwritable, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
+        if most is not None and at_once.num_rows:
+            n, _ = most.of(at_once)
+            self._tracker.put_off(at_once.slice(n))
+            at_once = at_once.slice(0, n)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]), step.moment)
             self._shaper.assign(tick.places, self._tracker.queue_lengths)
@@ -278,7 +286,7 @@ class Shard:
             is_set_back = tick.cutoff < step.moment.released
             waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
             planned = in_order(concat([waited, planned]))
-        step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
+        step.n_short_notice = self._releasing.release(step, 0, at_once) - int(is_rejected(at_once).sum())
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
 

@@ -69,6 +69,7 @@ class Offset:
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    max_bytes: int = 0  # as in `tracker.Tick`; 0: the offset of an earlier program
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
     @property
@@ -116,5 +117,6 @@ class Offset:
             ingested_through=self.ingested_through,
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
+            max_bytes=self.max_bytes,
             places=self.places,
         )

@@ -40,6 +40,11 @@ from warehouse.routes import tenure
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+# About how many bytes are handed out to the senders, and not written down, before batches take in less; and by how
+# much less at most: so that a topic with little goes on. With so many times as much they take nothing.
+MAX_HANDED_OUT_BYTES = 64 << 20
+_LEAST_PART = 16
+_MOST_HANDED_OUT = 2
 _MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
 
 
@@ -96,6 +101,7 @@ class Intake:
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
         self._last_tick = 0.0
+        self._last_taken: dict[str, int] = {}  # by topic partition the last batch that took messages of it
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
 
     def next_offset(self, last: Offset) -> Offset:
@@ -235,14 +241,17 @@ class Intake:
         """Whether batches take messages: not while the senders are behind. Messages wait in Pulsar then."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
+            and feedback.in_flight_bytes <= _MOST_HANDED_OUT * MAX_HANDED_OUT_BYTES
             and self._receivers.has_read_old_commands()
         )
 
     def _why_not_taking(self) -> str | None:
         """Returns why batches take no messages now; None: they do."""
-        in_flight = self._feedback.read().in_flight
-        if in_flight > self._settings.release.max_in_flight_messages:
-            return f"the senders are behind, with {in_flight:,} messages in flight"
+        feedback = self._feedback.read()
+        if feedback.in_flight > self._settings.release.max_in_flight_messages:
+            return f"the senders are behind, with {feedback.in_flight:,} messages in flight"
+        if feedback.in_flight_bytes > _MOST_HANDED_OUT * MAX_HANDED_OUT_BYTES:
+            return f"the senders are behind, with {feedback.in_flight_bytes >> 20:,} MiB in flight"
         if waits := self._receivers.old_commands:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None
@@ -263,17 +272,35 @@ class Intake:
             for name, receiver in list(self._receivers.open.items())
             if (name in commands if self._receivers.is_control(receiver) else takes_messages)
         ]
-        messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
+        messages = self._settings.ingest.max_messages_per_batch
+        n_bytes = self._max_bytes(last, self._feedback.read())
         positions = dict(last.positions)
+        # Commands first, and then those with little: they get all of it, and what they leave is shared among the
+        # others. Of these, those that got nothing in earlier batches, because a batch was full, come first.
+        share = n_bytes // max(1, len(receivers))
+        receivers.sort(
+            key=lambda of: (
+                not self._receivers.is_control(of[1]),
+                max(share, of[1].waiting_bytes) > share,
+                self._last_taken.get(of[0], 0),
+                of[1].waiting_bytes,
+            )
+        )
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
             most = self._max_command_bytes if self._receivers.is_control(receiver) else n_bytes
-            position, n, size = receiver.take_into_batch(
-                max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
-            )
+            room = (max(1, messages // left), max(1, min(n_bytes // left, most))) if messages > 0 < n_bytes else (0, 0)
+            position, n, size = receiver.take_into_batch(*room, commands.get(topic))
             messages, n_bytes = messages - n, n_bytes - size
+            if n:
+                self._last_taken[topic] = last.tick + 1
             if position != START:
                 positions[topic] = str(position)
         return positions
+
+    def _max_bytes(self, last: Offset, feedback: Feedback) -> int:
+        """Returns about how many bytes a batch takes in: less where many are on their way to the senders."""
+        most = self._settings.ingest.max_bytes_per_batch
+        return max(most // _LEAST_PART, min(most, MAX_HANDED_OUT_BYTES - feedback.in_flight_bytes))
 
     @property
     def _max_command_bytes(self) -> int:
@@ -307,6 +334,7 @@ class Intake:
             destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
+            max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),

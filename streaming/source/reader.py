@@ -21,7 +21,7 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind, split, split_copies, split_notes, to_batches
+from streaming.operator_input import InputKind, Part, split, split_copies, split_notes, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
@@ -35,6 +35,10 @@ from warehouse.delta.tables import Tables
 from warehouse.queries.held_rejects import find_rejects
 from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_segment
 from warehouse.routes.known_routes import KnownRoutes
+
+# The most bytes of input that go with a task, but for a single message: Spark refuses more than
+# spark.rpc.message.maxSize, 128 MiB.
+_TASK_BYTES = 32 << 20
 
 
 @dataclass
@@ -88,6 +92,19 @@ class SegmentPart(InputPartition):
     end: int
 
 
+def _for_tasks(rows: list[Part]) -> Iterator[list[Part]]:
+    """Yields parts of the input, as many for each task as Spark may send with it; mostly all for one task."""
+    of_task: list[Part] = []
+    n_bytes = 0
+    for row in rows:
+        if of_task and n_bytes + len(row[2]) > _TASK_BYTES:
+            yield of_task
+            of_task, n_bytes = [], 0
+        of_task.append(row)
+        n_bytes += len(row[2])
+    yield of_task
+
+
 class SourceReader:
     """Does the work of the source.
 
@@ -114,7 +131,8 @@ class SourceReader:
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.tick == last.tick:
             return []
-        parts: list[InputPartition] = [TickPart(self._intake.parts(first, last))]
+        rows = self._intake.parts(first, last)
+        parts: list[InputPartition] = [TickPart(of_task) for of_task in _for_tasks(rows)]
         if self._intake.has_segment(first, last):
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
         rebuilt = self._rebuilt.offset

@@ -14,6 +14,7 @@ from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import TimeSlots
 from tracker.buckets.waiting_rows import Queue, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
+from tracker.row_sizes import Budget
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -70,6 +71,11 @@ class DelayedDeliveryTracker:
     def number_of_unsealed_messages(self) -> int:
         """The number of messages in the mutable bucket."""
         return len(self._mutable)
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """The bytes of the payloads in the mutable bucket."""
+        return self._mutable.n_bytes
 
     @property
     def next_due(self) -> int | None:
@@ -211,8 +217,13 @@ class DelayedDeliveryTracker:
         """Begins after a rebuild: `sealed` messages are in immutable buckets, all due at the load horizon or later."""
         self._sealed = sealed
 
-    def get_scheduled_messages(self, cutoff: int) -> pa.Table:
-        """Removes and returns the messages that are due at the cutoff (ms) or before, in the order of delivery."""
+    def get_scheduled_messages(self, cutoff: int, most: Budget | None = None) -> pa.Table:
+        """Removes and returns the messages that are due at the cutoff (ms) or before, in the order of delivery.
+
+        Args:
+            cutoff: ms since the epoch.
+            most: what they may have together; the others stay, and come with a later call. None: any number.
+        """
         self.near_until = max(self.near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
@@ -221,7 +232,11 @@ class DelayedDeliveryTracker:
             self._keep_recurring(where(rows, is_near))
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
-        return self._slots.take_due(cutoff)
+        return self._slots.take_due(cutoff, most)
+
+    def put_off(self, rows: pa.Table) -> None:
+        """Adds due rows, which `get_scheduled_messages` returns with a later call."""
+        self._slots.add(rows)
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the positions of ledgers whose last message was due at the cutoff (ms) or before.

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tracker.messages import concat, in_order, int64, where
 from tracker.packing import pack, unpack
+from tracker.row_sizes import Budget
 from tracker.store import Store, get_present
 
 # About the duration of a quick batch: narrower slots cost more store calls; of wider ones more rows are written again.
@@ -52,11 +53,12 @@ class TimeSlots:
             self._store.put(_TABLE, (slot, chunks), pack(rows.slice(start, end - start)))
             self.meta[slot] = (chunks + 1, count + end - start)
 
-    def take_due(self, cutoff: int) -> pa.Table:
+    def take_due(self, cutoff: int, most: Budget | None = None) -> pa.Table:
         """Removes and returns the rows that are due at the cutoff or before, in the order of delivery.
 
         Args:
             cutoff: ms since the epoch; it may be within a slot, whose later rows stay.
+            most: what the rows may have together; the others stay. None: any number.
         """
         due = []
         for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
@@ -65,7 +67,14 @@ class TimeSlots:
                 is_due = int64(rows, "deliver_at") <= cutoff
                 self.add(where(rows, ~is_due))
                 rows = where(rows, is_due)
+            if most is not None:
+                rows = in_order(rows)
+                n, most = most.of(rows)
+                self.add(rows.slice(n))
+                rows = rows.slice(0, n)
             due.append(rows)
+            if most is not None and most.is_spent:
+                break
         return in_order(concat(due))
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:

@@ -125,6 +125,7 @@ class UnconfirmedReleases:
                 settled=settled,
                 lookahead_millis=self._lookahead.millis,
                 in_flight=sum(job.rows_due(soon) for job in self._jobs.values()),
+                in_flight_bytes=sum(job.n_bytes for job in self._jobs.values()),
                 unwritable=self._unwritable(),
             )
             self._publish()

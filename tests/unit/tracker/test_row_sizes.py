@@ -1,0 +1,42 @@
+"""Cuts of tables by bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tracker.row_sizes
+from tests.support.tracker.messages import messages
+from tracker.messages import concat, int64
+from tracker.row_sizes import Budget, fitting, in_parts, payload_sizes, row_sizes
+
+LARGE = concat([messages([(1, i, 0)], payload=b"x" * size) for i, size in enumerate([500, 9_000, 10, 40_000, 10, 20])])
+
+
+def test_payloads_have_their_bytes_and_a_row_has_some_more() -> None:
+    assert payload_sizes(LARGE).tolist() == [500, 9_000, 10, 40_000, 10, 20]
+    assert (row_sizes(LARGE) > payload_sizes(LARGE)).all()
+    assert payload_sizes(pa.table({"payload": pa.array([None, b"ab"])})).tolist() == [0, 2]
+    assert row_sizes(pa.table({"n": pa.array([1, 2])})).tolist() == [8, 8]
+
+
+def test_a_table_is_cut_by_bytes_and_by_rows_and_no_row_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker.row_sizes, "PART_BYTES", 11_000)
+    monkeypatch.setattr(tracker.row_sizes, "PART_ROWS", 2)
+    parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE)]
+    assert parts == [[0, 1], [2], [3], [4, 5]]
+    assert list(in_parts(LARGE.slice(0, 0))) == []
+
+
+@pytest.mark.parametrize(("most", "n"), [(0, 1), (5, 1), (10, 2), (14, 2), (100, 4)])
+def test_as_many_rows_fit_as_have_the_bytes_but_at_least_one(most: int, n: int) -> None:
+    assert fitting(np.array([5, 5, 5, 5]), most) == n
+    assert fitting(np.array([], np.int64), most) == 0
+
+
+def test_a_budget_that_is_spent_has_no_row_more() -> None:
+    n, left = Budget(10, 1).of(LARGE)
+    assert (n, left.is_spent) == (1, True)
+    assert left.of(LARGE) == (0, left)
+    assert Budget(2, 1 << 30).of(LARGE)[0] == 2
