@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.messages import Int64Array
+from tracker.messages import BoolArray, Int64Array
 
 # Rows with a payload from this size on are large: of these the bytes are bounded, too, and not their number alone.
 LARGE_BYTES = 4096
-
-# The most rows of a release: a row's place in it has 22 bits in its sequence id.
-MAX_RELEASE_ROWS = 1 << 20
 
 PART_ROWS = 20_000  # the most rows in a packed value, so that rows of state and shuffle stay of moderate size
 PART_BYTES = 8 << 20  # likewise about the most bytes: Spark's JVM holds several copies of a value at a time
@@ -60,26 +56,34 @@ def in_parts(rows: pa.Table) -> Iterator[pa.Table]:
         start = end
 
 
-class Budget(NamedTuple):
-    """What rows may have together.
+# The most rows of a release: a row's place in it has 22 bits in its sequence id.
+_RELEASE_ROWS = 1 << 20
 
-    Attributes:
-        rows: their number.
-        n_bytes: about their bytes.
+
+class Budget:
+    """What the rows of a release may have together. Large rows that do not fit are left for a later one.
+
+    So are the last of very many rows, because a row's place in a release has a field of fixed width.
+
+    Args:
+        n_bytes: about the bytes of large rows. At least one of them fits.
+        are_large: tells which rows are large: bool, (rows,).
     """
 
-    rows: int
-    n_bytes: int
+    def __init__(self, n_bytes: int, are_large: Callable[[pa.Table], BoolArray]) -> None:
+        self._left = n_bytes
+        self._rows_left = _RELEASE_ROWS
+        self._are_large = are_large
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether it has nothing left."""
-        return self.rows <= 0 or self.n_bytes <= 0
-
-    def of(self, rows: pa.Table) -> tuple[int, Budget]:
-        """Returns how many of the first rows fit, at least one while it is not spent, and what it has left."""
-        if self.is_spent:
-            return 0, self
-        sizes = row_sizes(rows)
-        n = fitting(sizes[: self.rows], self.n_bytes)
-        return n, Budget(self.rows - n, self.n_bytes - int(sizes[:n].sum()))
+    def fitting(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows fit, bool, (rows,): of the large ones the first; what they have is taken off the budget."""
+        large = self._are_large(rows)
+        fits: BoolArray = ~large
+        if large.any() and self._left > 0:
+            sizes = row_sizes(rows)[large]
+            n = fitting(sizes, self._left)
+            fits[np.flatnonzero(large)[:n]] = True
+            self._left -= int(sizes[:n].sum())
+        fits &= np.cumsum(fits) <= self._rows_left
+        self._rows_left -= int(fits.sum())
+        return fits

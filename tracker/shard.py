@@ -39,7 +39,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.row_sizes import MAX_RELEASE_ROWS, Budget
+from tracker.row_sizes import Budget
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
@@ -154,6 +154,7 @@ class Shard:
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
             moment = replace(moment, highest_cutoff=last.highest_cutoff, waiting=waiting)
+        self._tracker.begin(tick.large)
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
         self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
@@ -245,6 +246,7 @@ class Shard:
         near_moves = self._tracker.select_near(moves, tick.cutoff)
         moved = self._tracker.add_moved(moves, tick.cutoff)
         is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
+        is_full |= self._tracker.has_large_unsealed
         is_full |= 0 < tick.max_bytes <= self._tracker.unsealed_bytes
         # The answer says that a retry is applied, and no message comes in again for it: so its row is sealed at once.
         is_retried = bool((attempts_of(moves) > 0).any())
@@ -266,7 +268,7 @@ class Shard:
             moved: as MESSAGES: rows of moved messages that are due already.
         """
         tick = step.tick
-        most = Budget(MAX_RELEASE_ROWS, tick.max_bytes) if tick.max_bytes else None
+        most = self._budget(tick)
         planned = self._tracker.get_scheduled_messages(tick.cutoff, most)
         # Messages that are left out are sent nowhere, not even to the rejects topic.
         left_out = is_left_out(step.effects.rejects)
@@ -275,10 +277,10 @@ class Shard:
         again = self._rejects_sent_again(tick, step.input.rejected)
         rejects = concat([sent_rejects(tick.unwritable, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
-        if most is not None and at_once.num_rows:
-            n, _ = most.of(at_once)
-            self._tracker.put_off(at_once.slice(n))
-            at_once = at_once.slice(0, n)
+        if (most := self._budget(tick)) is not None and at_once.num_rows:
+            fits = most.fitting(at_once)
+            self._tracker.put_off(where(at_once, ~fits))
+            at_once = where(at_once, fits)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]), step.moment)
             self._shaper.assign(tick.places, self._tracker.queue_lengths)
@@ -289,6 +291,11 @@ class Shard:
         step.n_short_notice = self._releasing.release(step, 0, at_once) - int(is_rejected(at_once).sum())
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
+
+    @staticmethod
+    def _budget(tick: Tick) -> Budget | None:
+        """Returns what a release of a tick may have; None: any number of bytes."""
+        return Budget(tick.max_bytes, tick.large.rule.are_large) if tick.max_bytes else None
 
     def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.
@@ -329,6 +336,8 @@ class Shard:
         # next tick's places are due and not handed out.
         cutoff, next_due = step.tick.cutoff, self._tracker.next_due
         past = cutoff if next_due is None else min(cutoff, next_due - 1)
+        if step.tick.large.after is not None:  # large messages due from then on wait in the delayed index
+            past = min(past, step.tick.large.after[0] - 1)
         self._tracker.drop_expired(past)
         self._control.drop_expired(past)
         self._shaper.forget_past(step.tick.now)
@@ -357,6 +366,7 @@ class Shard:
             "segment": step.input.segment.num_rows,
             "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted + self._in_flight.open,
             "loaded": self._tracker.number_of_loaded_messages,
+            "large_bytes": self._tracker.large_bytes,
             "in_flight": len(self._in_flight),
             "commands": step.commands.num_rows,
             "waiting_commands": self._control.waiting,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracker import Tick
+from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
 from tracker.shaping.spans import SHAPED, recorded
 from warehouse.routes.known_routes import KnownRoutes
 
@@ -69,6 +70,7 @@ class Offset:
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    large: dict[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`; empty: of an earlier program
     max_bytes: int = 0  # as in `tracker.Tick`; 0: the offset of an earlier program
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
@@ -76,6 +78,16 @@ class Offset:
     def known_routes(self) -> KnownRoutes:
         """The routes when the batch was made; empty before the first batch."""
         return KnownRoutes.from_json(self.routes)
+
+    @property
+    def large_rows(self) -> LargeRows:
+        """Which large rows are in state after the batch."""
+        return LargeRows.from_json(self.large)
+
+    @property
+    def large_to(self) -> LargeKey:
+        """The last key of a large row that may be in state after the batch."""
+        return self.large_rows.after or (self.load_horizon - 1, MAX_ID, MAX_ID)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
@@ -118,5 +130,6 @@ class Offset:
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
             max_bytes=self.max_bytes,
+            large=self.large_rows,
             places=self.places,
         )

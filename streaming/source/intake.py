@@ -27,20 +27,22 @@ from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
+from tracker.buckets.large_rows import LargeRule
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
+from tracker.row_sizes import LARGE_BYTES
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import LOOKED_UP, rows_due
+from warehouse.queries.index_rows import LOOKED_UP, large_due, rows_due
 from warehouse.routes import tenure
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-# About how many bytes are handed out to the senders, and not written down, before batches take in less; and by how
+# About how many bytes are loaded, or handed out and not written down, before batches take in less; and by how
 # much less at most: so that a topic with little goes on. With so many times as much they take nothing.
 MAX_HANDED_OUT_BYTES = 64 << 20
 _LEAST_PART = 16
@@ -91,6 +93,9 @@ class Intake:
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
         self._sources = [route.source for route in settings.routes]
+        self._in_order = tuple(
+            sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))
+        )
         self._barriers = Barriers(
             self._receivers.open, settings.control.topic, self._sources, self._receivers.looked_up
         )
@@ -152,6 +157,7 @@ class Intake:
             or feedback.in_flight
             or feedback.next_due is None
             or feedback.next_due < HELD_DELIVER_AT
+            or last.large_rows.after is not None
         ):
             return False
         # As far as a seal epoch would load before the next check. Another program may have added rows.
@@ -300,7 +306,8 @@ class Intake:
     def _max_bytes(self, last: Offset, feedback: Feedback) -> int:
         """Returns about how many bytes a batch takes in: less where many are on their way to the senders."""
         most = self._settings.ingest.max_bytes_per_batch
-        return max(most // _LEAST_PART, min(most, MAX_HANDED_OUT_BYTES - feedback.in_flight_bytes))
+        on_their_way = feedback.in_flight_bytes + feedback.large_bytes
+        return max(most // _LEAST_PART, min(most, MAX_HANDED_OUT_BYTES - on_their_way))
 
     @property
     def _max_command_bytes(self) -> int:
@@ -327,6 +334,8 @@ class Intake:
             feedback,
             partial(self._tables.version, "delayed_index"),
             partial(rows_due, self._tables),
+            partial(large_due, self._tables),
+            LargeRule(LARGE_BYTES, self._in_order),
         )
         offset = replace(
             offset,

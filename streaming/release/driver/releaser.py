@@ -138,6 +138,7 @@ class Releaser:
         bodies: Iterable[tuple[int, int, int, bytes]],
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
+        large_bytes: int = 0,
     ) -> None:
         """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
 
@@ -150,6 +151,7 @@ class Releaser:
                 large release comes in several parts, in order.
             unwritable: `Offset.unwritable` of the batch's offset.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
+            large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
         releases: dict[tuple[int, int], dict[int, list[bytes]]] = {}
         for shard, of_tick, kind, body in bodies:
@@ -168,7 +170,7 @@ class Releaser:
                 self._enqueue(job)
             planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
-            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {})
+            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {}, large_bytes)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Waits until all releases are written down but for open parts; returns whether they are in time."""

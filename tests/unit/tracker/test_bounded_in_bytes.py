@@ -10,6 +10,7 @@ import pytest
 from streaming.checkpoint.offset import Offset
 from tests.support.tracker.messages import TOPIC, messages, tick_at
 from tracker import Shard, Tick, TickInput
+from tracker.buckets.large_rows import LargeRows, LargeRule
 from tracker.messages import concat, int64
 from tracker.row_sizes import payload_sizes
 from tracker.store import MemoryStore
@@ -30,7 +31,8 @@ def large(entries: range, deliver_at: int = DUE) -> pa.Table:
 
 
 def near(number: int, cutoff: int, **others: Any) -> Tick:
-    return tick_at(number, cutoff, load_horizon=90_000, near_until=80_000, max_bytes=MOST, **others)
+    large = LargeRows(LargeRule(BIG))
+    return tick_at(number, cutoff, load_horizon=90_000, near_until=80_000, max_bytes=MOST, large=large, **others)
 
 
 def rows_of(effects: Effects, tick: int, is_planned: bool) -> pa.Table:
@@ -41,13 +43,16 @@ def test_what_is_due_at_one_instant_is_handed_out_over_several_ticks_in_order() 
     store = MemoryStore()
     apply(store, near(1, 1_000))
     apply(store, near(2, 1_001), large(range(8)))
-    apply(store, near(3, 1_002), large(range(8, 20)))
+    apply(store, near(3, 1_002), concat([large(range(8, 20)), messages([(1, 99, DUE)])]))
     came: list[int] = []
     for number in range(4, 20):
         effects = apply(store, near(number, DUE + number), messages([(2, number, DUE)]))
         planned = rows_of(effects, number, is_planned=True)
         assert payload_sizes(planned).sum() <= MOST
         came += int64(planned, "entry_id").tolist()
+        if number == 4:
+            assert came[-1:] == [99], "small messages do not wait behind them"
+            came.pop()
         on_short_notice = rows_of(effects, number, is_planned=False)
         assert int64(on_short_notice, "entry_id").tolist() == [number], "it does not wait behind them"
         assert (effects.status["next_due"] <= DUE) == (len(came) < 20), "the next tick comes at once"

@@ -35,8 +35,15 @@ def test_as_many_rows_fit_as_have_the_bytes_but_at_least_one(most: int, n: int) 
     assert fitting(np.array([], np.int64), most) == 0
 
 
-def test_a_budget_that_is_spent_has_no_row_more() -> None:
-    n, left = Budget(10, 1).of(LARGE)
-    assert (n, left.is_spent) == (1, True)
-    assert left.of(LARGE) == (0, left)
-    assert Budget(2, 1 << 30).of(LARGE)[0] == 2
+def test_a_budget_leaves_the_large_rows_that_do_not_fit() -> None:
+    budget = Budget(9_000, lambda rows: payload_sizes(rows) >= 100)
+    assert budget.fitting(LARGE).tolist() == [True, False, True, False, True, True]
+    assert budget.fitting(LARGE).tolist()[0], "one fits while anything is left"
+    spent = Budget(0, lambda rows: payload_sizes(rows) >= 100)
+    assert spent.fitting(LARGE).tolist() == [False, False, True, False, True, True]
+
+
+def test_a_release_has_no_more_rows_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker.row_sizes, "_RELEASE_ROWS", 8)
+    budget = Budget(1 << 30, lambda rows: np.zeros(rows.num_rows, np.bool_))
+    assert [int(budget.fitting(LARGE).sum()) for _ in range(3)] == [6, 2, 0]
