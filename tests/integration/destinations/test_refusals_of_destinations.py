@@ -126,11 +126,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def release(
-    topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None, due: list[int] | None = None
+    topic: str,
+    payloads: list[bytes],
+    partitions: dict[str, int] | None = None,
+    due: list[int] | None = None,
+    key: str | None = None,
+    without_value: int | None = None,
 ) -> Assignment:
+    """A release.
+
+    Args:
+        without_value: the row that has a property without a value.
+    """
     times = due or [now()] * len(payloads)
-    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
-    rows = with_columns(rows, payload=pa.array(payloads))
+    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic, key=key)
+    properties = [[("region", None)] if i == without_value else [] for i in range(len(payloads))]
+    rows = with_columns(
+        rows, payload=pa.array(payloads), properties=pa.array(properties, rows.schema.field("properties").type)
+    )
     sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
     return Assignment("app", 0, 1, True, pack(release_rows(rows, 3, json.dumps(sending))))
 
@@ -359,22 +372,28 @@ def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other
     assert {*received(cluster.client, refused)} == {f"{i}".encode() for i in range(ROWS)} - first
 
 
-def test_a_message_that_is_too_large_for_the_broker_goes_to_the_rejects_topic_once_and_the_others_arrive(
-    cluster: Cluster, topic: str
+@pytest.mark.parametrize("key", [None, "k"], ids=["in batches", "with a key, each alone"])
+def test_messages_that_the_broker_or_the_client_can_not_take_go_to_the_rejects_topic_once_and_the_others_arrive(
+    cluster: Cluster, topic: str, key: str | None
 ) -> None:
+    """One is too large, one has a property without a value; with a key they have the producer of the others."""
     settings = cluster.settings.model_copy(
         update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     for name in ("a", "b", "rejects"):
         cluster.make(f"{topic}-{name}")
-    what = release(topic, [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)])
+    payloads = [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)]
+    what = release(topic, payloads, key=key, without_value=5)
     for _ in range(2):  # as after a crash before it was written down
         sent = send(settings, Attempt(), what)
         assert sent.failed == ()
-        assert delivered(sent) == {"a": ROWS - 1, "b": ROWS - 1}
-        reasons = sorted(unpack(sent.refused[1, True])["reason"].to_pylist())
-        assert [text.partition(":")[0] for text in reasons] == [f"{NOT_DELIVERED}a", f"{NOT_DELIVERED}b"]
-        assert all("MessageTooBig" in text for text in reasons)
+        assert delivered(sent) == {"a": ROWS - 2, "b": ROWS - 2}
+        refused = unpack(sent.refused[1, True])
+        reasons = dict(zip(refused["entry_id"].to_pylist(), refused["reason"].to_pylist(), strict=True))
+        assert refused.num_rows == 4
+        assert all(text.startswith(NOT_DELIVERED) for text in reasons.values())
+        assert "MessageTooBig" in reasons[3]
+        assert "the property 'region' has no value" in reasons[5]
     for name in ("a", "b"):
-        assert received(cluster.client, f"{topic}-{name}") == [f"{i}".encode() for i in range(ROWS) if i != 3]
-    assert len(received(cluster.client, f"{topic}-rejects")) == 2
+        assert received(cluster.client, f"{topic}-{name}") == [f"{i}".encode() for i in range(ROWS) if i not in (3, 5)]
+    assert len(received(cluster.client, f"{topic}-rejects")) == 4
