@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.large_rows import LargeRows
 from tracker.buckets.waiting_rows import Queue
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import GivenUp, GivingUp
@@ -154,7 +155,7 @@ class Shard:
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
             moment = replace(moment, highest_cutoff=last.highest_cutoff, waiting=waiting)
-        self._tracker.begin(tick.large)
+        self._tracker.begin(LargeRows.from_json(tick.large))
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
         self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
@@ -296,7 +297,7 @@ class Shard:
     @staticmethod
     def _budget(tick: Tick) -> Budget | None:
         """Returns what a release of a tick may have; None: any number of bytes."""
-        return Budget(tick.max_bytes, tick.large.rule.are_large) if tick.max_bytes else None
+        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large) if tick.max_bytes else None
 
     def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.
@@ -337,8 +338,8 @@ class Shard:
         # next tick's places are due and not handed out.
         cutoff, next_due = step.tick.cutoff, self._tracker.next_due
         past = cutoff if next_due is None else min(cutoff, next_due - 1)
-        if step.tick.large.after is not None:  # large messages due from then on wait in the delayed index
-            past = min(past, step.tick.large.after[0] - 1)
+        if (after := LargeRows.from_json(step.tick.large).after) is not None:
+            past = min(past, after[0] - 1)  # large messages due from then on wait in the delayed index
         self._tracker.drop_expired(past)
         self._control.drop_expired(past)
         self._shaper.forget_past(step.tick.now)

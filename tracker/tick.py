@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracker.buckets.large_rows import LargeRows
 from tracker.commands.holding.pace import Pace
 from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.requests.repeats import FirstAnswers, no_answers
@@ -48,7 +47,7 @@ class Tick:
     # Bytes that a shard seals at the latest, and the bytes of large rows that it hands out at most on short notice, and
     # again at most of what is planned; 0: any number.
     max_bytes: int = 0
-    large: LargeRows = field(default_factory=LargeRows)  # which large rows are in state
+    large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
 
 

@@ -130,6 +130,6 @@ class Offset:
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
             max_bytes=self.max_bytes,
-            large=self.large_rows,
+            large=self.large,
             places=self.places,
         )

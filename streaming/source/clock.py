@@ -153,8 +153,10 @@ class Clock:
             self._rests_until = monotonic + MAX_REST_SECONDS
             seal_epoch += 1
             version = index_version()
-            load, near = self._horizons(last, now, feedback, version, rows_due)
-            if large_due is not None:
+            load, near, has_segment = self._horizons(last, now, feedback, version, rows_due)
+            if large_due is not None and not has_segment and large.after is None:
+                large = LargeRows(large_rule)
+            elif large_due is not None:
                 large = self._large(last, feedback, large_rule, partial(large_due, version), load)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
@@ -263,8 +265,10 @@ class Clock:
         feedback: Feedback,
         version: int,
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, bool]:
         """Returns the new `load_horizon` and `near_until`, earlier ones where too many rows are due before them.
+
+        And whether there are rows to load.
 
         Rows that came due while the job stood still, or are due within seconds, are loaded at once however long a time
         they span. Beyond them the horizon moves no further than `max_segment_millis`.
@@ -279,7 +283,7 @@ class Clock:
                 break
             rows += count
         self._is_behind = load < near
-        return load, min(near, load)
+        return load, min(near, load), rows > 0
 
 
 def _slot_start(time: int) -> int:

@@ -99,11 +99,13 @@ def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, en
     if not rule.n_bytes:
         return []
     span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
+    chosen = f"{span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)}"
+    if not _count(tables, version, chosen):
+        return []
     found = tables.query(
         "delayed_index",
         f"SELECT deliver_at, ledger_id, entry_id, sum({_size(tables, version, span)}) AS n FROM delayed_index "  # noqa: S608
-        f"WHERE {span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)} "
-        f"GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {MAX_LARGE_ROWS}",
+        f"WHERE {chosen} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {MAX_LARGE_ROWS}",
         version,
     )
     columns = (found[name].to_pylist() for name in ("deliver_at", "ledger_id", "entry_id", "n"))
@@ -142,10 +144,15 @@ def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
 
 def _size(tables: Tables, version: int, span: str) -> str:
     """Returns SQL for the bytes of a payload; payloads are read for it only where an earlier version wrote some row."""
-    unknown = f"SELECT 1 FROM delayed_index WHERE {span} AND payload_bytes IS NULL LIMIT 1"  # noqa: S608
-    if tables.query("delayed_index", unknown, version).num_rows:
+    if _count(tables, version, f"{span} AND payload_bytes IS NULL"):
         return "coalesce(payload_bytes, octet_length(payload))"
     return "payload_bytes"
+
+
+def _count(tables: Tables, version: int, condition: str) -> int:
+    """Counts the rows of a version of the delayed index for which an SQL condition holds."""
+    sql = f"SELECT count(*) AS n FROM delayed_index WHERE {condition}"  # noqa: S608
+    return sum(tables.query("delayed_index", sql, version)["n"].to_pylist())
 
 
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:

@@ -31,7 +31,7 @@ def large(entries: range, deliver_at: int = DUE) -> pa.Table:
 
 
 def near(number: int, cutoff: int, **others: Any) -> Tick:
-    large = LargeRows(LargeRule(BIG))
+    large = LargeRows(LargeRule(BIG)).to_json()
     return tick_at(number, cutoff, load_horizon=90_000, near_until=80_000, max_bytes=MOST, large=large, **others)
 
 
