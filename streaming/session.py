@@ -52,8 +52,6 @@ _CONF = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A row of the operator's input or output has up to `tracker.row_sizes.PART_BYTES`.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
     # Release tasks mostly sleep; speculative copies of them would only wait for the same producer's name.
     "spark.speculation": "false",
 }
@@ -109,6 +107,8 @@ def create_session(
     conf = {**_CONF, _JVM_OPTIONS_KEY: _JVM_OPTIONS}
     if is_job:
         conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shards)
+        # A row of the operator's input or output has up to `tracker.row_sizes.PART_BYTES`.
+        conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "4"
     else:  # not in the folder where the command runs
         conf["spark.sql.warehouse.dir"] = _temporary_folder()
     if is_local:
