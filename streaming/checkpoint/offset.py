@@ -22,6 +22,9 @@ _STORED_AS = {
 }
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
+# Fields that offsets of earlier programs lack, which mean nothing when they are empty.
+_NEWER = {"large", "max_bytes"}
+
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
 
@@ -91,8 +94,11 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
+        own = asdict(self)
+        # An offset of an earlier program stays as it was: the name of its batch's input is a hash of it.
+        own = {name: value for name, value in own.items() if value or name not in _NEWER}
         return {
-            **{_STORED_AS.get(name, name): value for name, value in asdict(self).items()},
+            **{_STORED_AS.get(name, name): value for name, value in own.items()},
             "positions": dict(sorted(self.positions.items())),
             "destinations": dict(sorted(self.destinations.items())),
         }

@@ -146,7 +146,9 @@ class Intake:
             )
         soon = now + lookahead
         return takes_messages and (
-            2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+            2 * waiting >= self._settings.ingest.max_messages_per_batch
+            or sum(receiver.waiting_bytes for receiver in receivers) >= self._settings.ingest.max_bytes_per_batch
+            or any(r.has_due(soon) for r in receivers)
         )
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +30,11 @@ class ReleaseFiles:
 
     def __init__(self, app_id: str, folder: Path | None) -> None:
         self._app_id = app_id
-        self._folder = folder
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in folder.iterdir():
-                _remove(str(file))
+        # A folder for each run: an earlier one in this process may still remove its files.
+        self._folder = None if folder is None else folder / uuid.uuid4().hex
+        if folder is not None and self._folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
 
     def job(self, tick: int, kind: int, of_shards: Mapping[int, Sequence[bytes]], now: int) -> Job:
         """Makes the job of a release.

@@ -92,3 +92,10 @@ def test_a_tick_of_an_earlier_program_is_replayed_as_it_was() -> None:
     apply(store, near(2, 1_001), large(range(40)))
     effects = apply(store, tick_at(3, DUE, load_horizon=90_000, near_until=80_000))
     assert rows_of(effects, 3, is_planned=True).num_rows == 40
+
+
+def test_an_offset_of_an_earlier_program_keeps_its_text() -> None:
+    assert not {"large", "max_bytes"} & Offset(tick=3, run_id="r").to_json().keys()
+    newer = Offset(tick=3, max_bytes=5, large=LargeRows(LargeRule(7), (1, 2, 3)).to_json())
+    assert Offset.from_json(newer.to_json()) == newer
+    assert newer.large_rows == LargeRows(LargeRule(7), (1, 2, 3))

@@ -23,8 +23,7 @@ def test_payloads_have_their_bytes_and_a_row_has_some_more() -> None:
 
 def test_a_table_is_cut_by_bytes_and_by_rows_and_no_row_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker.row_sizes, "PART_BYTES", 11_000)
-    monkeypatch.setattr(tracker.row_sizes, "PART_ROWS", 2)
-    parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE)]
+    parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE, 2)]
     assert parts == [[0, 1], [2], [3], [4, 5]]
     assert list(in_parts(LARGE.slice(0, 0))) == []
 
