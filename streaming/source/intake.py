@@ -26,11 +26,11 @@ from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
+from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
-from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
+from streaming.source.receivers import Receivers
 from tracker.buckets.large_rows import LargeRule
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
@@ -43,11 +43,6 @@ from warehouse.routes import tenure
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-# About how many bytes are loaded, or handed out and not written down, before batches take in less; and by how
-# much less at most: so that a topic with little goes on. With so many times as much they take nothing.
-MAX_HANDED_OUT_BYTES = 64 << 20
-_LEAST_PART = 16
-_MOST_HANDED_OUT = 2
 _MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
 
 
@@ -94,6 +89,7 @@ class Intake:
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._disk = DiskRoom(settings, troubles)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
+        self._shares = BatchShares(settings)
         self._sources = [route.source for route in settings.routes]
         self._in_order = tuple(
             sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))
@@ -108,7 +104,6 @@ class Intake:
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
         self._last_tick = 0.0
-        self._last_taken: dict[str, int] = {}  # by topic partition the last batch that took messages of it
         self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
 
     def next_offset(self, last: Offset) -> Offset:
@@ -251,7 +246,7 @@ class Intake:
         """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
-            and feedback.in_flight_bytes <= _MOST_HANDED_OUT * MAX_HANDED_OUT_BYTES
+            and not is_too_much(feedback)
             and self._disk.why_short() is None
             and self._receivers.has_read_old_commands()
         )
@@ -261,7 +256,7 @@ class Intake:
         feedback = self._feedback.read()
         if feedback.in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {feedback.in_flight:,} messages in flight"
-        if feedback.in_flight_bytes > _MOST_HANDED_OUT * MAX_HANDED_OUT_BYTES:
+        if is_too_much(feedback):
             return f"the senders are behind, with {feedback.in_flight_bytes >> 20:,} MiB in flight"
         if short := self._disk.why_short():
             return short
@@ -281,50 +276,13 @@ class Intake:
             by topic partition the last entry of the batch.
         """
         receivers = [
-            (name, receiver)
+            Waiting(name, receiver, self._receivers.is_control(receiver))
             for name, receiver in list(self._receivers.open.items())
             if (name in commands if self._receivers.is_control(receiver) else takes_messages)
         ]
-        messages = self._settings.ingest.max_messages_per_batch
-        n_bytes = self._max_bytes(last, self._feedback.read())
-        positions = dict(last.positions)
-        # Commands first, and then those with little: they get all of it, and what they leave is shared among the
-        # others. Of these, those that got nothing in earlier batches, because a batch was full, come first.
-        share = n_bytes // max(1, len(receivers))
-        receivers.sort(
-            key=lambda of: (
-                not self._receivers.is_control(of[1]),
-                max(share, of[1].waiting_bytes) > share,
-                self._last_taken.get(of[0], 0),
-                of[1].waiting_bytes,
-            )
-        )
-        for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            most = self._max_command_bytes if self._receivers.is_control(receiver) else n_bytes
-            room = (max(1, messages // left), max(1, min(n_bytes // left, most))) if messages > 0 < n_bytes else (0, 0)
-            position, n, size = receiver.take_into_batch(*room, commands.get(topic))
-            messages, n_bytes = messages - n, n_bytes - size
-            if n:
-                self._last_taken[topic] = last.tick + 1
-            if position != START:
-                positions[topic] = str(position)
-        return positions
-
-    def _max_bytes(self, last: Offset, feedback: Feedback) -> int:
-        """Returns about how many bytes a batch takes in: less where many are on their way to the senders."""
-        most = self._settings.ingest.max_bytes_per_batch
-        on_their_way = feedback.in_flight_bytes + feedback.large_bytes
-        return max(most // _LEAST_PART, min(most, MAX_HANDED_OUT_BYTES - on_their_way))
-
-    @property
-    def _max_command_bytes(self) -> int:
-        """The most bytes that a batch takes of each partition of the control topic.
-
-        A byte can name a message. So entries of the control topic that do not fit together come in several batches.
-        """
         partitions = sum(self._receivers.is_control(receiver) for receiver in list(self._receivers.open.values()))
-        subscriptions = max((len(route.subscriptions) for route in self._settings.routes), default=1)
-        return min(MAX_COMMAND_BYTES, MAX_ANSWERS // (max(1, partitions) * max(1, subscriptions)))
+        taken = self._shares.take(last.tick + 1, receivers, commands, partitions, self._feedback.read())
+        return last.positions | {name: str(end) for name, end in taken.items()}
 
     def _offset(
         self,
