@@ -13,7 +13,7 @@ from tracker.commands.schema import MAX_ANSWERS
 
 # About how many bytes are loaded, or handed out and not written down, before batches take in less; and by how much
 # less at most: so that a topic with little goes on. With so many times as much they take nothing.
-MAX_HANDED_OUT_BYTES = 64 << 20
+MAX_HANDED_OUT_BYTES = 128 << 20
 _LEAST_PART = 16
 _MOST_HANDED_OUT = 2
 
