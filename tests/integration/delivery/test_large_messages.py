@@ -39,7 +39,7 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
     backlogs = [f"{topic}_backlog{i}" for i in range(BACKLOGS)]
     routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in (small, at_once, *backlogs)]
     # All that is due at the instant, and each of its several copies in Spark's JVM, is as much as its heap.
-    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "450m"}})
+    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "520m"}})
     sent = set()
     for backlog in backlogs:
         sent |= send(pulsar_client, backlog, EACH, now() - 1_000, SIZE)
