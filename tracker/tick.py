@@ -44,6 +44,10 @@ class Tick:
     # [tick, kind] that have not arrived there. `rejects`: the reason why messages that come due for the destination
     # are rejected; without it they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Bytes that a shard seals at the latest, and the bytes of large rows that it hands out at most on short notice, and
+    # again at most of what is planned; 0: any number.
+    max_bytes: int = 0
+    large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
 
 

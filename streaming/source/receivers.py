@@ -24,6 +24,7 @@ from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.room import Room
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
@@ -36,6 +37,10 @@ _PREFETCHED_BYTES = 4 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
+
+# So many full batches may all receivers together keep, and their clients fetch ahead.
+_BATCHES_KEPT = 3
+_BATCHES_AHEAD = 2
 
 
 class Receivers:
@@ -67,6 +72,7 @@ class Receivers:
         self._brokers = Brokers(settings.pulsar)
         key = settings.pulsar.crypto_private_key_file
         self._decryptor = Decryptor.of_file(key) if key is not None else None
+        self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, troubles)
@@ -114,7 +120,10 @@ class Receivers:
             def open_consumer() -> EntryConsumer:
                 self._watch.begin(source)
                 return self._brokers.subscribe(
-                    name, self._settings.pulsar.subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED
+                    name,
+                    self._settings.pulsar.subscription,
+                    max_bytes=self._prefetched_bytes(),
+                    max_messages=_PREFETCHED,
                 )
 
             receivers[name] = Receiver(
@@ -126,6 +135,7 @@ class Receivers:
                     max_size_bytes(self._settings, source.topic),
                     2 * limits.max_messages_per_batch,
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
+                    self._room,
                 ),
                 broker=self._broker,
                 details=None if is_control else MessageDetails(source, self._schemas),
@@ -202,6 +212,11 @@ class Receivers:
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
+
+    def _prefetched_bytes(self) -> int:
+        """Returns about how many bytes the broker may send a receiver before they are received."""
+        of_all = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
+        return min(_PREFETCHED_BYTES, of_all // max(1, len(self.open)))
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, partition = split_partition(name)

@@ -25,16 +25,19 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
+from streaming.source.receiving.room import Room
 from streaming.source.receiving.unpacking import UnpackedEntry, unpack
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
+_CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
 _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
+_SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ class Limits:
         max_size: the most bytes of a message: of payload, keys and properties together.
         max_messages: the most messages that may wait for a batch.
         max_bytes: the most bytes that may wait for a batch.
+        room: the room that all receivers share; None: this one has its own.
     """
 
     max_delay_millis: int
     max_size: int
     max_messages: int
     max_bytes: int
+    room: Room | None = None
 
 
 class Receiver:
@@ -128,6 +133,11 @@ class Receiver:
         return self._chunks.waiting_messages
 
     @property
+    def waiting_bytes(self) -> int:
+        """About the bytes of the messages that have come in and are in no batch yet."""
+        return self._chunks.waiting_bytes
+
+    @property
     def last_received(self) -> Position:
         """The last entry that has come in."""
         return self._last_received
@@ -187,11 +197,11 @@ class Receiver:
     def take_into_batch(
         self, max_messages: int, max_bytes: int, up_to: Position | None = None
     ) -> tuple[Position, int, int]:
-        """Takes waiting chunks into a batch, as many as fit, but at least one.
+        """Takes waiting chunks into a batch, as many as fit, but at least one if there is room at all.
 
         Args:
-            max_messages: the most messages of this topic partition in the batch.
-            max_bytes: the most bytes of it in the batch.
+            max_messages: the most messages of this topic partition in the batch; 0: there is no room.
+            max_bytes: the most bytes of it in the batch; 0: there is no room.
             up_to: the last entry that the batch may have; None: any.
 
         Returns:
@@ -226,6 +236,7 @@ class Receiver:
         """Drops the rows of entries up to a given one, because Spark has committed their batch."""
         with self._changed:
             self._chunks.forget(last)
+            self._note_kept()
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
@@ -286,16 +297,16 @@ class Receiver:
     def _wait_for_room(self) -> None:
         begin = time.monotonic()
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._stopped.is_set()
-                    or (
-                        self._chunks.waiting_messages < self._limits.max_messages
-                        and self._chunks.waiting_bytes < self._limits.max_bytes
-                    )
-                ),
-            )
+            while not self._changed.wait_for(self._has_room, _SHARED_ROOM_SECONDS):
+                pass
         self._waited += time.monotonic() - begin
+
+    def _has_room(self) -> bool:
+        return self._stopped.is_set() or (
+            self._chunks.waiting_messages < self._limits.max_messages
+            and self._chunks.waiting_bytes < self._limits.max_bytes
+            and (self._limits.room is None or self._limits.room.has_room(self.source.name))
+        )
 
     def receive(self, consumer: EntryConsumer) -> None:
         """Receives the entries of the next moment, and keeps their messages as a chunk.
@@ -317,7 +328,7 @@ class Receiver:
             self._take(builder, entry, consumer.max_message_bytes)
             if (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
-                or builder.n_bytes >= self._limits.max_bytes // 8
+                or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
                 or time.monotonic() > deadline
             ):
                 break
@@ -384,8 +395,13 @@ class Receiver:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
             self._chunks.add(rows, builder.n_bytes, builder.entries.last)
+            self._note_kept()
             self._changed.notify_all()
         self._on_received()
+
+    def _note_kept(self) -> None:
+        if self._limits.room is not None:
+            self._limits.room.note(self.source.name, self._chunks.kept_bytes)
 
     def _check_end(self, consumer: EntryConsumer) -> ReceivedEntry | None:
         """Checks, while no entry comes, whether all entries up to `_awaited` have been read, and notes it if so.
