@@ -21,7 +21,7 @@ from tracker.properties.retry_of import RETRY_OF, sent_back
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, deliver_at
 from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import first_of, is_occurrence
+from tracker.recurrence.start import accepted_first, is_occurrence
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
 
@@ -191,7 +191,7 @@ class ChunkBuilder:
                     due = deliver_at(properties, published, self._now, self._max_delay_millis)
                     is_one = is_occurrence(properties)
                     if REPEAT in properties and not is_one:
-                        due, occurrence = first_of(properties, published, self._max_delay_millis), 1
+                        due, occurrence = accepted_first(properties, published, self._max_delay_millis), 1
                     key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
             except BadScheduleError as error:
                 reason = str(error)
