@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
+from conf.time_zones import using
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
@@ -21,7 +22,6 @@ from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
-from tracker.recurrence.time_zones import using
 from tracker.sharding import ShardId
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.time_zones import TimeZones, used
 from tracker.messages import BoolArray, Int64Array, int64
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT
 from tracker.recurrence.recurrence import (
@@ -21,7 +22,6 @@ from tracker.recurrence.recurrence import (
     Recurrence,
 )
 from tracker.recurrence.start import stored
-from tracker.recurrence.time_zones import TimeZones, used
 
 # In arrays of times: there is no time.
 NEVER = -1

@@ -8,13 +8,13 @@ from enum import StrEnum
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
+from conf.time_zones import TimeZones, time_zone, used
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, duration
 from tracker.recurrence import rrule_parts
 from tracker.recurrence.cron import CronRule
 from tracker.recurrence.errors import RecurrenceError
 from tracker.recurrence.rrule import CalendarRule
 from tracker.recurrence.shortest import shortest_of
-from tracker.recurrence.time_zones import TimeZones, time_zone, used
 from tracker.recurrence.wall_clock import Rule, next_instant, wall_time
 
 __all__ = ["Misfire", "Recurrence", "RecurrenceError"]
