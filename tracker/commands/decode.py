@@ -14,10 +14,12 @@ from google.protobuf.message import DecodeError
 
 from conf.errors import DelayLakeError
 from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
     COMMAND_ROWS,
+    MAX_ANSWERS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -81,13 +83,20 @@ class _Part:
     shared: dict[str, object]  # the values of the other columns; a missing one is null
     positions: Int64Array  # (rows, 5): the columns _POSITION
 
+    @property
+    def answers(self) -> int:
+        """The number of its outcomes, if each row names one message."""
+        subscriptions = int(str(self.shared.get("subscriptions", 0))).bit_count() + bool(self.shared.get("also_later"))
+        return len(self.positions) * max(1, subscriptions)
+
 
 def decode(messages: pa.Table, routes: Routes) -> Decoded:
     """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
-    applied is rejected, and answered INVALID. Of several commands with the same request id the first counts, the others
-    have the kind REPEAT. A command that has nothing to apply does not count, so that it may come again, corrected.
+    applied is rejected, and answered INVALID; so is one that has more than MAX_ANSWERS answers, those of the commands
+    before it included. Of several commands with the same request id the first counts, the others have the kind REPEAT.
+    A command that has nothing to apply does not count, so that it may come again, corrected.
 
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
@@ -100,6 +109,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     seen: dict[str, int] = {}
     reasons: list[str | None] = []
     pause_changes: list[PauseChange] = []
+    room = MAX_ANSWERS
     for payload in messages["payload"].to_pylist():
         command = ControlCommand()
         reason = None
@@ -109,6 +119,9 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             keys = _keys(command)
             positions = _positions(command)
             of_command, change = _rows(command, positions, keys, routes)
+            answers = sum(part.answers for part in of_command)
+            _check_answers(answers, room)
+            room -= answers
             body = _body(command, positions, keys)
             shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
@@ -141,11 +154,25 @@ def _table(parts: Sequence[_Part]) -> pa.Table:
     return typed({name: named[name] if name in named else shared[name] for name in COMMAND_ROWS.names}, COMMAND_ROWS)
 
 
+def _check_answers(answers: int, room: int) -> None:
+    if answers > MAX_ANSWERS:
+        raise InvalidCommandError(
+            f"it names {answers:,} messages, once for each subscription: more than {MAX_ANSWERS:,}, name fewer"
+        )
+    if answers > room:
+        raise InvalidCommandError(
+            f"commands that came with it name more than {MAX_ANSWERS:,} messages together, once for each subscription: "
+            "send it again later, under another request id"
+        )
+
+
 def _check_request_id(request_id: str) -> None:
     if not request_id:
         raise _NoRequestIdError("no command with a request id")
     if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise _NoRequestIdError(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+    if is_reserved(request_id):
+        raise _NoRequestIdError(f"the request id {request_id!r} is reserved for what the job does itself")
 
 
 def _rows(

@@ -281,8 +281,10 @@ def test_a_rule_that_can_t_be_read_or_chooses_no_day_ends_its_own_schedule_alone
         recurring(6, 5 * SECOND, "FREQ=SECONDLY;INTERVAL=10", misfire="perhaps"),
         recurring(7, 5 * SECOND, "* * * * *", scheduleKey="k"),
     ]
-    job.step(concat(rows))
-    job.run(70)
+    effects = [job.step(concat(rows)), *(job.step() for _ in range(70))]
+    rejects = concat(one.rejects for one in effects).to_pylist()
+    assert sorted({row["entry_id"] for row in rejects}) == [3, 4, 5, 6]
+    assert all("repeat can't be read any more: " in row["reason"] for row in rejects)
     assert job.numbers("a", 0) == job.numbers("b", 0) == [1, 2, 3, 4, 5, 6, 7]
     assert [job.numbers("a", entry) for entry in range(1, 7)] == [[1]] * 6
     assert job.numbers("a", 7) == [1, 2]
