@@ -28,7 +28,6 @@ _WORKING_FOLDERS_FILE = Path("conf/delaylake.yaml")
 MOST_LANES = 64
 
 _ENVIRONMENT_PREFIX = "DELAYLAKE_"
-_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SettingsError(DelayLakeError):
@@ -253,16 +252,6 @@ class Route(Section):
         """The topics that messages of the route may go to: destinations, dead letters, rejects."""
         of_subscriptions = [topic for s in self.subscriptions for topic in (s.destination, s.dead_letter_topic)]
         return [*of_subscriptions, self.rejects_topic]
-
-
-def partition_name(topic: str, partition: int) -> str:
-    """Returns the full name of a topic's partition, or the topic's own for -1."""
-    return topic if partition < 0 else f"{topic}-partition-{partition}"
-
-
-def without_partition(name: str) -> str:
-    """Returns the topic of a partition's full name, or a topic's name unchanged."""
-    return _PARTITION.sub("", name)
 
 
 def rejects_topic(source: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
-from status.troubles import DISK, Troubles
+from status.troubles import DISK, FAILED, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
@@ -38,7 +40,10 @@ _log = logging.getLogger(__name__)
 _STOP_SECONDS = 12.0
 _SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
+_MEMORY_SECONDS = 5.0
 _FAILURES_IN_A_ROW = 10
+# How the line of an exception begins that says what to do.
+_EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
 _FULL_DISK_SECONDS = 5.0
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
@@ -80,6 +85,12 @@ def start_query(
     )
 
 
+def _state_memory_bytes(query: StreamingQuery) -> int:
+    """Returns the memory that the state store took in the last batch that Spark tells of; 0: it tells of none."""
+    progress = query.lastProgress
+    return sum(operator.memoryUsedBytes for operator in progress.stateOperators) if progress is not None else 0
+
+
 class DelayedDelivery:
     """Delivers the messages of all routes on time.
 
@@ -108,6 +119,7 @@ class DelayedDelivery:
         self._troubles = troubles or Troubles()
         self._stopping = stopping
         self._ready = threading.Event()
+        self._state_memory_bytes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -193,14 +205,18 @@ class DelayedDelivery:
             query = start_query(
                 self._spark, self._settings, DelayedDeliverySource, options, keys, sink, checkpoint.folder / "query"
             )
+            looked_at = 0.0
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
                         break
+                    if time.monotonic() - looked_at >= _MEMORY_SECONDS:
+                        looked_at = time.monotonic()
+                        self._state_memory_bytes = _state_memory_bytes(query)
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
-                return one_line(error)
+                return _cause(error)
             finally:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
@@ -209,7 +225,9 @@ class DelayedDelivery:
     def _batch_done(self, status: BatchStatus) -> None:
         self._troubles.end(DISK, "the job")
         self._ready.set()
-        self._on_batch(status)
+        for topic, name, why in status.failures:
+            self._troubles.add(FAILED, topic, f"{name} is rejected: {why}", 1)
+        self._on_batch(replace(status, state_memory_bytes=self._state_memory_bytes))
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
         """Stops the query. Its current batch and releases have up to _STOP_SECONDS to finish.
@@ -232,3 +250,9 @@ class DelayedDelivery:
             query.stop()
         except Exception as error:
             _log.debug("stopping the query: %s", error)
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of a Spark error that has the exception of the operator or the sink."""
+    own = [line.strip() for line in str(error).splitlines() if _EXCEPTION.match(line.strip())]
+    return _EXCEPTION.sub(r"\1", own[-1]) if own else one_line(error)
