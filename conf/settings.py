@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
+from conf.partitions import without_partition
 from conf.route_circles import find_circle
 from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
 from conf.settings_file import SettingsTree, in_order, unknown_variables, unreadable, wrong_settings
