@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from broker.position import START, Position
 from conf.settings import Settings, local_path
+from conf.time_zones import TIME_ZONE_DATA_VERSION
 from status.disk_room import DiskRoom
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
@@ -34,7 +35,6 @@ from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from tracker.row_sizes import LARGE_BYTES
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, large_due, rows_due
