@@ -123,6 +123,7 @@ class StatusWriter:
                 "sending": status.sending,
                 "shaped_until": status.shaped_until,
                 "paused": status.paused,
+                "outcome_producer": status.outcome_producer,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]

@@ -109,7 +109,16 @@ class BatchSink:
         paused = statuses[0]["paused"]  # all shards know of each pause
         releaser = self._releaser
         self._on_batch(
-            BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
+            BatchStatus(
+                tick,
+                now,
+                releaser.lookahead_millis,
+                releaser.sending,
+                totals,
+                shaped_until,
+                outcome_producer=self._outcomes.name,
+                paused=paused,
+            )
         )
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
