@@ -16,5 +16,7 @@ class BatchStatus:
     counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
-    outcome_producer: str = ""  # the name under which the job publishes outcomes
     paused: dict[str, list[str]] = field(default_factory=dict)  # the paused subscriptions, by source topic
+    # (source topic, message or command, why) of those that were rejected because something has failed for them.
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
+    outcome_producer: str = ""  # the name under which the job publishes outcomes
