@@ -27,7 +27,6 @@ _WORKING_FOLDERS_FILE = Path("conf/delaylake.yaml")
 MOST_LANES = 64
 
 _ENVIRONMENT_PREFIX = "DELAYLAKE_"
-_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SettingsError(DelayLakeError):
@@ -246,16 +245,6 @@ class Route(Section):
     @property
     def rejects_topic(self) -> str:
         return rejects_topic(self.source)
-
-
-def partition_name(topic: str, partition: int) -> str:
-    """Returns the full name of a topic's partition, or the topic's own for -1."""
-    return topic if partition < 0 else f"{topic}-partition-{partition}"
-
-
-def without_partition(name: str) -> str:
-    """Returns the topic of a partition's full name, or a topic's name unchanged."""
-    return _PARTITION.sub("", name)
 
 
 def rejects_topic(source: str) -> str:

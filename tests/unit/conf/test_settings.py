@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,12 @@ def test_the_default_file_names_every_setting_with_its_default() -> None:
         assert f"\n{section}:" in text
         for name in getattr(model.annotation, "model_fields", {}):
             assert f"\n  {name}:" in text
+
+
+def test_the_jars_of_delta_are_those_of_the_locked_package() -> None:
+    pom = (DEFAULT_SETTINGS_FILE.parent / "spark/pom.xml").read_text()
+    [found] = re.findall(r"<artifactId>delta-spark_[^<]*</artifactId>\s*<version>([^<]*)</version>", pom)
+    assert found == version("delta-spark")
 
 
 def test_an_unknown_setting_is_named(write: Callable[[str], Path]) -> None:
