@@ -129,7 +129,7 @@ class Destinations:
         if partitions == UNKNOWN:
             now = self._partitions_now(destination)
             if isinstance(now, pulsar.PulsarException):
-                self.failed[target] = _not_found(destination, target, now)
+                self.failed[target] = _not_found(destination, target, now, self._attempt.is_first)
                 return None
             partitions = self._partitions[destination] = now
         return Destination(subscription, destination, target, is_dead, partitions)
@@ -172,7 +172,6 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
     return by_number
 
 
-def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> FailedProducer:
-    return FailedProducer(
-        destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None
-    )
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException, is_untouched: bool) -> FailedProducer:
+    reason, is_refused = f"{type(error).__name__}: {error}", isinstance(error, REFUSALS)
+    return FailedProducer(destination, "", target, reason, is_refused, None, is_untouched=is_untouched)
