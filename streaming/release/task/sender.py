@@ -38,6 +38,8 @@ from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)
 
+_GONE = "the settings no longer have the subscription; it may have arrived before"
+
 
 def send_releases(
     settings_json: str,
@@ -110,12 +112,19 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
+    dropped = [(send, plan, _GONE) for plan in plans for send in plan.dropped]
+    not_taken += dropped
     send_to_rejects_topics(settings, not_taken)
     _trace((*pending[i], sent_at[i]) for i in taken)
     return SendReport(
         deliveries=pack(delivery_rows([pending[i] for i in taken], [sent_at[i] for i in taken])),
         ready_at=max((line.opened_at for line in lines), default=0),
-        done=tuple({(pending[i][1].tick, pending[i][0].topic, pending[i][0].producer) for i in arrived}),
+        done=tuple(
+            {
+                (plan.tick, send.topic, send.producer)
+                for send, plan in (*(pending[i] for i in arrived), *(d[:2] for d in dropped))
+            }
+        ),
         failed=failed,
         skipped=frozenset(target for plan in plans for target in plan.skipped),
         refused=packed_by_release(not_taken),

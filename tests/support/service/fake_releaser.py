@@ -28,8 +28,6 @@ from warehouse.schemas import DELIVERIES
 NAMES = ["a", "b"]
 SENDING = '{"lanes": 2}'
 
-NAMES_SET = frozenset(NAMES)
-
 # Messages that are not held back again once they have been handed out.
 PASSED = {"schedule_key": "k"}
 
@@ -183,9 +181,7 @@ class Job:
                         FailedProducer(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to)
                     )
                     self.known.append(attempt.arrived_to.get(line, -1))
-                elif attempt.only is None and self.throttled & (
-                    NAMES_SET - self.apart[-1] if name not in self.apart[-1] else {name}
-                ):
+                elif self._is_late(attempt, name):
                     failed.append(FailedProducer(*line, target, "slow: it took 0", False, None, is_slow=True))
                 elif name in self.refused:
                     done.append(done_line)
@@ -200,6 +196,12 @@ class Job:
             release = (assignment.tick, assignment.kind)
             not_taken = {release: pack(pa.Table.from_pylist(refused, schema=MESSAGES))} if refused else {}
             yield SendReport(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
+
+    def _is_late(self, attempt: Attempt, name: str) -> bool:
+        """Whether a destination is slow, or shares its connection with one that is, and is sent to."""
+        apart = {of for _, of in attempt.apart}
+        shared = {name} if name in apart else set(NAMES) - apart - {of for _, of in attempt.skipped}
+        return attempt.only is None and bool(self.throttled & shared)
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:

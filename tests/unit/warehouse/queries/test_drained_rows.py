@@ -29,9 +29,8 @@ def test_the_first_come_in_order_also_of_those_due_at_one_time_and_without_those
     hold("b", {7: 1})
     tables.append("delayed_index", to_index(messages([(1, 9, 1)]), 1), {})  # one that is not held back
     move = messages([(1, 5, HELD_DELIVER_AT)], subscription="a", sequence=6)
-    rows = typed(
-        {**{n: move[n] for n in CANCEL_ROWS.names if n in move.column_names}, "operation": ["MOVE"]}, CANCEL_ROWS
-    )
+    values = {n: move[n] for n in CANCEL_ROWS.names if n in move.column_names}
+    rows = typed(values | {"operation": pa.array(["MOVE"])}, CANCEL_ROWS)
     tables.append("delayed_index", cancels_to_index(rows, 2), {})
     version = tables.version("delayed_index")
     hold("a", {8: 1})

@@ -272,6 +272,7 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     wait_until(lambda: [(t.kind, t.name) for t in job.troubles.current()] == [("slow", f"{TOPIC}-a")], 5, "it is named")
     assert job.apart[:2] == [frozenset(), frozenset("ab")]
     job.submit(2, [2])
+    wait_until(lambda: 2 in (job.open("a") or []), 5, "the next one is open, too")
     job.submit(3)
     job.has_confirmed(3)
 
@@ -283,10 +284,12 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     assert sorted(job.tables.delivered) == [(t, name, t) for t in (1, 2) for name in NAMES]
     # As many go out as it took, and others wait: it goes on being slow, and is asked for more.
     job.submit(4, [4], masks={4: 1}, drained={(TOPIC, "a"): (1, True)})
+    wait_until(lambda: 4 in (job.open("a") or []), 5, "it is open")
     job.submit(5)
     wait_until(lambda: asked() == 2, 10, "and for more")
     assert {t.kind for t in job.troubles.current()} == {"slow"}
     job.submit(6, [6], masks={6: 1}, drained={(TOPIC, "a"): (1, False)})
+    wait_until(lambda: 6 in (job.open("a") or []), 5, "it is open")
     job.submit(7)
     wait_until(lambda: job.open("a") is None, 10, "it keeps up")
     assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 4, 6]
