@@ -21,9 +21,10 @@ class ApiSettings(Section):
     max_ids_per_call: Annotated[int, Field(gt=0, le=100_000)] = 1_000
     max_matched_per_filter: Annotated[int, Field(gt=0, le=1_000_000)] = 1_000_000
     max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
+    max_connections: Annotated[int, Field(ge=10)] = 1_000
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
-    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
+    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = "1000/second"
     allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[^\s/:\[\]]+$")], ...] = ()
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from fastapi import Request, Response
@@ -33,11 +35,27 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
     Raises:
         AdminError: 400, the request id is not allowed.
     """
+    request_id = chosen_request_id(request, role, target)
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+
+
+def chosen_request_id(request: Request, role: str, target: Target) -> str:
+    """Returns the request id that a call's Idempotency-Key stands for; "" if it has none.
+
+    With authentication that of a role and topic: nobody can use up the keys of others.
+
+    Raises:
+        AdminError: 400, the key is not allowed.
+    """
     try:
-        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
+        key = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
-    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+    settings: Settings = request.app.state.settings
+    if not key or not settings.auth.enabled:
+        return key
+    scope = json.dumps([role, target.route.source]).encode()
+    return f"{key}~{hashlib.blake2b(scope, digest_size=6).hexdigest()}"
 
 
 async def refuse_body(request: Request, why: str) -> None:

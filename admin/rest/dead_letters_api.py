@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from admin.control.redrive import Redrive
-from admin.errors import AdminError, error_responses
+from admin.errors import error_responses
 from admin.rest.by_filter import RedriveRequest, most_matched
+from admin.rest.commands import chosen_request_id
 from admin.rest.pending_errors import refusal
-from admin.rest.request_bodies import BadRequestError, parse_request_id
 from admin.rest.target_topic import TargetTopic
 from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Deliverer
 from warehouse.queries.listing import PendingError
@@ -41,10 +41,7 @@ router = APIRouter()
 )
 async def redrive(request: Request, role: Deliverer, target: TargetTopic, body: RedriveRequest) -> dict[str, Any]:
     target.check_subscriptions([body.filter.subscription])
-    try:
-        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY)) or uuid.uuid4().hex
-    except BadRequestError as error:
-        raise AdminError(400, str(error)) from error
+    request_id = chosen_request_id(request, role, target) or uuid.uuid4().hex
     asked = Redrive(request.app.state.settings, role, target.name, body.filter, request_id, most_matched(request, body))
     try:
         return await asyncio.to_thread(asked.dry_run if body.dry_run else asked.run)

@@ -14,6 +14,7 @@ from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
+from admin.security.refusals import network_of
 from admin.security.tokens import TokenError, TokenVerifier
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
@@ -26,6 +27,8 @@ _INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
 
 # A rule's pattern for partitions: a topic's, and `-partition-` with a number, in which there may be `*`.
 _PARTITION_PATTERN = re.compile(r"(.*)(-partition-[0-9*]+)", re.DOTALL)
+
+_MAX_CALLERS = 50_000
 
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
 
@@ -114,7 +117,9 @@ class Authenticator:
 
 
 class RateLimit:
-    """Limits the rate of each caller's calls. Calls are counted in this process only.
+    """Limits the rate of each caller's calls. Calls are counted in this process only, of IPv6 by network.
+
+    With more than _MAX_CALLERS callers in a window all counts begin anew, so that they can't fill the memory.
 
     Args:
         limit: a limit such as `100/second`.
@@ -122,7 +127,8 @@ class RateLimit:
 
     def __init__(self, limit: str) -> None:
         self._limit = parse(limit)
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._storage = MemoryStorage()
+        self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
     def take(self, kind: str, caller: str) -> int:
         """Counts a call.
@@ -134,6 +140,9 @@ class RateLimit:
         Returns:
             0: the call is within the limit; else the seconds that the caller has to wait.
         """
+        caller = network_of(caller) if kind == "address" else caller
+        if len(self._storage.storage) > _MAX_CALLERS:
+            self._storage.reset()
         if self._limiter.hit(self._limit, kind, caller):
             return 0
         reset_time = self._limiter.get_window_stats(self._limit, kind, caller).reset_time

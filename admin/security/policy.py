@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 
 from admin.errors import AdminError
 from admin.security.authentication import BEARER, Authenticator, RateLimit, Roles
+from admin.security.hosts import TOO_MANY, TOO_MANY_REASON
 from admin.security.refusals import Refusal, Refusals
 from admin.security.tokens import TokenError
 from conf.api_settings import Operation
@@ -57,7 +58,7 @@ class Policy:
         auth = settings.auth
         self._authenticator = Authenticator(auth) if auth.enabled else None
         self._roles = Roles(auth.roles)
-        self._rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
+        self.rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
         self._refusals = refusals
         self._routes = settings.routes
 
@@ -103,7 +104,7 @@ class Policy:
         self, request: Request, refusal: HTTPException, operation: Operation, role: str | None, topic: str | None
     ) -> None:
         # Refused reads are not recorded as they change nothing, and not calls beyond the rate limit, to save work.
-        if operation is not Operation.READ and refusal.status_code != 429:
+        if operation is not Operation.READ and refusal.status_code != TOO_MANY:
             call = (role, _address(request), request.method, request.url.path, topic, operation)
             self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
 
@@ -162,8 +163,8 @@ class Policy:
         return role, is_by_cookie
 
     def _count(self, kind: str, caller: str) -> None:
-        if self._rate_limit and (wait := self._rate_limit.take(kind, caller)):
-            raise HTTPException(429, "too many calls: wait, and call again", {"Retry-After": str(wait)})
+        if self.rate_limit and (wait := self.rate_limit.take(kind, caller)):
+            raise HTTPException(TOO_MANY, TOO_MANY_REASON, {"Retry-After": str(wait)})
 
 
 class requires:

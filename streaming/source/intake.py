@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from broker.position import START, Position
 from conf.settings import Settings, local_path
+from status.disk_room import DiskRoom
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -84,6 +85,7 @@ class Intake:
         checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
         self._input = BatchInput(checkpoint.input_folder)
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
+        self._disk = DiskRoom(settings, troubles)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
         self._sources = [route.source for route in settings.routes]
         self._barriers = Barriers(
@@ -232,9 +234,10 @@ class Intake:
         return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
 
     def _takes_messages(self, feedback: Feedback) -> bool:
-        """Whether batches take messages: not while the senders are behind. Messages wait in Pulsar then."""
+        """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
+            and self._disk.why_short() is None
             and self._receivers.has_read_old_commands()
         )
 
@@ -243,6 +246,8 @@ class Intake:
         in_flight = self._feedback.read().in_flight
         if in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {in_flight:,} messages in flight"
+        if short := self._disk.why_short():
+            return short
         if waits := self._receivers.old_commands:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None

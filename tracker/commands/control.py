@@ -97,7 +97,7 @@ class Control:
         self._holding = Holding(
             self._subscriptions, self.remaining, self.operations, self.remembered_millis, paused, draining
         )
-        self.occurrences = Occurrences(store, self.operations)
+        self.occurrences = Occurrences(store, self.operations, self._subscriptions)
         self._executor = Executor(
             self._subscriptions, self.remaining, self.operations, self.occurrences, self.remembered_millis
         )

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from conf.errors import DelayLakeError
 from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
@@ -170,6 +171,8 @@ def _check_request_id(request_id: str) -> None:
         raise _NoRequestIdError("no command with a request id")
     if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise _NoRequestIdError(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+    if is_reserved(request_id):
+        raise _NoRequestIdError(f"the request id {request_id!r} is reserved for what the job does itself")
 
 
 def _rows(

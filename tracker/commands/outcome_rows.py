@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.match import each_subscription
+from tracker.commands.reserved_ids import SUPERSEDED_ID
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
@@ -17,7 +18,6 @@ from tracker.wire.delaylake_pb2 import Result
 
 # The issuer of outcomes that no command caused, and the request id of outcomes of superseded messages.
 ISSUED_BY = "delaylake"
-SUPERSEDED_ID = "superseded"
 
 
 @dataclass(frozen=True)

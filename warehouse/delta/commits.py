@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
+from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
 from warehouse.delta.checkpoint_hint import drop_wrong_hint
 from warehouse.durable import sync
@@ -61,6 +62,11 @@ def commit_next(
             if attempts == _ATTEMPTS:
                 raise
             continue
+        except BaseException as error:
+            # As delta-rs' writer may on a full disk. Such an exception is no Exception: it would end a thread unseen.
+            if type(error).__name__ == "PanicException":
+                raise OSError(f"delta-rs panicked: {one_line(error)}") from error
+            raise
         _sync_version(table.table_uri, version)
         if table.version() < version:
             table.update_incremental()

@@ -204,7 +204,7 @@ class Releaser:
         def run() -> None:
             try:
                 work()
-            except Exception as error:
+            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
                 _log.exception("%s", name)
                 self._failure = f"{name}: {type(error).__name__}: {error}"
 

@@ -115,7 +115,7 @@ def test_a_rebound_page_changes_nothing_and_is_written_down(tmp_path: Path) -> N
         answer = http.post(PAUSE, headers={"Host": "evil.example:8081", "Origin": "http://evil.example:8081"})
         assert answer.status_code == 421
     [kept] = Tables(f"{tmp_path}").query("refusals", "SELECT * FROM refusals").to_pylist()
-    assert (kept["code"], kept["role"], kept["address"], kept["path"]) == (421, None, "127.0.0.1", PAUSE)
+    assert (kept["code"], kept["role"], kept["address"], kept["method"]) == (421, None, "127.0.0.1", "POST")
     assert "evil.example" in kept["reason"]
 
 
@@ -287,3 +287,11 @@ def test_settings_are_shown_to_administrators_without_secrets(tmp_path: Path) ->
         assert secret not in shown.text
     for plain in ("spark.driver.memory", "4g", "217", "/etc/pulsar/token", "spark.ssl.keyPassword"):
         assert plain in shown.text
+
+
+def test_calls_under_other_names_are_limited_and_counted(tmp_path: Path) -> None:
+    with client(settings(tmp_path, {"rate_limit": "3/day"})) as http:
+        codes = [http.post(PAUSE, headers={"Host": "evil.example"}).status_code for _ in range(5)]
+    assert codes == [421, 421, 421, 429, 429]
+    [kept] = Tables(f"{tmp_path}").query("refusals", "SELECT * FROM refusals").to_pylist()
+    assert (kept["code"], kept["calls"]) == (421, 3)

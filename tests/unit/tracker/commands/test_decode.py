@@ -143,6 +143,15 @@ def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes)
     assert decoded.rejects["payload"].to_pylist() == [payload]
 
 
+@pytest.mark.parametrize("own", ["superseded", "retryOf", "redrive-7", "rebuild-7", "not-delivered-7"])
+def test_the_ids_of_the_jobs_own_outcomes_are_no_request_ids(own: str) -> None:
+    decoded = read(cancel(request_id=own).SerializeToString())
+    assert decoded.commands.num_rows == 0
+    assert list(decoded.request_ids) == []
+    assert decoded.rejects["reason"].to_pylist() == [f"the request id {own!r} is reserved for what the job does itself"]
+    assert list(read(cancel(request_id=f"my-{own}").SerializeToString()).request_ids) == [f"my-{own}"]
+
+
 @pytest.mark.parametrize("payload", [b"", cancel(request_id="").SerializeToString()])
 def test_without_a_request_id_there_is_nothing_to_answer(payload: bytes) -> None:
     decoded = read(payload)
