@@ -241,7 +241,9 @@ class Holding:
                 self._remaining.unwanted_moves += len(due)  # the rows that were held back
 
     def drain(self, rows: pa.Table, topic: str, name: str, moment: Moment) -> int:
-        """Moves messages that are held back for an unwritable subscription to now: this tick hands them out.
+        """Moves messages that are held back for an unwritable subscription to now, or to when they are due, if later.
+
+        This tick hands them out.
 
         Args:
             rows: as MESSAGES: rows at HELD_DELIVER_AT. Those that a later move replaced are ignored.
@@ -265,7 +267,7 @@ class Holding:
         rows, due = rows.take(pa.array(chosen)), rows["was_due"].fill_null(0).to_numpy()[chosen]
         order = np.lexsort([*message_ids(rows)[::-1], sequences[chosen], due])
         rows, due = rows.take(pa.array(order)), due[order]
-        times = np.full(len(order), min(moment.now, self._cutoff))
+        times = np.maximum(due, min(moment.now, self._cutoff))  # some are due within the lookahead
         moved = self._in_order(due, moment)
         self._let_through.setdefault((topic, number), int(moved[0]))
         self._operations.move(rows, number, times, moved, due)

@@ -387,3 +387,14 @@ def test_what_is_paused_too_is_not_drained() -> None:
     service.step(6, unwritable=slow, commands=commands([]), request_ids={"p": 0}, pause_changes=pause)
     effects = service.step(7, unwritable=slow, drains=20, drained=held(concat(service.stored)))
     assert (handed_out(effects), effects.drained) == ([], {TOPIC: {"b": (0, False)}})
+
+
+def test_nothing_is_drained_before_its_time() -> None:
+    """What comes due within the lookahead is held back, too."""
+    service = Service()
+    slow: dict[str, Any] = {"b": {"open": []}}
+    service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable=slow)
+    service.step(1_050, now=200, unwritable=slow)
+    effects = service.step(1_100, now=300, unwritable=slow, drains=20, drained=held(concat(service.stored)))
+    assert handed_out(effects) == [(1, 2), (0, 2)]
+    assert effects.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
