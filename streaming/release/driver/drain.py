@@ -45,7 +45,9 @@ class Drain:
     def is_over(self, fast_seconds: float) -> bool:
         """Whether the destination keeps up: the last round had all that waited, and it took that in no time.
 
-        Called when all that was handed out has arrived.
+        So it does where nothing may go out, because what waits is held back for another reason, too. Called when all
+        that was handed out has arrived.
         """
-        is_all = self.is_answered and self.round > 0 and not self.others_wait
-        return is_all and (not self.n or self._seconds <= fast_seconds)
+        if not self.is_answered or not self.round:
+            return False
+        return not self.n or (not self.others_wait and self._seconds <= fast_seconds)
