@@ -20,11 +20,12 @@ NO_BROKER = "no_broker"  # the broker does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
+FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 DISK = "disk"  # a folder whose disk is full, or nearly so
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 # Troubles of these kinds are counted, and last until the job is started anew.
-COUNTED = (NOT_SEEN, NOT_SENT)
+COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
 
 
 @dataclass(frozen=True)
