@@ -61,10 +61,8 @@ class Broker:
     is_terminated: bool = False
     stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         pass
-
-    shutdown = close
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
