@@ -88,6 +88,7 @@ class JobStatus:
     schedule_keys: int = 0  # schedule keys with a message that waits, or waited a while ago
     cold_schedule_keys: int = 0  # the cold ones among them
     lookahead_millis: int = 0
+    state_memory_bytes: int = 0  # memory that Spark's state store takes, of all shards
     batches: int = 0
     batch_millis_sum: int = 0
     batch_millis_last: int = 0

@@ -121,6 +121,7 @@ class StatusWriter:
                 "batch_millis_last": counts["sink_millis"],
                 "operator_millis_last": counts["operator_millis"],
                 "sending": status.sending,
+                "state_memory_bytes": status.state_memory_bytes,
                 "shaped_until": status.shaped_until,
                 "paused": status.paused,
             }

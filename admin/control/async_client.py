@@ -88,6 +88,20 @@ class AsyncControlClient:
         reader, producer = self._reader, self._producer
         return reader is not None and producer is not None and reader.is_connected() and producer.is_connected()
 
+    def partitions(self, topic: str) -> list[str] | None:
+        """Asks the broker for the full names of a topic's partitions; blocks for some ms.
+
+        Returns:
+            the topic's own name, if it is not partitioned; None: the broker does not answer.
+        """
+        import pulsar
+
+        client = self._client
+        try:
+            return list(client.get_topic_partitions(topic)) if client is not None and self.is_connected else None
+        except pulsar.PulsarException:
+            return None
+
     async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         """Publishes requests and returns their outcomes once all have come.
 
