@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from tracker.commands.schema import (
     PauseChange,
     Routes,
 )
-from tracker.messages import MESSAGES, Int64Array, typed
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, Int64Array, typed
 from tracker.properties.retry_of import MAX_AFTER_MILLIS, MAX_REASON
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
 from tracker.properties.schedule_key import check_key
@@ -62,6 +62,12 @@ class _NoRequestIdError(InvalidCommandError):
     """A command that can't be answered, because it has no request id, or one that is too long."""
 
 
+# A ledger that is so far beyond the newest one of its topic can't be that of a message. The ledgers of all topics of a
+# cluster are counted together, so a topic's next one may be far from its last one.
+_LEDGERS_AHEAD = 1_000_000
+
+_CLOCKS_MILLIS = 60_000  # how much the clocks of a message's and a command's producers may differ
+
 _PARTITION = re.compile(r"[0-9]{1,9}")
 
 # The columns in which the rows of a command may differ. All rows have the same values in the other ones.
@@ -82,7 +88,23 @@ class _Part:
     positions: Int64Array  # (rows, 5): the columns _POSITION
 
 
-def decode(messages: pa.Table, routes: Routes) -> Decoded:
+@dataclass(frozen=True)
+class Limits:
+    """What the messages can be that commands name.
+
+    Attributes:
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+        newest_ledgers: by source topic the newest ledger that any of its partitions has; a topic without one: unknown.
+    """
+
+    max_delay_millis: int = 0
+    newest_ledgers: Mapping[str, int] = field(default_factory=dict)
+
+
+_NO_LIMITS = Limits()
+
+
+def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> Decoded:
     """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
@@ -92,6 +114,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
         routes: the subscriptions of all source topics.
+        limits: commands that name something beyond them are INVALID.
 
     Returns:
         the commands, rejects and pause changes. No payload raises an error.
@@ -100,7 +123,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     seen: dict[str, int] = {}
     reasons: list[str | None] = []
     pause_changes: list[PauseChange] = []
-    for payload in messages["payload"].to_pylist():
+    for payload, published in zip(messages["payload"].to_pylist(), messages["publish_time"].to_pylist(), strict=True):
         command = ControlCommand()
         reason = None
         try:
@@ -108,7 +131,8 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             _check_request_id(command.request_id)
             keys = _keys(command)
             positions = _positions(command)
-            of_command, change = _rows(command, positions, keys, routes)
+            _check_times(command, positions, published, limits.max_delay_millis)
+            of_command, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
             body = _body(command, positions, keys)
             shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
@@ -149,7 +173,11 @@ def _check_request_id(request_id: str) -> None:
 
 
 def _rows(
-    command: ControlCommand, positions: Int64Array, keys: Sequence[str], routes: Routes
+    command: ControlCommand,
+    positions: Int64Array,
+    keys: Sequence[str],
+    routes: Routes,
+    newest_ledgers: Mapping[str, int],
 ) -> tuple[list[_Part], PauseChange | None]:
     operation = _kind(command)
     topic, partition = resolve_topic(command.topic, routes)
@@ -187,6 +215,15 @@ def _rows(
             rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
         positions = positions[~is_other]
         positions[:, 0] = partition
+    newest = newest_ledgers.get(topic, FIRST_IMPORTED_LEDGER)
+    ledgers = positions[:, _POSITION.index("ledger_id")]
+    is_beyond = (ledgers > newest + _LEDGERS_AHEAD) & (ledgers < FIRST_IMPORTED_LEDGER)
+    if is_beyond.any():
+        reason = f"the ledger is far beyond the topic's newest, {newest}"
+        beyond = positions[is_beyond].copy()
+        beyond[:, _POSITION.index("deliver_at")] = 0
+        rows += _answers(command, topic, [None], Result.INVALID, reason, beyond)
+        positions = positions[~is_beyond]
     shared = _shared(command, operation, topic, mask)
     shared = shared | {"also_later": True} if also_later else shared
     if len(positions):
@@ -319,6 +356,23 @@ def _named(command: ControlCommand) -> list[_Position]:
                 raise InvalidCommandError(f"batch index {batch_index} is out of range")
             positions.append((partition, ledger_id, entry_id, batch_index, time))
     return positions
+
+
+def _check_times(command: ControlCommand, positions: Int64Array, published: int, max_delay_millis: int) -> None:
+    """Checks that no time is later than that of a message which was published when the command was.
+
+    Args:
+        command: it may have a time for messages that are named by key.
+        positions: as `_positions` returns them.
+        published: when the command was published, ms since the epoch.
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+    """
+    if not max_delay_millis:
+        return
+    times = positions[:, _POSITION.index("deliver_at")]
+    last = max(int(times.max(initial=0)), command.reschedule.deliver_at)
+    if last > published + max_delay_millis + _CLOCKS_MILLIS:
+        raise InvalidCommandError(f"deliver_at is beyond the longest delay of a message, {max_delay_millis} ms: {last}")
 
 
 def _check_retry(command: ControlCommand) -> None:
