@@ -23,7 +23,7 @@ from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.recurrence.recurrence import REPEAT
 from tracker.recurrence.start import first_of, is_occurrence
 from tracker.wire.message_id_pb2 import MessageIdData
-from warehouse.message_schemas import version_number
+from warehouse.message_schemas import MOST_VERSIONS, version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
@@ -206,7 +206,10 @@ class ChunkBuilder:
             if version := _schema_version(message):
                 version, schema = self._details.schema(version)
                 if schema is None:
-                    reason = f"the source topic has no version {version_number(version)} of its schema any more"
+                    reason = (
+                        f"the source topic has no version {version_number(version)} of its schema any more, or has had "
+                        f"more than {MOST_VERSIONS:,}"
+                    )
             if key and len(key) % 4 == 0:  # else the key is no base64, in which the client gives keys of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
