@@ -18,7 +18,12 @@ UNWRITABLE = "unwritable"  # a destination that takes no messages
 NO_BROKER = "no_broker"  # the broker does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
+SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
+NATIVE_DELAY = "native_delay"  # a source topic with messages that only Pulsar itself would delay
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
+
+# Of these kinds a trouble tells of something that is over: no process reports it again.
+_EVENTS = (NOT_SEEN, SUBSCRIPTION_RESET)
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,11 @@ class Troubles:
     def follow(self, file: Path) -> None:
         """Adds the troubles that another process writes to a file, in place of those of the process followed before.
 
-        The earlier process's troubles of kind NOT_SEEN stay, because no process reports those entries again.
+        The earlier process's troubles that tell of events stay, because no process reports those again.
         """
         with self._lock:
             for trouble in self._followed_troubles:
-                if trouble.kind == NOT_SEEN:
+                if trouble.kind in _EVENTS:
                     self._own[trouble.kind, trouble.name] = _merged(self._own, trouble)
             self._followed_troubles, self._followed = [], file
 
