@@ -81,7 +81,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)
-    app.add_middleware(AllowedHosts, is_allowed=host_check(settings), refusals=refusals)
+    app.add_middleware(
+        AllowedHosts, is_allowed=host_check(settings), refusals=refusals, rate_limit=app.state.policy.rate_limit
+    )
     app.add_middleware(TrustedProxies, proxies=settings.api.trusted_proxies)
     check_policies(app)
     return app

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
@@ -89,6 +90,10 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return error_response(400, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        return error_response(400, "the body was not complete")  # nobody gets it
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -34,6 +34,10 @@ class PulsarError(DelayLakeError):
     """Pulsar can't be reached, or refused a request."""
 
 
+class SchemaRefusedError(PulsarError):
+    """A topic does not take a schema."""
+
+
 class NoAnswerError(PulsarError):
     """A request was not answered in time."""
 

@@ -19,10 +19,12 @@ class ApiSettings(Section):
     url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     answer_timeout_millis: PositiveMillis = 10_000
     max_ids_per_call: Annotated[int, Field(gt=0, le=100_000)] = 1_000
+    max_matched_per_filter: Annotated[int, Field(gt=0, le=1_000_000)] = 1_000_000
     max_body_bytes: Annotated[int, Field(gt=0)] = 1 << 20
+    max_connections: Annotated[int, Field(ge=10)] = 1_000
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
-    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = None
+    rate_limit: Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")] | None = "1000/second"
     allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[^\s/:\[\]]+$")], ...] = ()
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
 
@@ -34,11 +36,15 @@ class ApiSettings(Section):
 
 
 class Operation(StrEnum):
-    """An operation that a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE."""
+    """An operation that a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE.
+
+    DELIVER: to have messages delivered at another time, at once, or once more.
+    """
 
     SKIP = "skip"
     ACKNOWLEDGE = "acknowledge"
     CANCEL = "cancel"
+    DELIVER = "deliver"
     READ = "read"
     ADMIN = "admin"
 

@@ -117,6 +117,7 @@ class SparkSettings(Section):
 class IngestSettings(Section):
     max_messages_per_batch: Annotated[int, Field(gt=0)] = 20_000
     max_bytes_per_batch: Annotated[int, Field(gt=0, le=64 << 20)] = 16 << 20
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class TrackerSettings(Section):
@@ -175,6 +176,7 @@ class RetentionSettings(Section):
     outcomes_millis: PositiveMillis = _WEEK_MILLIS
     entries_millis: PositiveMillis = _WEEK_MILLIS
     rejects_millis: PositiveMillis = _WEEK_MILLIS
+    refusals_millis: PositiveMillis = _WEEK_MILLIS
 
 
 class MaintainSettings(Section):

@@ -148,7 +148,8 @@ def in_order(lines: Iterable[str], path: Path) -> list[str]:
 def _wrong(error: ErrorDetails) -> str:
     name = ".".join(str(part) for part in error["loc"]) or "settings"
     if error["type"] == "extra_forbidden":
-        return f"{name} = {error['input']!r}: no such setting"
+        given = "" if isinstance(error["input"], str) and is_secret(name) else f" = {error['input']!r}"
+        return f"{name}{given}: no such setting"
     hidden = isinstance(error["input"], dict | BaseModel) or "secret" in name
     hidden = hidden or (name.startswith("spark.conf.") and is_secret(name))
     shown = "" if hidden else f" = {error['input']!r}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from socket import SHUT_RDWR, socket
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -17,12 +19,43 @@ from prometheus_client.registry import Collector
 from admin.security.hosts import MISDIRECTED, host_name, host_names_check
 from conf.settings import Settings
 
+_MAX_CONNECTIONS = 16
+_SECONDS = 5.0  # the longest time that a client may send or take nothing
+
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection. With more than _MAX_CONNECTIONS the oldest is cut off: a scrape takes no time."""
+
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(SHUT_RDWR)  # its thread reads an end, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a connection that was lost: clients may cause any number."""
 
 
 class _Handler(WSGIRequestHandler):
+    timeout = _SECONDS
+
     def get_environ(self) -> dict[str, Any]:
         return super().get_environ() | {"delaylake.reached_at": self.connection.getsockname()[0]}
 

@@ -19,6 +19,7 @@ from conf.settings import is_object_storage
 from status.clock_steps import ClockSteps
 from status.dead_letters import count_dead_letters, destinations_of
 from status.job_status import JobStatus, Lateness, Point, known_status, write_status
+from status.troubles import NOT_SENT
 from tracker.messages import attempts_of, where
 
 if TYPE_CHECKING:
@@ -148,14 +149,16 @@ class StatusWriter:
         with self._lock:
             if time.monotonic() - self._point_began >= _POINT_SECONDS:
                 self._end_point()
+            troubles = self._troubles()
             figures: dict[str, Any] = {**self._values, **self._totals, **self._lateness}
+            figures["rejected"] += sum(trouble.count for trouble in troubles if trouble.kind == NOT_SENT)
             return JobStatus(
                 state=self._state,
                 reason=self._reason,
                 updated_at=_now(),
                 most_per_second=self._most_per_second,
                 history=list(self._history),
-                troubles=self._troubles(),
+                troubles=troubles,
                 **figures,
             )
 

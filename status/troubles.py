@@ -20,10 +20,15 @@ NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
 SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
 NATIVE_DELAY = "native_delay"  # a source topic with messages that only Pulsar itself would delay
+NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
+DISK = "disk"  # a folder whose disk is full, or nearly so
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
-# Of these kinds a trouble tells of something that is over: no process reports it again.
-_EVENTS = (NOT_SEEN, SUBSCRIPTION_RESET)
+# Troubles of these kinds are counted, and last until the job is started anew.
+COUNTED = (NOT_SEEN, NOT_SENT)
+
+# Troubles of these kinds tell of something that is over: no process reports it again.
+_EVENTS = (*COUNTED, SUBSCRIPTION_RESET)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Trouble:
         name: of the topic, topic partition, destination or subscription in trouble.
         since: when it began, ms since the epoch.
         text: the fault, and its cause if that is known; one line that does not repeat the name.
-        count: the number of entries for the kind NOT_SEEN; else 1.
+        count: the number of entries or messages, for the kinds COUNTED; else 1.
     """
 
     kind: str
@@ -54,7 +59,7 @@ class Troubles:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._own: dict[tuple[str, str], Trouble] = {}
         self._followed: Path | None = None
         self._followed_troubles: list[Trouble] = []  # the troubles in that file
@@ -79,6 +84,12 @@ class Troubles:
             if trouble != known:
                 self._own[kind, name] = trouble
                 self._write()
+
+    def add(self, kind: str, name: str, text: str, count: int) -> None:
+        """Adds to the count of a trouble of a kind in COUNTED, and replaces its text; begins it if it is new."""
+        with self._lock:
+            known = self._own.get((kind, name))
+            self.begin(kind, name, text, count=count + (0 if known is None else known.count))
 
     def end(self, kind: str, name: str) -> None:
         """Ends a trouble, if it is current."""
@@ -117,7 +128,7 @@ def _merged(known: dict[tuple[str, str], Trouble], trouble: Trouble) -> Trouble:
     earlier = known.get((trouble.kind, trouble.name))
     if earlier is None:
         return trouble
-    count = earlier.count + trouble.count if trouble.kind == NOT_SEEN else trouble.count
+    count = earlier.count + trouble.count if trouble.kind in COUNTED else trouble.count
     return replace(trouble, since=min(earlier.since, trouble.since), count=count)
 
 

@@ -19,7 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from status.batch_status import BatchStatus
-from status.troubles import Troubles
+from status.disk_room import DiskRoom, is_of_full_disk
+from status.troubles import DISK, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
@@ -38,6 +39,7 @@ _STOP_SECONDS = 12.0
 _SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
 _FAILURES_IN_A_ROW = 10
+_FULL_DISK_SECONDS = 5.0
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
 
@@ -128,6 +130,7 @@ class DelayedDelivery:
         wait_for_broker(self._settings, self._troubles, self._stopping)
         check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
+        disk = DiskRoom(self._settings, self._troubles)
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -136,9 +139,21 @@ class DelayedDelivery:
                 error = self._run_once(checkpoint, tables, keys)
             except (Py4JNetworkError, ConnectionError) as lost:
                 raise JobError(f"Spark's JVM has ended ({lost}): its log is spark.log in {folder}") from lost
+            except OSError as failed:
+                if not is_of_full_disk(str(failed)):
+                    raise
+                error = one_line(failed)
             if error is None:
                 return
             tables.check_epoch()
+            is_full, error = is_of_full_disk(error), error[:500]
+            if is_full or disk.why_short():
+                # Waiting loses nothing, and only room helps: a failure for want of it is none of a row.
+                _log.warning("a disk is full, the job goes on when there is room: %s", error)
+                self._troubles.begin(DISK, "the job", f"waits until there is room: {error}")
+                self._stopping.wait(_FULL_DISK_SECONDS)
+                wait_for_broker(self._settings, self._troubles, self._stopping)
+                continue
             failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
             if failures >= _FAILURES_IN_A_ROW:
                 raise JobError(f"the query failed {failures} times in a row: {error}")
@@ -185,13 +200,14 @@ class DelayedDelivery:
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
-                return one_line(error)[:500]
+                return one_line(error)
             finally:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
         return None if self._stopping.is_set() else "the query ended"
 
     def _batch_done(self, status: BatchStatus) -> None:
+        self._troubles.end(DISK, "the job")
         self._ready.set()
         self._on_batch(status)
 

@@ -19,8 +19,9 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
 from streaming.sinks.outcomes import last_published
 from warehouse.backup.marker import read_marker
+from warehouse.delta.checkpoint_hint import drop_wrong_hint
 from warehouse.delta.tables import Tables
-from warehouse.schemas import SCHEMAS
+from warehouse.schemas import LATER, MESSAGE_SCHEMAS, SCHEMAS
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
                 f"the warehouse {settings.warehouse} is a backup: run `delaylake rebuild --discard-checkpoint` first"
             )
         tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
+        for name in (*LATER, MESSAGE_SCHEMAS):
+            drop_wrong_hint(tables.path(name))
     except (OSError, DeltaError) as error:
         raise StartError(
             f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"

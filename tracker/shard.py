@@ -16,7 +16,7 @@ import pyarrow as pa
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.waiting_rows import Queue
 from tracker.commands.control import Control
-from tracker.commands.holding.giving_up import GivingUp
+from tracker.commands.holding.giving_up import GivenUp, GivingUp
 from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, held
@@ -227,6 +227,7 @@ class Shard:
                 waiting_outcomes=accepted.outcomes,
             )
         )
+        step.given_up.append(GivenUp(self._control.occurrences.failed.take()))
 
     def _seal_and_load(self, step: TickInProgress, kept_open: pa.Table) -> pa.Table:
         """Adds the rows of moved messages, seals the mutable bucket when it is time to, and loads the segment.

@@ -121,6 +121,7 @@ REFUSALS = pa.schema(
         ("operation", pa.string()),
         ("code", pa.int32()),
         ("reason", pa.string()),
+        ("calls", pa.int64()),  # the number of such calls, the first at refused_at; null: 1
     ]
 )
 

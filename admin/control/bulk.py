@@ -33,7 +33,7 @@ NAMED = pa.schema(
 )
 
 MAX_MATCHED = 10_000  # the default of the maximum number of matching messages
-MOST_MATCHED = 1_000_000  # the highest value that a caller may set for it
+MOST_MATCHED = 1_000_000  # the highest value that a caller, or api.max_matched_per_filter, may set for it
 
 
 class TooManyError(PendingError):

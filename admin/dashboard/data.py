@@ -33,6 +33,9 @@ _STATS_SECONDS = 15.0
 # SQL for the request id of a call: those of its commands have a number behind it.
 _REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
 
+# SQL for the idempotency key of a call: its request id has a digest of role and topic behind it.
+_KEY = "regexp_replace(request_id, '~[0-9a-f]{12}([.][0-9]+)?$', '')"
+
 _WORDS = {
     "CANCEL": "cancelled",
     "SKIP": "skipped",
@@ -82,7 +85,7 @@ def changes_log(
         settings: the settings.
         topics: the source topics.
         asked: values that columns must have; empty ones are ignored. `request_id` may be that of a call, without the
-            number of the command.
+            number of the command, or its idempotency key.
         limit: the maximum number of rows.
         n_read: the number of newest outcomes that are read.
 
@@ -97,7 +100,7 @@ def changes_log(
     shared = "request, topic, subscription, operation, result, issued_by, reason"
     conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value and column != "request_id"]
     if request := asked.get("request_id"):
-        conditions.append(f"{literal(request)} IN (request_id, {_REQUEST})")
+        conditions.append(f"{literal(request)} IN (request_id, {_REQUEST}, {_KEY})")
     where = " AND ".join([_of_topics(topics), *conditions])
     newest = (
         f"SELECT {shared.replace('request', f'{_REQUEST} AS request', 1)}, ledger_id, entry_id, batch_index, "  # noqa: S608

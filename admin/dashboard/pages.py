@@ -307,7 +307,9 @@ def storage_page(request: Request, caller: Caller) -> Response:
 
 @router.get("/ui/settings")
 def settings_page(request: Request, caller: Admin) -> Response:
-    """Shows the settings in force to administrators, without secrets such as the keys of an object store."""
+    """Shows the settings in force to administrators of all topics, without secrets such as keys of an object store."""
+    if not caller.is_admin:
+        raise AdminError(403, f"the role {caller.role} may not admin all topics: the settings are those of all")
     settings = _settings(request)
     values = without_secrets(settings.model_dump(mode="json", exclude={"routes", "auth"}))
     sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import State
 
 from admin.errors import AdminError, error_responses
+from admin.monitoring.memory import Memory
 from admin.security.policy import open_to_all
 from conf.errors import UnreadableWarehouseError
 from status.job_status import read_status
+
+_T = TypeVar("_T")
 
 router = APIRouter(dependencies=[Depends(open_to_all)])
 
@@ -28,18 +35,27 @@ async def healthz() -> JSONResponse:
     description="`job` is for people: the state of the job does not make the API unready.",
     responses=error_responses(_503="The broker is not connected, or the tables can't be read; the reason says which."),
 )
-def readyz(request: Request) -> JSONResponse:
-    if not request.app.state.control.is_connected:
+async def readyz(request: Request) -> JSONResponse:
+    return JSONResponse(await remembered(request.app.state, "readiness", _readiness).get())
+
+
+def _readiness(state: State) -> dict[str, Any]:
+    """Returns the content of the answer of /readyz.
+
+    Raises:
+        AdminError: 503, the API is not ready.
+    """
+    if not state.control.is_connected:
         raise AdminError(503, "no connection to the broker")
     try:
-        request.app.state.tables.version("entries")
+        state.tables.version("entries")
     except TableNotFoundError as error:
         raise AdminError(503, "there are no tables: the job has not run yet") from error
     except (DeltaError, OSError) as error:
         raise AdminError(503, f"the tables can't be read: {type(error.__cause__ or error).__name__}") from error
     status, trouble = None, "the job has written no status"
     try:
-        status = read_status(request.app.state.settings.warehouse)
+        status = read_status(state.settings.warehouse)
     except UnreadableWarehouseError:
         trouble = "the job's status can't be read"
     now = time.time_ns() // 1_000_000
@@ -48,9 +64,18 @@ def readyz(request: Request) -> JSONResponse:
         "trouble": trouble if status is None else status.trouble(now),
         "ageMillis": None if status is None else now - status.updated_at,
     }
-    return JSONResponse({"status": "ready", "job": job})
+    return {"status": "ready", "job": job}
 
 
 @router.get("/metrics", summary="Figures of the API and of the job, for Prometheus", response_class=Response)
-def metrics(request: Request) -> Response:
-    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request) -> Response:
+    made = await remembered(request.app.state, "figures", lambda state: generate_latest(state.metrics.registry)).get()
+    return Response(made, media_type=CONTENT_TYPE_LATEST)
+
+
+def remembered(state: State, name: str, make: Callable[[State], _T]) -> Memory[_T]:
+    """Returns the application's memory of an answer, by name."""
+    if not hasattr(state, name):
+        setattr(state, name, Memory(partial(make, state)))
+    memory: Memory[_T] = getattr(state, name)
+    return memory

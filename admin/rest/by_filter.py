@@ -23,6 +23,7 @@ from admin.control.bulk import (
     plan,
     requests,
 )
+from admin.control.dead_letters import DeadLetterFilter
 from admin.errors import AdminError
 from admin.rest.pending_errors import invalid, refusal
 from admin.rest.target_topic import Target
@@ -41,6 +42,21 @@ class BulkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
     filter: PendingFilter
+    dry_run: bool = False
+    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
+
+
+class RedriveRequest(BaseModel):
+    """The dead letters to be delivered once more."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        json_schema_extra={"examples": [{"filter": {"subscription": "billing", "reason": "timeout"}, "dryRun": True}]},
+    )
+
+    filter: DeadLetterFilter
     dry_run: bool = False
     max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
 
@@ -91,6 +107,7 @@ async def by_filter(
     """
     target.check_subscriptions([subscription])
     refuse_key(request)
+    most = most_matched(request, body)
     wanted = body.filter
     if not wanted.is_selective:
         raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
@@ -104,7 +121,7 @@ async def by_filter(
         check(question, change.action)
         if body.dry_run:
             return JSONResponse(await asyncio.to_thread(_would_match, question))
-        rows = await asyncio.to_thread(matching, question, body.max)
+        rows = await asyncio.to_thread(matching, question, most)
     except PendingError as error:
         raise refusal(error) from error
     todo = await asyncio.to_thread(plan, question.subscriptions, rows, change)
@@ -113,6 +130,25 @@ async def by_filter(
     async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
         tally.add(outcome)
     return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
+
+
+def most_matched(request: Request, body: BulkRequest | RedriveRequest) -> int:
+    """Returns how many messages a call with a filter may be for.
+
+    Raises:
+        AdminError: 413, its `max` is beyond what the settings allow.
+    """
+    settings: Settings = request.app.state.settings
+    if "max" in body.model_fields_set:
+        check_most(request, body.max)
+    return min(body.max, settings.api.max_matched_per_filter)
+
+
+def check_most(request: Request, n: int) -> None:
+    """Raises AdminError (413) if a call is for more messages than the settings allow for one."""
+    settings: Settings = request.app.state.settings
+    if n > (most := settings.api.max_matched_per_filter):
+        raise AdminError(413, f"one call may be for at most {most:,} messages (api.max_matched_per_filter)")
 
 
 def refuse_key(request: Request) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from fastapi import Request, Response
@@ -13,7 +16,11 @@ from admin.errors import AdminError, prefers_outcomes
 from admin.rest.request_bodies import BadRequestError, parse_request_id
 from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
+from admin.security.policy import Policy
 from conf.settings import Settings
+from tracker.commands.decode import resolve_topic
+from tracker.commands.schema import PAUSE, RESUME, SCHEDULE_KINDS
+from tracker.wire.delaylake_pb2 import ControlCommand
 
 # The HTTP statuses of unsuccessful results, gravest first: a call has one status.
 CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
@@ -28,11 +35,27 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
     Raises:
         AdminError: 400, the request id is not allowed.
     """
+    request_id = chosen_request_id(request, role, target)
+    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+
+
+def chosen_request_id(request: Request, role: str, target: Target) -> str:
+    """Returns the request id that a call's Idempotency-Key stands for; "" if it has none.
+
+    With authentication that of a role and topic: nobody can use up the keys of others.
+
+    Raises:
+        AdminError: 400, the key is not allowed.
+    """
     try:
-        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
+        key = parse_request_id(request.headers.get(IDEMPOTENCY_KEY))
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
-    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+    settings: Settings = request.app.state.settings
+    if not key or not settings.auth.enabled:
+        return key
+    scope = json.dumps([role, target.route.source]).encode()
+    return f"{key}~{hashlib.blake2b(scope, digest_size=6).hexdigest()}"
 
 
 async def refuse_body(request: Request, why: str) -> None:
@@ -55,7 +78,37 @@ async def send(request: Request, requests: Iterable[ControlRequest], codes: Mapp
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
+    requests = iter(requests)
+    first = next(requests)
+    if _is_for_whole_topic(first.command):
+        check_whole_topic(request, first.command.topic)
+    requests = itertools.chain([first], requests)
     return answer(request, await client.send(requests, settings.api.answer_timeout_millis / 1000), codes)
+
+
+def check_whole_topic(request: Request, topic: str) -> None:
+    """Checks that the caller may do this on a whole topic, of which the call may name a partition.
+
+    Raises:
+        HTTPException: 403, the caller may do it on the partition alone.
+    """
+    settings: Settings = request.app.state.settings
+    source, _ = resolve_topic(topic, {route.source for route in settings.routes})
+    policy: Policy = request.app.state.policy
+    policy.check_whole_topic(request, source or topic)
+
+
+def _is_for_whole_topic(command: ControlCommand) -> bool:
+    """Whether a command is for a whole topic, whichever partition it names: a pause, or one that names schedule keys.
+
+    All commands of a call are of one kind.
+    """
+    operation = command.WhichOneof("operation") or ""
+    if operation in (PAUSE, RESUME, *SCHEDULE_KINDS):
+        return True
+    named = getattr(command, operation)
+    entries = getattr(named, "entries", None) or getattr(named, "messages", None) or ()
+    return any(entry.schedule_key for entry in entries)
 
 
 def answer(request: Request, outcomes: list[Outcome], codes: Mapping[str, int]) -> Response:

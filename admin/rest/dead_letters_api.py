@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
-from admin.control.bulk import MAX_MATCHED, MOST_MATCHED
-from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive
-from admin.errors import AdminError, error_responses
+from admin.errors import error_responses
+from admin.rest.by_filter import RedriveRequest, most_matched
+from admin.rest.commands import chosen_request_id
 from admin.rest.pending_errors import refusal
-from admin.rest.request_bodies import BadRequestError, parse_request_id
 from admin.rest.target_topic import TargetTopic
-from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Canceller
+from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Deliverer
 from warehouse.queries.listing import PendingError
 
 router = APIRouter()
-
-
-class RedriveRequest(BaseModel):
-    """The dead letters to be delivered once more."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        alias_generator=to_camel,
-        json_schema_extra={"examples": [{"filter": {"subscription": "billing", "reason": "timeout"}, "dryRun": True}]},
-    )
-
-    filter: DeadLetterFilter
-    dry_run: bool = False
-    max: Annotated[int, Field(ge=1, le=MOST_MATCHED, description="Do nothing where more match.")] = MAX_MATCHED
 
 
 @router.post(
@@ -57,13 +39,10 @@ class RedriveRequest(BaseModel):
         _412="More dead letters match than `max`: nothing was done.",
     ),
 )
-async def redrive(request: Request, role: Canceller, target: TargetTopic, body: RedriveRequest) -> dict[str, Any]:
+async def redrive(request: Request, role: Deliverer, target: TargetTopic, body: RedriveRequest) -> dict[str, Any]:
     target.check_subscriptions([body.filter.subscription])
-    try:
-        request_id = parse_request_id(request.headers.get(IDEMPOTENCY_KEY)) or uuid.uuid4().hex
-    except BadRequestError as error:
-        raise AdminError(400, str(error)) from error
-    asked = Redrive(request.app.state.settings, role, target.name, body.filter, request_id, body.max)
+    request_id = chosen_request_id(request, role, target) or uuid.uuid4().hex
+    asked = Redrive(request.app.state.settings, role, target.name, body.filter, request_id, most_matched(request, body))
     try:
         return await asyncio.to_thread(asked.dry_run if body.dry_run else asked.run)
     except PendingError as error:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import MOST_MATCHED, NAMED, Action, Change, Tally, check, plan, requests
 from admin.errors import AdminError, error_responses, prefers_outcomes
-from admin.rest.by_filter import BulkRequest, by_filter, refuse_key
+from admin.rest.by_filter import BulkRequest, by_filter, check_most, refuse_key
 from admin.rest.pending_errors import invalid, refusal
 from admin.rest.request_bodies import BadRequestError, parse_count
 from admin.rest.target_topic import Target, TargetTopic
@@ -232,6 +232,8 @@ async def skip_next(
     try:
         question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
         check(question, Action.SKIP)
+        if wanted > request.app.state.settings.api.max_matched_per_filter:
+            check_most(request, min(wanted, await asyncio.to_thread(question.count)))
         tally = await _skip_next(request, role, target, question, wanted)
     except PendingError as error:
         raise refusal(error) from error

@@ -17,6 +17,7 @@ from broker.entries.message_ids import (
     parse_number,
 )
 from conf.errors import DelayLakeError
+from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import MAX_REQUEST_ID_BYTES
 from tracker.properties.retry_of import MAX_AFTER_MILLIS
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
@@ -154,6 +155,8 @@ def parse_request_id(given: str | None) -> str:
         return ""
     if not (0 < len(given) <= MAX_KEY_CHARACTERS and all("!" <= character <= "~" for character in given)):
         raise BadRequestError(f"Idempotency-Key must be 1 to {MAX_KEY_CHARACTERS} characters of ASCII without spaces")
+    if is_reserved(given):
+        raise BadRequestError(f"Idempotency-Key {given[:40]!r} is reserved for what the job does itself")
     return given
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
 from admin.errors import AdminError, error_responses
-from admin.rest.commands import CANCEL_CODES, answer, command_factory, refuse_body, send
+from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequestError, parse_schedule_key, parse_subscriptions
 from admin.rest.target_topic import Target, TargetTopic
@@ -255,6 +255,7 @@ async def _factory(request: Request, role: str, target: Target, given: Sequence[
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
     await refuse_body(request, "subscriptionNames is in the query")
+    check_whole_topic(request, target.name)
     target.check_subscriptions(names)
     return command_factory(request, role, target, names)
 

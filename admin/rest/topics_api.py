@@ -53,6 +53,7 @@ from admin.rest.topics_schema import (
     Authoritative,
     Canceller,
     DeliverAt,
+    Deliverer,
     EntryId,
     LedgerId,
     ScheduleKey,
@@ -197,7 +198,7 @@ async def skip_by_map(
     responses=ACTION_RESPONSES,
     openapi_extra=RESCHEDULE_BODY,
 )
-async def reschedule(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+async def reschedule(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
     factory = command_factory(request, role, target, [subscription])
@@ -215,7 +216,7 @@ async def reschedule(request: Request, role: Canceller, target: TargetTopic, sub
     responses=ACTION_RESPONSES,
     openapi_extra=FILTER_BODY,
 )
-async def deliver_now(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+async def deliver_now(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
@@ -250,7 +251,7 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
     responses=RETRY_RESPONSES,
     openapi_extra=RETRY_BODY,
 )
-async def retry(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
+async def retry(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     messages, reason, after_millis = await _named(request, target, subscription, parse_retry)
     if subscription == ALSO_LATER:
         names = ", ".join(one.name for one in target.route.subscriptions)

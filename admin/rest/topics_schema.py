@@ -58,6 +58,7 @@ Authoritative = Annotated[
 
 # Dependencies that return the caller's role, if it may do the operation.
 Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
+Deliverer = Annotated[str, Depends(requires(Operation.DELIVER))]
 Acknowledger = Annotated[str, Depends(requires(Operation.ACKNOWLEDGE))]
 Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
 Reader = Annotated[str, Depends(requires(Operation.READ))]

@@ -14,6 +14,7 @@ from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
+from admin.security.refusals import network_of
 from admin.security.tokens import TokenError, TokenVerifier
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
@@ -23,6 +24,11 @@ BEARER = "Bearer "
 
 # Operations that another one includes: a role that may SKIP may ACKNOWLEDGE, too.
 _INCLUDED_IN = {Operation.ACKNOWLEDGE: Operation.SKIP}
+
+# A rule's pattern for partitions: a topic's, and `-partition-` with a number, in which there may be `*`.
+_PARTITION_PATTERN = re.compile(r"(.*)(-partition-[0-9*]+)", re.DOTALL)
+
+_MAX_CALLERS = 50_000
 
 _TOKEN = re.compile(r"([?&]token=)[^&]*")
 
@@ -40,26 +46,44 @@ class Roles:
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self._rules = [
-            (wildcard_regex([role.role]), frozenset(role.operations), wildcard_regex(role.topics), "*" in role.topics)
+            (wildcard_regex([role.role]), frozenset(role.operations), list(map(_TopicPattern, role.topics)))
             for role in roles
         ]
 
     def allow(self, role: str, operation: Operation, topic: str | None) -> bool:
         """Whether a role may do an operation on a topic.
 
-        A role that may use a partitioned topic may use its partitions.
+        As at the broker, a rule for a topic is for its partitions, too, and a partition's name is not looked at: a rule
+        for `orders-*` is for neither `orders` nor its partition `orders-partition-0`.
 
         Args:
             role: the role.
             operation: the operation.
             topic: full name of the topic; None: the operation is not on a single topic, and needs a rule for all (`*`).
         """
-        names = [] if topic is None else [topic, without_partition(topic)]
         return any(
             roles.fullmatch(role)
             and not operations.isdisjoint((operation, _INCLUDED_IN.get(operation, operation), Operation.ADMIN))
-            and (is_for_all or any(topics.fullmatch(name) for name in names))
-            for roles, operations, topics, is_for_all in self._rules
+            and any(pattern.is_for_all if topic is None else pattern.matches(topic) for pattern in topics)
+            for roles, operations, topics in self._rules
+        )
+
+
+class _TopicPattern:
+    """The pattern of a rule's topics. One that ends in `-partition-N` is for partitions, others are for topics."""
+
+    def __init__(self, pattern: str) -> None:
+        self.is_for_all = pattern == "*"
+        of_partition = _PARTITION_PATTERN.fullmatch(pattern)
+        self._topic = wildcard_regex([of_partition[1] if of_partition else pattern])
+        self._partition = wildcard_regex([of_partition[2]]) if of_partition else None
+
+    def matches(self, topic: str) -> bool:
+        """Whether a topic's full name, which may be a partition's, matches."""
+        base = without_partition(topic)
+        partition = topic[len(base) :]
+        return bool(self._topic.fullmatch(base)) and (
+            self._partition is None or (bool(partition) and bool(self._partition.fullmatch(partition)))
         )
 
 
@@ -93,7 +117,9 @@ class Authenticator:
 
 
 class RateLimit:
-    """Limits the rate of each caller's calls. Calls are counted in this process only.
+    """Limits the rate of each caller's calls. Calls are counted in this process only, of IPv6 by network.
+
+    With more than _MAX_CALLERS callers in a window all counts begin anew, so that they can't fill the memory.
 
     Args:
         limit: a limit such as `100/second`.
@@ -101,7 +127,8 @@ class RateLimit:
 
     def __init__(self, limit: str) -> None:
         self._limit = parse(limit)
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._storage = MemoryStorage()
+        self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
     def take(self, kind: str, caller: str) -> int:
         """Counts a call.
@@ -113,6 +140,9 @@ class RateLimit:
         Returns:
             0: the call is within the limit; else the seconds that the caller has to wait.
         """
+        caller = network_of(caller) if kind == "address" else caller
+        if len(self._storage.storage) > _MAX_CALLERS:
+            self._storage.reset()
         if self._limiter.hit(self._limit, kind, caller):
             return 0
         reset_time = self._limiter.get_window_stats(self._limit, kind, caller).reset_time

@@ -14,11 +14,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from admin.errors import error_response
-from admin.security.authentication import wildcard_regex
+from admin.security.authentication import RateLimit, wildcard_regex
 from admin.security.refusals import Refusal, Refusals
 from conf.settings import Settings
 
 MISDIRECTED = 421
+TOO_MANY = 429
+TOO_MANY_REASON = "too many calls: wait, and call again"
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN = 200  # characters of a name that errors show
@@ -60,10 +62,17 @@ def host_names_check(own: Iterable[str]) -> Callable[[str, str | None], bool]:
 class AllowedHosts:
     """Middleware: answers 421 to calls under a name that is not the API's, whatever their path."""
 
-    def __init__(self, app: ASGIApp, is_allowed: Callable[[str, str | None], bool] | None, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        is_allowed: Callable[[str, str | None], bool] | None,
+        refusals: Refusals,
+        rate_limit: RateLimit | None,
+    ) -> None:
         self._app = app
         self._is_allowed = is_allowed
         self._refusals = refusals
+        self._rate_limit = rate_limit
         self._logged: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,18 +85,20 @@ class AllowedHosts:
         if self._is_allowed(name, reached_at):
             await self._app(scope, receive, send)
             return
+        address = scope["client"][0] if scope.get("client") else "unknown"
+        if self._rate_limit and (wait := self._rate_limit.take("address", address)):
+            await error_response(TOO_MANY, TOO_MANY_REASON, headers={"Retry-After": str(wait)})(scope, receive, send)
+            return
         reason = f"not served under the name {name[:_SHOWN]!r}: add it to api.allowed_hosts if it is this API's"
-        self._record(scope, name, reason)
+        self._record(scope, address, name, reason)
         await error_response(MISDIRECTED, reason)(scope, receive, send)
 
-    def _record(self, scope: Scope, name: str, reason: str) -> None:
+    def _record(self, scope: Scope, address: str, name: str, reason: str) -> None:
         if name not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(name)
             _log.warning("a call was refused: %s", reason)
         if scope["method"] not in _READS:
-            address = scope["client"][0] if scope.get("client") else "unknown"
-            path = scope["path"]
-            self._refusals.add(Refusal(None, address, scope["method"], path, None, None, MISDIRECTED, reason))
+            self._refusals.add(Refusal(None, address, scope["method"], None, None, None, MISDIRECTED, reason))
 
 
 def host_name(header: str) -> str:

@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 
 from admin.errors import AdminError
 from admin.security.authentication import BEARER, Authenticator, RateLimit, Roles
+from admin.security.hosts import TOO_MANY, TOO_MANY_REASON
 from admin.security.refusals import Refusal, Refusals
 from admin.security.tokens import TokenError
 from conf.api_settings import Operation
@@ -43,7 +44,7 @@ class Reader:
     role: str
     routes: Sequence[Route]  # the routes of topics on which the caller may do the operation
     sees_all: bool  # whether the caller may do it on all topics
-    is_admin: bool  # whether the caller may do ADMIN on a topic
+    is_admin: bool  # whether the caller may do ADMIN on all topics
 
 
 class Policy:
@@ -57,7 +58,7 @@ class Policy:
         auth = settings.auth
         self._authenticator = Authenticator(auth) if auth.enabled else None
         self._roles = Roles(auth.roles)
-        self._rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
+        self.rate_limit = RateLimit(settings.api.rate_limit) if settings.api.rate_limit else None
         self._refusals = refusals
         self._routes = settings.routes
 
@@ -70,22 +71,42 @@ class Policy:
         role = None
         path = request.path_params
         topic = topic_name(path["tenant"], path["namespace"], path["topic"]) if "topic" in path else None
-        address = request.client.host if request.client else "unknown"
         try:
-            role = self._role(request, address)
-            is_by_cookie = "authorization" not in request.headers and "token" not in request.query_params
-            is_by_browser = self._authenticator is None or is_by_cookie
+            role, is_by_browser = self._caller(request)
             if is_by_browser and operation is not Operation.READ and is_from_another_site(request):
                 raise HTTPException(403, "without a token in the header no page of another site may call")
             if self._authenticator and not self._roles.allow(role, operation, topic):
                 raise HTTPException(403, f"the role {role} may not {operation} on {topic or 'all topics'}")
         except HTTPException as refusal:
-            # Refused reads are not recorded as they change nothing, and not calls beyond the rate limit, to save work.
-            if operation is not Operation.READ and refusal.status_code != 429:
-                call = (role, address, request.method, request.url.path, topic, operation)
-                self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
+            self._record(request, refusal, operation, role, topic)
             raise
+        request.state.granted = operation, role
         return role
+
+    def check_whole_topic(self, request: Request, topic: str) -> None:
+        """Checks that the caller may do what `check` let pass on a whole topic, and not on one of its partitions only.
+
+        Args:
+            request: the call.
+            topic: full name of the source topic, without a partition.
+
+        Raises:
+            HTTPException: the call is refused.
+        """
+        operation, role = request.state.granted
+        if self._authenticator and not self._roles.allow(role, operation, topic):
+            why = f"the role {role} may {operation} on a partition alone: this is for all of {topic}"
+            refusal = HTTPException(403, why)
+            self._record(request, refusal, operation, role, topic)
+            raise refusal
+
+    def _record(
+        self, request: Request, refusal: HTTPException, operation: Operation, role: str | None, topic: str | None
+    ) -> None:
+        # Refused reads are not recorded as they change nothing, and not calls beyond the rate limit, to save work.
+        if operation is not Operation.READ and refusal.status_code != TOO_MANY:
+            call = (role, _address(request), request.method, request.url.path, topic, operation)
+            self._refusals.add(Refusal(*call, refusal.status_code, refusal.detail))
 
     def check_some(self, request: Request, operation: Operation) -> Reader:
         """Checks that there is a topic on which the caller may do an operation; returns the caller.
@@ -93,15 +114,14 @@ class Policy:
         Raises:
             HTTPException: the call is refused.
         """
-        role = self._role(request, request.client.host if request.client else "unknown")
+        role, _ = self._caller(request)
         if self._authenticator is None:
             return Reader(role, self._routes, sees_all=True, is_admin=True)
         routes = [route for route in self._routes if self._roles.allow(role, operation, route.source)]
         sees_all = self._roles.allow(role, operation, None)
         if not (routes or sees_all):
             raise HTTPException(403, f"the role {role} may not {operation} on any topic")
-        topics = [None, *(route.source for route in routes)]
-        return Reader(role, routes, sees_all, any(self._roles.allow(role, Operation.ADMIN, topic) for topic in topics))
+        return Reader(role, routes, sees_all, self._roles.allow(role, Operation.ADMIN, None))
 
     def login(self, request: Request, token: str) -> str:
         """Returns the role of a token that a user logs in with.
@@ -111,7 +131,7 @@ class Policy:
             HTTPException: there were too many calls.
         """
         try:
-            self._count("address", request.client.host if request.client else "unknown")
+            self._count("address", _address(request))
             if is_from_another_site(request):
                 raise AdminError(403, "no page of another site may log you in")
             if self._authenticator is None:
@@ -120,24 +140,31 @@ class Policy:
         except TokenError as error:
             raise AdminError(401, str(error)) from error
 
-    def _role(self, request: Request, address: str) -> str:
+    def _caller(self, request: Request) -> tuple[str, bool]:
+        """Returns the caller's role, and whether a browser may have sent the call on its own, for any page.
+
+        That is so of a call without authentication, and of one whose role is that of the cookie's token: a browser adds
+        the cookie. A token in the header or the query the caller has to know.
+        """
         if self._authenticator is None:
-            self._count("address", address)
-            return ANONYMOUS
+            self._count("address", _address(request))
+            return ANONYMOUS, True
+        header, cookie = request.headers.get("authorization"), request.cookies.get(TOKEN_COOKIE)
+        is_by_cookie = header is None and cookie is not None
         try:
-            header, cookie = request.headers.get("authorization"), request.cookies.get(TOKEN_COOKIE)
-            if header is None and cookie is not None:
-                header = BEARER + cookie
-            role = self._authenticator.role(header, request.query_params.get("token"))
+            if is_by_cookie:
+                role = self._authenticator.role(f"{BEARER}{cookie}", None)
+            else:
+                role = self._authenticator.role(header, request.query_params.get("token"))
         except TokenError as error:
-            self._count("address", address)
+            self._count("address", _address(request))
             raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from None
         self._count("role", role)
-        return role
+        return role, is_by_cookie
 
     def _count(self, kind: str, caller: str) -> None:
-        if self._rate_limit and (wait := self._rate_limit.take(kind, caller)):
-            raise HTTPException(429, "too many calls: wait, and call again", {"Retry-After": str(wait)})
+        if self.rate_limit and (wait := self.rate_limit.take(kind, caller)):
+            raise HTTPException(TOO_MANY, TOO_MANY_REASON, {"Retry-After": str(wait)})
 
 
 class requires:
@@ -178,9 +205,24 @@ def topic_name(tenant: str, namespace: str, topic: str) -> str:
 
 
 def is_from_another_site(request: Request) -> bool:
-    """Whether a page of another origin makes the call, by the browser's header: any page can reach 127.0.0.1."""
+    """Whether a page of another origin makes the call, by the browser's headers: any page can reach 127.0.0.1.
+
+    Another port of the same host is another origin. `Sec-Fetch-Site` decides where the browser sends it, as no page can
+    set it; else `Origin`.
+    """
+    if (site := request.headers.get("sec-fetch-site")) is not None:
+        return site not in ("same-origin", "none")
     origin = request.headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    if origin is None:
+        return False
+    scheme, _, host = origin.partition("://")
+    # Behind a proxy that ends TLS, and is not trusted, the page is https and the call http.
+    is_downgraded = scheme == "http" and request.url.scheme == "https"
+    return host != request.headers.get("host") or is_downgraded
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
 
 
 def policy_of(route: RouteContext) -> Operation | None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from broker.client import NoAnswerError, PulsarError
+from broker.client import NoAnswerError, PulsarError, SchemaRefusedError
 from broker.pulsar_admin.admin_connection import AdminConnection
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers, broker_entry, entry_ranges, millis, topic_ledgers
 from conf.settings import PulsarSettings
@@ -21,6 +21,7 @@ _INDEX_HEADER = "X-Pulsar-Broker-Entry-METADATA-index"
 _TIMEOUT_SECONDS = 10.0
 _ENTRY_SECONDS = 2.0  # time-out of a request about an entry; milliseconds are usual
 _CONTENT_SECONDS = 5.0  # time-out of a request for an entry with its content
+_SCHEMA_REFUSED = (409, 422)  # the answers to a schema that a topic does not take, or that is none
 _AGAIN_SECONDS = 1.0  # before a request about an entry is repeated
 
 
@@ -180,10 +181,16 @@ class AdminClient:
         return found["type"], found["data"], found.get("properties") or {}
 
     def register_schema(self, topic: str, kind: str, definition: str, properties: dict[str, str]) -> int:
-        """Registers a schema with a topic; returns its version, an existing one if the topic has the schema already."""
+        """Registers a schema with a topic; returns its version, an existing one if the topic has the schema already.
+
+        Raises:
+            SchemaRefusedError: the topic does not take it.
+        """
         content = {"type": kind, "schema": definition, "properties": properties}
-        found = self._admin.body(self._admin.request("POST", f"{_schemas_path(topic)}/schema", json=content))
-        return int(found["version"]["version"])
+        response = self._admin.request("POST", f"{_schemas_path(topic)}/schema", json=content)
+        if response.status_code in _SCHEMA_REFUSED:
+            raise SchemaRefusedError(str(self._admin.refused(response)))
+        return int(self._admin.body(response)["version"]["version"])
 
     def internal_stats(self, topic: str) -> TopicLedgers | None:
         """Returns a topic partition's ledgers and cursors; None: there is no such topic."""

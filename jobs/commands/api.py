@@ -47,6 +47,7 @@ def api(
 
     from admin.app import create_app
     from admin.security.authentication import check_certificate, hide_tokens
+    from admin.security.connections import TimedServer, allow_connections
 
     check_certificate(settings.api)
     logging.getLogger("uvicorn.access").addFilter(hide_tokens)
@@ -58,11 +59,13 @@ def api(
         server_header=False,
         proxy_headers=False,  # the app reads them itself, from api.trusted_proxies only
         ws="none",
+        http=allow_connections(settings.api.max_connections),
+        backlog=_BACKLOG,
         timeout_graceful_shutdown=math.ceil(settings.api.answer_timeout_millis / 1000) + 1,
         ssl_certfile=settings.api.tls_certificate_file,
         ssl_keyfile=settings.api.tls_key_file,
     )
-    server = uvicorn.Server(config)
+    server = TimedServer(config)
     # Handles signals before the server has installed its own handlers, and the one that it raises again at its end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import one_line
-from recovery.importing.importer import Importer, ImportFailedError
+from recovery.importing.importer import Importer, ImportFailedError, sendable
 from streaming.release.outgoing import FIELD_BYTES
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
 from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
@@ -114,7 +114,7 @@ def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0)
         "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
         "reason": pc.coalesce(rows["reason"], reasons) if "reason" in rows.column_names else reasons,
     }
-    return typed(columns, MESSAGES)
+    return sendable(typed(columns, MESSAGES))
 
 
 def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:

@@ -12,9 +12,11 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings
 from status.troubles import NOT_SEEN_REASON
 from streaming.release.naming import max_size_bytes
+from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic
 from tracker.entry_log import entries_of
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where, with_columns
+from tracker.readable import readable
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.queries.index_rows import to_index, to_rejects
 
@@ -103,6 +105,20 @@ class Importer:
         else:
             self.done.already_there += messages.num_rows
         self._on_progress("delayed_index", "messages imported", self.done.messages)
+
+
+def sendable(messages: pa.Table) -> pa.Table:
+    """Rejects messages that could not be sent when they are due, and leaves out what can't be read of them.
+
+    Args:
+        messages: as MESSAGES.
+
+    Returns:
+        the same messages; a `reason` that is there stays.
+    """
+    messages, unreadable = readable(messages)
+    reasons = [unreadable.get(row, why) for row, why in enumerate(why_unsendable(messages))]
+    return with_columns(messages, reason=pc.coalesce(messages["reason"], pa.array(reasons, pa.string())))
 
 
 def source_of(settings: Settings, topic: str) -> str | None:

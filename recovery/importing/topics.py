@@ -15,7 +15,7 @@ from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
-from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, source_of
+from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, sendable, source_of
 from recovery.importing.native_delays import not_acknowledged, with_native_times
 from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
@@ -77,7 +77,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             chunks = _chunks(importer, consumer, partition, subscription, written, details)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
                 messages = with_native_times(found, admin, partition, importer.settings.tracker.max_delay_millis)
-                importer.append(_as_imported(messages), app_id, number_of(last), is_by_position=True)
+                importer.append(sendable(_as_imported(messages)), app_id, number_of(last), is_by_position=True)
                 consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
             consumer.close()
     except NotKnownYetError as error:

@@ -17,6 +17,7 @@ from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.waiting_commands import WAITING
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
+from tracker.commands.reserved_ids import REBUILD_ID
 from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE, RETRY
 from tracker.messages import (
     BoolArray,
@@ -379,7 +380,7 @@ def _reschedules(moves: pa.Table) -> pa.Table:
     values = {
         **{name: moves[name] for name in ("ledger_id", "entry_id", "batch_index", "deliver_at")},
         "topic": moves["source"],
-        "request_id": pc.binary_join_element_wise("rebuild", moves["sequence"].cast(pa.string()), "-"),
+        "request_id": pc.binary_join_element_wise(REBUILD_ID, moves["sequence"].cast(pa.string()), ""),
         "kind": pc.if_else(is_retry, RETRY, RESCHEDULE),
         "operation": pc.if_else(is_retry, RETRY.upper(), RESCHEDULE.upper()),
         "attempt": pc.if_else(is_retry, moves["attempt"], None),

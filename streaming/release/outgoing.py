@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import _pulsar
+import pyarrow as pa
 
+from conf.errors import DelayLakeError, one_line
+from tracker.messages import MESSAGES
 from tracker.properties.delivered import (
     ATTEMPT,
     DEAD_LETTER_OF,
@@ -16,7 +19,6 @@ from tracker.properties.delivered import (
     OCCURRENCE,
     REASON,
     REASONS,
-    RESERVED_PREFIX,
     SHAPED_FROM,
     SOURCE,
 )
@@ -31,8 +33,14 @@ FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and valu
 
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
+_MAX_NAME = 100  # characters of a property's name in a reason
+_ROWS_AT_ONCE = 10_000
 
 Columns = Mapping[str, Sequence[Any]]
+
+
+class UnsendableError(DelayLakeError):
+    """A row can't become a message. The error's message names the field; one line."""
 
 
 def delivered(
@@ -46,6 +54,9 @@ def delivered(
         due: when the message is due, ms since the epoch.
         sequence_id: of the message.
         dead_letter_of: the subscription whose dead letter the message is; None: it is no dead letter.
+
+    Raises:
+        UnsendableError: a field has a value that no message can have.
     """
     properties = _properties(columns, row)
     if RETRY_OF in properties:
@@ -75,14 +86,56 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
         row: the index of the row.
         sequence_id: of the message.
         max_size: as `naming.max_size_bytes` returns it for the source topic.
+
+    Returns:
+        the message; only position and reason if it is larger, or has a field with a value that no message can have.
     """
-    reason = columns["reason"][row][:_MAX_REASON]
-    properties = _properties(columns, row)
-    properties[REASON] = reason
-    if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
-        return _built(columns, row, properties, sequence_id, columns["payload"][row])
-    own = {name: value for name, value in properties.items() if name.startswith(RESERVED_PREFIX)}
-    return _built(columns, row, own, sequence_id, None, has_keys=False)
+    own = {
+        SOURCE: columns["topic"][row],
+        MESSAGE_ID: str(position_of(columns, row)),
+        REASON: columns["reason"][row][:_MAX_REASON],
+    }
+    try:
+        if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
+            return _built(columns, row, _properties(columns, row) | own, sequence_id, columns["payload"][row])
+        return _built(columns, row, own, sequence_id, None, has_keys=False)
+    except MemoryError:
+        raise
+    except Exception:
+        return _bare(own, sequence_id)
+
+
+def why_unsendable(rows: pa.Table) -> list[str | None]:
+    """Tells why rows can't be delivered: it builds the message of each, as the sender will.
+
+    Args:
+        rows: as MESSAGES, readable.
+
+    Returns:
+        for each row the reason, one line; None: it can be delivered.
+    """
+    reasons: list[str | None] = []
+    for first in range(0, rows.num_rows, _ROWS_AT_ONCE):
+        some = rows.slice(first, _ROWS_AT_ONCE)
+        columns = {name: some[name].to_pylist() for name in MESSAGES.names}
+        reasons += [_why_unsendable(columns, row) for row in range(some.num_rows)]
+    return reasons
+
+
+def _why_unsendable(columns: Columns, row: int) -> str | None:
+    try:
+        delivered(columns, row, columns["deliver_at"][row], 1)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return cause_of(error)
+    return None
+
+
+def cause_of(error: Exception) -> str:
+    """Returns why a row can't become a message, one line."""
+    text = one_line(error)
+    return (text if isinstance(error, UnsendableError) else f"{type(error).__name__}: {text}")[:_MAX_REASON]
 
 
 def is_own(properties: Mapping[str, str], source: str) -> bool:
@@ -116,16 +169,39 @@ def _built(
         builder.set_null_value()
     else:
         builder.content(payload)
-    for name, value in properties.items():
-        builder.property(name, value)
+    _set_properties(builder, properties)
     if has_keys and (key := columns["key"][row]):
         builder.partition_key(key)
     if has_keys and (ordering_key := columns["ordering_key"][row] or columns["ordering_key_bytes"][row]):
         builder.ordering_key(ordering_key)
     if event_time := columns["event_time"][row]:
-        builder.event_timestamp(event_time)
+        try:
+            builder.event_timestamp(event_time)
+        except TypeError:
+            raise UnsendableError(f"the event time {event_time} is negative or beyond 2^63") from None
+    return _finished(builder, sequence_id)
+
+
+def _bare(properties: dict[str, str], sequence_id: int) -> _pulsar.Message:
+    """Builds a message of properties alone."""
+    builder = _pulsar.MessageBuilder()
+    builder.set_null_value()
+    _set_properties(builder, properties)
+    return _finished(builder, sequence_id)
+
+
+def _finished(builder: _pulsar.MessageBuilder, sequence_id: int) -> _pulsar.Message:
     builder.sequence_id(sequence_id)
     return builder.build()
+
+
+def _set_properties(builder: _pulsar.MessageBuilder, properties: dict[str, str]) -> None:
+    for name, value in properties.items():
+        try:
+            builder.property(name, value)
+        except TypeError:
+            what = "no value" if value is None else "a value that is no text"
+            raise UnsendableError(f"the property {name[:_MAX_NAME]!r} has {what}") from None
 
 
 def _bytes(columns: Columns, row: int) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from broker.position import START, Position
 from conf.settings import Settings, local_path
+from status.disk_room import DiskRoom
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ from streaming.source.barriers import Barriers, Ends
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
@@ -83,6 +85,7 @@ class Intake:
         checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
         self._input = BatchInput(checkpoint.input_folder)
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
+        self._disk = DiskRoom(settings, troubles)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
         self._sources = [route.source for route in settings.routes]
         self._barriers = Barriers(
@@ -231,9 +234,10 @@ class Intake:
         return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
 
     def _takes_messages(self, feedback: Feedback) -> bool:
-        """Whether batches take messages: not while the senders are behind. Messages wait in Pulsar then."""
+        """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
+            and self._disk.why_short() is None
             and self._receivers.has_read_old_commands()
         )
 
@@ -242,6 +246,8 @@ class Intake:
         in_flight = self._feedback.read().in_flight
         if in_flight > self._settings.release.max_in_flight_messages:
             return f"the senders are behind, with {in_flight:,} messages in flight"
+        if short := self._disk.why_short():
+            return short
         if waits := self._receivers.old_commands:
             return f"commands that were sent before the start have not all come: {', '.join(waits)}"
         return None
@@ -265,7 +271,7 @@ class Intake:
         messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
         positions = dict(last.positions)
         for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            most = MAX_COMMAND_BYTES if self._receivers.is_control(receiver) else n_bytes
+            most = self._max_command_bytes if self._receivers.is_control(receiver) else n_bytes
             position, n, size = receiver.take_into_batch(
                 max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
             )
@@ -273,6 +279,16 @@ class Intake:
             if position != START:
                 positions[topic] = str(position)
         return positions
+
+    @property
+    def _max_command_bytes(self) -> int:
+        """The most bytes that a batch takes of each partition of the control topic.
+
+        A byte can name a message. So entries of the control topic that do not fit together come in several batches.
+        """
+        partitions = sum(self._receivers.is_control(receiver) for receiver in list(self._receivers.open.values()))
+        subscriptions = max((len(route.subscriptions) for route in self._settings.routes), default=1)
+        return min(MAX_COMMAND_BYTES, MAX_ANSWERS // (max(1, partitions) * max(1, subscriptions)))
 
     def _offset(
         self,

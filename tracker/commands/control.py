@@ -20,7 +20,7 @@ from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment, are_released
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import answer
+from tracker.commands.outcome_rows import answer, command_steps
 from tracker.commands.requests.in_advance import InAdvance
 from tracker.commands.requests.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.requests.request_log import RequestLog
@@ -97,7 +97,7 @@ class Control:
         self._holding = Holding(
             self._subscriptions, self.remaining, self.operations, self.remembered_millis, paused, draining
         )
-        self.occurrences = Occurrences(store, self.operations)
+        self.occurrences = Occurrences(store, self.operations, self._subscriptions)
         self._executor = Executor(
             self._subscriptions, self.remaining, self.operations, self.occurrences, self.remembered_millis
         )
@@ -334,8 +334,8 @@ class Control:
         again = where(again, self._is_home(again))
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = answer(self._subscriptions, where(commands, is_answer))
-        sequences = pa.array([self.next_sequence(moment) for _ in range(answers.num_rows)], pa.int64())
-        outcomes = [with_columns(answers, sequence=sequences)]
+        sequences = self.operations.next_sequences(moment, command_steps(answers))
+        outcomes = [with_columns(answers, sequence=pa.array(sequences))]
         commands = where(commands, ~is_answer)
         is_nowhere = int64(commands, "ledger_id") < 0
         if is_nowhere.any():

@@ -14,10 +14,12 @@ from google.protobuf.message import DecodeError
 
 from conf.errors import DelayLakeError
 from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
     COMMAND_ROWS,
+    MAX_ANSWERS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -87,6 +89,12 @@ class _Part:
     shared: dict[str, object]  # the values of the other columns; a missing one is null
     positions: Int64Array  # (rows, 5): the columns _POSITION
 
+    @property
+    def answers(self) -> int:
+        """The number of its outcomes, if each row names one message."""
+        subscriptions = int(str(self.shared.get("subscriptions", 0))).bit_count() + bool(self.shared.get("also_later"))
+        return len(self.positions) * max(1, subscriptions)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -108,13 +116,14 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
     """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
-    applied is rejected, and answered INVALID. Of several commands with the same request id the first counts, the others
-    have the kind REPEAT. A command that has nothing to apply does not count, so that it may come again, corrected.
+    applied is rejected, and answered INVALID; so is one that has more than MAX_ANSWERS answers, those of the commands
+    before it included. Of several commands with the same request id the first counts, the others have the kind REPEAT.
+    A command that has nothing to apply does not count, so that it may come again, corrected.
 
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
         routes: the subscriptions of all source topics.
-        limits: commands that name something beyond them are INVALID.
+        limits: commands that name a time beyond them are INVALID, those that name a ledger beyond them NOT_FOUND.
 
     Returns:
         the commands, rejects and pause changes. No payload raises an error.
@@ -123,6 +132,7 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
     seen: dict[str, int] = {}
     reasons: list[str | None] = []
     pause_changes: list[PauseChange] = []
+    room = MAX_ANSWERS
     for payload, published in zip(messages["payload"].to_pylist(), messages["publish_time"].to_pylist(), strict=True):
         command = ControlCommand()
         reason = None
@@ -133,6 +143,9 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
             positions = _positions(command)
             _check_times(command, positions, published, limits.max_delay_millis)
             of_command, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
+            answers = sum(part.answers for part in of_command)
+            _check_answers(answers, room)
+            room -= answers
             body = _body(command, positions, keys)
             shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
@@ -165,11 +178,25 @@ def _table(parts: Sequence[_Part]) -> pa.Table:
     return typed({name: named[name] if name in named else shared[name] for name in COMMAND_ROWS.names}, COMMAND_ROWS)
 
 
+def _check_answers(answers: int, room: int) -> None:
+    if answers > MAX_ANSWERS:
+        raise InvalidCommandError(
+            f"it names {answers:,} messages, once for each subscription: more than {MAX_ANSWERS:,}, name fewer"
+        )
+    if answers > room:
+        raise InvalidCommandError(
+            f"commands that came with it name more than {MAX_ANSWERS:,} messages together, once for each subscription: "
+            "send it again later, under another request id"
+        )
+
+
 def _check_request_id(request_id: str) -> None:
     if not request_id:
         raise _NoRequestIdError("no command with a request id")
     if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise _NoRequestIdError(f"the request id has more than {MAX_REQUEST_ID_BYTES} bytes")
+    if is_reserved(request_id):
+        raise _NoRequestIdError(f"the request id {request_id!r} is reserved for what the job does itself")
 
 
 def _rows(
@@ -219,10 +246,11 @@ def _rows(
     ledgers = positions[:, _POSITION.index("ledger_id")]
     is_beyond = (ledgers > newest + _LEDGERS_AHEAD) & (ledgers < FIRST_IMPORTED_LEDGER)
     if is_beyond.any():
-        reason = f"the ledger is far beyond the topic's newest, {newest}"
+        reason = f"the topic has no such message: the ledger is far beyond its newest, {newest}"
         beyond = positions[is_beyond].copy()
         beyond[:, _POSITION.index("deliver_at")] = 0
-        rows += _answers(command, topic, [None], Result.INVALID, reason, beyond)
+        names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
+        rows += _answers(command, topic, names, Result.NOT_FOUND, reason, beyond)
         positions = positions[~is_beyond]
     shared = _shared(command, operation, topic, mask)
     shared = shared | {"also_later": True} if also_later else shared

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.failed_schedules import FailedSchedules
 from tracker.commands.message_state.current_occurrences import CurrentOccurrence, CurrentOccurrences
 from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
@@ -30,7 +31,7 @@ from tracker.recurrence.pending import Occurrence, PendingOccurrences
 from tracker.recurrence.recurrence import Misfire
 from tracker.recurrence.start import counts_from
 from tracker.store import Store
-from tracker.subscriptions import numbers_in
+from tracker.subscriptions import Subscriptions, numbers_in
 
 # An occurrence that is later than this, ms, was missed: with the misfire policy `skip` it is not delivered.
 MISFIRE_GRACE_MILLIS = 60_000
@@ -48,13 +49,16 @@ class Occurrences:
     Args:
         store: where the occurrences that were done before a rebuild are kept.
         operations: collects the moves.
+        subscriptions: the subscriptions of each source topic.
 
     Attributes:
+        failed: the messages whose rule fails.
         n_misfires: how often missed occurrences of a message were left out, counted for each subscription.
     """
 
-    def __init__(self, store: Store, operations: Operations) -> None:
+    def __init__(self, store: Store, operations: Operations, subscriptions: Subscriptions) -> None:
         self._operations = operations
+        self.failed = FailedSchedules(subscriptions)
         self._earlier = EarlierOccurrences(store)
         self.n_misfires = 0
 
@@ -96,6 +100,11 @@ class Occurrences:
             others, last = self._following(row, not is_skipped[i], moment.now, cutoff, room)
             further += [(int(chosen[i]), one) for one in others]
             pending.put(i, last)
+        ended = np.flatnonzero(pending.times == NEVER)
+        if len(ended):
+            out = {int(at): (one.number, one.due if one.at is None else one.at) for at, one in further}
+            last_out = {i: out[int(chosen[i])] for i in ended.tolist() if int(chosen[i]) in out}
+            self.failed.find(_take(rows, chosen), wanted[chosen], current, ended, last_out, moment.now)
         masks[chosen[is_skipped]] = 0
         self._move_on(rows, wanted, chosen, pending, is_skipped, moment)
         # Occurrences that were held back, or put off to a later tick, go out late: in the order in which they were due.
@@ -138,6 +147,14 @@ class Occurrences:
         current = CurrentOccurrences(rows, np.full(rows.num_rows, 1 << subscription))
         if kind == SKIP_NEXT:
             following = self._next_times(current, moment.now)
+            self.failed.find(
+                rows,
+                np.full(rows.num_rows, 1 << subscription),
+                current,
+                np.flatnonzero(following == NEVER),
+                {},
+                moment.now,
+            )
             # A paused message stays paused.
             times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
             pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.match import each_subscription
+from tracker.commands.reserved_ids import SUPERSEDED_ID
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
@@ -17,7 +18,6 @@ from tracker.wire.delaylake_pb2 import Result
 
 # The issuer of outcomes that no command caused, and the request id of outcomes of superseded messages.
 ISSUED_BY = "delaylake"
-SUPERSEDED_ID = "superseded"
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,21 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
         values["result"] = pa.array([int(result)] * n, pa.int32())
         values["reason"] = pa.array([reason] * n, pa.string())
     return typed(values, OUTCOME_ROWS)
+
+
+def command_steps(answers: pa.Table) -> Int64Array:
+    """Numbers the commands of some outcomes from 0 on, for `Operations.next_sequences`: those of one share a sequence.
+
+    Args:
+        answers: as OUTCOME_ROWS; those of one command are adjacent.
+
+    Returns:
+        int64, (rows,), rising.
+    """
+    ids = answers["request_id"]
+    is_next = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    steps: Int64Array = np.cumsum(np.append(False, is_next))[: len(ids)]
+    return steps
 
 
 def superseded(

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.backoff import Backoff
 from tracker.commands.outcome_rows import ISSUED_BY
+from tracker.commands.reserved_ids import REDRIVE_ID
 from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
 from tracker.properties.retry_of import (
@@ -30,7 +31,6 @@ from tracker.wire.delaylake_pb2 import Result
 SENT_BACK = "SENT_BACK"
 REDRIVE = "REDRIVE"
 
-_REDRIVE_ID = "redrive-"  # prefix of the request id in REDRIVE outcomes, so that it is not that of a command
 _DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
 # The largest difference of the clocks of the sending and the reading machine. A message that is due later than this
@@ -158,7 +158,7 @@ def _outcome_details(properties: dict[str, str], attempt: int) -> dict[str, str 
     if attempt:
         reason = properties.get(RETRY_REASON, "")[:MAX_REASON]
         return details | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
-    request_id = f"{_REDRIVE_ID}{properties[REDRIVE_REQUEST]}"
+    request_id = f"{REDRIVE_ID}{properties[REDRIVE_REQUEST]}"
     issued_by = properties.get(REDRIVE_BY) or ISSUED_BY
     return details | {"request_id": request_id, "operation": REDRIVE, "reason": "", "issued_by": issued_by}
 

@@ -33,6 +33,9 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_NAME_BYTES = 1_024
 MAX_NAMES = 1_000
 MAX_MESSAGES = 100_000  # messages that one command may name
+# Answers, one for each message and subscription, that the commands of one batch may have. They are published one by
+# one, and a tick has 2^SEQUENCE_BITS sequences and 2^22 sequence ids of the outcome topic.
+MAX_ANSWERS = 500_000
 
 # A row is a message, or a whole entry, that a command names.
 COMMAND_ROWS = pa.schema(

@@ -64,10 +64,14 @@ class Recurrences:
         """Tells which messages have a misfire policy: bool, (messages,)."""
         return np.array([rule.misfire is misfire for rule in self._rules], np.bool_)[self._rule_of]
 
+    def rule(self, i: int) -> Recurrence:
+        """Returns the rule of a message."""
+        return self._rules[int(self._rule_of[i])]
+
     def one(self, i: int) -> tuple[Recurrence, int]:
         """Returns the rule of a message, and when its first occurrence is, ms since the epoch."""
         properties = tuple(self._properties[i].as_py() or ())
-        return self._rules[self._rule_of[i]], _start(used(), properties, int(self._published[i]))
+        return self.rule(i), _start(used(), properties, int(self._published[i]))
 
     def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
         """Returns when the next occurrences are.

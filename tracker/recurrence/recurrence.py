@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
+from conf.errors import one_line
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, duration
 from tracker.recurrence import rrule_parts
 from tracker.recurrence.cron import CronRule
@@ -144,10 +145,33 @@ class Recurrence:
     def following(self, after_millis: int, start_millis: int) -> int | None:
         """Returns when the next occurrence after a time is, ms since the epoch; None: the schedule ends before.
 
+        It raises nothing: a rule that fails has no further occurrence (see `why_failed`).
+
         Args:
             after_millis: the result is later than this, ms since the epoch.
             start_millis: the first occurrence, ms since the epoch: the origin of `@every`, and DTSTART of an RRULE.
         """
+        try:
+            return self._following(after_millis, start_millis)
+        except MemoryError:
+            raise
+        except Exception:
+            return None
+
+    def why_failed(self, after_millis: int, start_millis: int) -> str | None:
+        """Returns why the rule fails where `following` returns None, one line; None: it does not fail.
+
+        Arguments are those of `following`.
+        """
+        try:
+            self._following(after_millis, start_millis)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return f"fails with {type(error).__name__} ({one_line(error)[:200]}): {self.repeat[:80]!r}"
+        return None
+
+    def _following(self, after_millis: int, start_millis: int) -> int | None:
         if after_millis < start_millis:
             return self._in_time(start_millis)
         return self._in_time(self._next(after_millis, start_millis))

@@ -119,4 +119,5 @@ class Releasing:
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)
-        return rows, GivenUp(concat([given_up.rejects, more.rejects]), outcomes)
+        rejects = [given_up.rejects, more.rejects, self._control.occurrences.failed.take()]
+        return rows, GivenUp(concat(rejects), outcomes)

@@ -30,12 +30,12 @@ from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.content import Files, change_to, files_of
 from warehouse.backup.marker import Marker, read_marker, write_marker
-from warehouse.backup.storage import Storage
-from warehouse.delta.commits import sync_checkpoint
+from warehouse.delta.commits import mend_log, sync_checkpoint
 from warehouse.delta.epoch import EPOCH
-from warehouse.delta.opening import open_table
+from warehouse.delta.opening import open_newest, open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
+from warehouse.storage import Storage
 
 # The order in which versions are chosen. That of the tables after the first three does not matter.
 _FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
@@ -224,6 +224,7 @@ class _Backup:
                 continue
             needed = set(one.files)
             if self._to.sizes(f"{name}/_delta_log"):
+                mend_log(self._tables.path(name))
                 for version in {None, marker.tables.get(name)}:
                     needed |= files_of(DeltaTable(self._tables.path(name), version=version)).keys()
             for file in present.keys() - needed:
@@ -249,7 +250,7 @@ class _Backup:
         """Brings a table of the backup to a version whose files have been copied."""
         schema = pa.schema(version.table.schema().to_arrow())
         self._tables.create({name: schema}, self._settings.maintain.keep_versions_millis)
-        table = DeltaTable(self._tables.path(name))
+        table = open_newest(self._tables.path(name))
         self._check_not_restored(table.transaction_version(RESTORED))
         numbers = {app: version.table.transaction_version(app) for app in (EPOCH, VERSION_OF, PLACES, MOVED_AT)}
         change_to(table, version.files, {app: n for app, n in numbers.items() if n is not None})

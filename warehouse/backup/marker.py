@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from conf.errors import DelayLakeError
-from warehouse.backup.storage import Storage
+from warehouse.storage import Storage
 
 _FILE = "_backup.json"
 _FORMAT = 1

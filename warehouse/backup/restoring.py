@@ -8,6 +8,8 @@ from conf.errors import DelayLakeError
 from warehouse.backup.content import change_to, files_of
 from warehouse.backup.copying import CHOSEN, RESTORED
 from warehouse.backup.marker import Marker, read_marker
+from warehouse.delta.commits import mend_log
+from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import Tables, exists
 
 
@@ -37,7 +39,8 @@ def restore(warehouse: str) -> Marker | None:
     for name in CHOSEN:
         if not exists(warehouse, name):
             continue
+        mend_log(tables.path(name))  # before a version is read, which a wrong hint does not let
         path, version = tables.path(name), marker.tables.get(name)
         files = {} if version is None else files_of(DeltaTable(path, version=version))
-        change_to(DeltaTable(path), files, {RESTORED: marker.made_at})
+        change_to(open_newest(path), files, {RESTORED: marker.made_at})
     return marker

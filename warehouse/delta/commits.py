@@ -7,6 +7,7 @@ files to the disk.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,8 +15,12 @@ from urllib.parse import unquote
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
+from conf.errors import one_line
 from conf.settings import is_object_storage, local_path
+from warehouse.delta.checkpoint_hint import drop_wrong_hint
 from warehouse.durable import sync
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 50
 _TORN_AT_MOST = 20  # commits at the end of a log that may be torn
@@ -57,10 +62,28 @@ def commit_next(
             if attempts == _ATTEMPTS:
                 raise
             continue
+        except BaseException as error:
+            # As delta-rs' writer may on a full disk. Such an exception is no Exception: it would end a thread unseen.
+            if type(error).__name__ == "PanicException":
+                raise OSError(f"delta-rs panicked: {one_line(error)}") from error
+            raise
         _sync_version(table.table_uri, version)
         if table.version() < version:
             table.update_incremental()
         return True
+
+
+def mend_log(uri: str) -> None:
+    """Removes from a table's log what a loss of power or an incomplete copy has left there; logs what it was.
+
+    Nobody may write meanwhile.
+
+    Args:
+        uri: the table's folder or URI; there may be no table.
+    """
+    if torn := remove_torn_commits(uri):
+        _log.warning("%s: removed from its log, incomplete after a loss of power: %s", uri, ", ".join(torn))
+    drop_wrong_hint(uri)
 
 
 def remove_torn_commits(uri: str) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from conf.errors import UnreadableWarehouseError
 from conf.settings import is_object_storage, local_path
+from warehouse.delta.checkpoint_hint import opened_without_hint
 
 # The beginning of an error's text if it is about a file, and not about the query or a value.
 _OF_A_FILE = re.compile("(External error: )*(Arrow error: )?(Parquet|Object Store) ")
@@ -45,13 +46,34 @@ def open_table(warehouse: str, name: str, version: int | None = None) -> DeltaTa
     """
     path = f"{local_path(warehouse)}/{name}"
     with reading(warehouse):
-        table = DeltaTable(path)
+        table = open_newest(path)
     if version is not None and version != table.version():
         try:
             table.load_as_version(version)
         except OSError as error:
             raise _unreadable(warehouse, error) from error
     return table
+
+
+def open_newest(uri: str) -> DeltaTable:
+    """Opens the newest version of a table, also if the hint in its log names a checkpoint that is not there.
+
+    Args:
+        uri: the table's folder or URI.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        DeltaError, OSError: it can't be read.
+    """
+    try:
+        return DeltaTable(uri)
+    except TableNotFoundError:
+        raise
+    except DeltaError:
+        with suppress(TableNotFoundError):  # commits are missing: the table is damaged, and not a missing one
+            if (table := opened_without_hint(uri)) is not None:
+                return table
+        raise
 
 
 @contextmanager

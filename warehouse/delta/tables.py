@@ -15,7 +15,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError
 from conf.settings import local_path
-from warehouse.delta.commits import commit_next, remove_torn_commits
+from warehouse.delta.commits import commit_next, mend_log
 from warehouse.delta.epoch import EPOCH, FencedError
 from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
@@ -206,7 +206,7 @@ class Tables:
     def create(self, schemas: Mapping[str, pa.Schema] = FENCED, keep_versions_millis: int = 6 * 3600 * 1000) -> None:
         """Creates the missing tables, and adds missing columns and properties to existing ones.
 
-        Removes torn commits first. Nobody may write meanwhile.
+        Removes torn commits and wrong hints first. Nobody may write meanwhile.
 
         Args:
             schemas: the tables' columns, by table name.
@@ -221,8 +221,7 @@ class Tables:
                 "delta.deletedFileRetentionDuration": f"interval {keep_versions_millis} milliseconds",
                 "delta.dataSkippingStatsColumns": STATISTICS[name],
             }
-            if torn := remove_torn_commits(self.path(name)):
-                _log.warning("%s: removed from its log, incomplete after a loss of power: %s", name, ", ".join(torn))
+            mend_log(self.path(name))
             table = DeltaTable.create(
                 self.path(name),
                 schema=schema,

@@ -17,8 +17,10 @@ from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
 from warehouse.delta.commits import sync_checkpoint
 from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import OnProgress, Tables, exists
 from warehouse.maintenance.compaction import merge, plan
+from warehouse.maintenance.refusals import REFUSALS, maintain_refusals, refusals_need_maintenance
 from warehouse.maintenance.retention import Excess, Retention, remove
 from warehouse.maintenance.statistics import complete_statistics
 from warehouse.maintenance.table_files import DataFile, TableFiles
@@ -26,6 +28,9 @@ from warehouse.queries import expired
 
 # A row here is deleted only when a run before has deleted the row of a later table that it accounts for.
 ORDER = ["deliveries", "outcomes", "rejects", "delayed_index", "entries"]
+
+# The tables that a run maintains; REFUSALS only where it is there.
+MAINTAINED = [*ORDER, REFUSALS]
 
 # The number of rows in the files of about one commit of `_remove`.
 _ROWS_A_COMMIT = 5_000_000
@@ -74,12 +79,12 @@ def needs_maintenance(settings: Settings, tables: Tables) -> bool:
     return any(
         sum(not file.is_part for file in TableFiles(tables, name).all()) >= settings.maintain.min_small_files
         for name in ORDER
-    )
+    ) or refusals_need_maintenance(settings)
 
 
 def maintain(
     settings: Settings,
-    names: Sequence[str] = ORDER,
+    names: Sequence[str] = MAINTAINED,
     dry_run: bool = False,
     merges_only: bool = False,
     on_progress: OnProgress = lambda table, step, rows: None,
@@ -118,10 +123,29 @@ def maintain(
                 )
             tables.join()
             retention = None if merges_only else Retention(settings, tables, now)
-            each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names)
-            return [maintenance.run(retention, dry_run) for maintenance in each]
+            each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names if name in ORDER)
+            reports = [maintenance.run(retention, dry_run) for maintenance in each]
+            if REFUSALS in names and not dry_run and exists(settings.warehouse, REFUSALS):
+                reports.append(_maintain_refusals(settings, tables, now, merges_only))
+            return reports
     except Timeout:
         raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None
+
+
+def _maintain_refusals(settings: Settings, tables: Tables, now: int, merges_only: bool) -> TableReport:
+    started = time.monotonic()
+    files, n_bytes = _size(tables)
+    report = TableReport(REFUSALS, files, bytes_before=n_bytes)
+    report.files_merged, report.rows_deleted, report.files_vacuumed = maintain_refusals(settings, now, merges_only)
+    report.files_after, report.bytes_after = _size(tables)
+    report.seconds = round(time.monotonic() - started, 3)
+    return report
+
+
+def _size(tables: Tables) -> tuple[int, int]:
+    """Returns the numbers of files and bytes of the table `refusals`."""
+    files = pa.table(open_newest(tables.path(REFUSALS)).get_add_actions(flatten=True))
+    return files.num_rows, sum(files["size_bytes"].to_pylist())
 
 
 class _Maintenance:

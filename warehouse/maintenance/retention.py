@@ -40,6 +40,7 @@ from tracker.messages import (
 )
 from warehouse.delivery_key import attempt_sql
 from warehouse.delta.engine import LOCAL, Engine
+from warehouse.delta.opening import open_newest
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.past_occurrences import OccurrenceRetention
@@ -127,7 +128,7 @@ class Retention:
         self._horizons["outcomes"] = min(self._horizons["outcomes"], now - ANSWERS_KEPT_MILLIS)
         # `entries` is opened first: its messages are in the other tables before, also while the job runs.
         names = sorted(SCHEMAS, key=lambda name: name != "entries")
-        opened = {name: DeltaTable(tables.path(name)) for name in names}
+        opened = {name: open_newest(tables.path(name)) for name in names}
         self._versions = {name: (table.table_uri, int(table.version())) for name, table in opened.items()}
         self._builder = query_builder(opened)
         newest = self._query("SELECT max(sent_at) AS t FROM deliveries")["t"][0].as_py() or 0

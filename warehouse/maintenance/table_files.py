@@ -19,6 +19,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from tracker.messages import typed
+from warehouse.delta.opening import open_newest
 from warehouse.delta.parquet import bloom_filters
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS, STATISTICS, TIME
@@ -164,7 +165,7 @@ class TableFiles:
     def __init__(self, tables: Tables, name: str, row_group_rows: int = 5_000) -> None:
         self._tables = tables
         self.name = name
-        self._table = DeltaTable(tables.path(name))
+        self._table = open_newest(tables.path(name))
         self.folder = TableFolder(self._table.table_uri, name, row_group_rows)
 
     @property

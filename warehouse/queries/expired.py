@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from tracker.messages import BoolArray, Int64Array, int64
+from warehouse.delta.opening import open_newest
 from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import EXPIRED
 
@@ -35,7 +36,7 @@ def record(tables: Tables, removed: pa.Table) -> None:
     ranges = pa.concat_tables([ranges.cast(EXPIRED), new.cast(EXPIRED)])
     places = ranges.group_by(["topic", "partition"]).aggregate([]).to_pylist()
     merged = [_merged(tables, ranges, place["topic"], place["partition"]) for place in places]
-    table = DeltaTable(tables.path(TABLE))
+    table = open_newest(tables.path(TABLE))
     tables.commit(
         table,
         lambda properties: write_deltalake(

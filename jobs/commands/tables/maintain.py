@@ -24,11 +24,11 @@ def maintain(
     """Merge small files, delete rows past their retention that nobody needs, and vacuum. The job may run meanwhile."""
     from warehouse.maintenance import maintain as maintenance
 
-    if unknown := set(table or []) - set(maintenance.ORDER):
+    if unknown := set(table or []) - set(maintenance.MAINTAINED):
         raise typer.BadParameter(
-            f"no {unknown.pop()!r}; there are {', '.join(maintenance.ORDER)}", param_hint="--table"
+            f"no {unknown.pop()!r}; there are {', '.join(maintenance.MAINTAINED)}", param_hint="--table"
         )
-    names = [name for name in maintenance.ORDER if not table or name in table]
+    names = [name for name in maintenance.MAINTAINED if not table or name in table]
     settings = global_options(context).settings
     with ProgressLine(output) as progress, engine_of(settings, engine) as chosen:
         reports = maintenance.maintain(settings, names, dry_run, on_progress=progress.show, engine=chosen)

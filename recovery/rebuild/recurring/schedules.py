@@ -19,6 +19,7 @@ from recovery.rebuild.recurring.states import ScheduleStates
 from tracker.commands.control import Control
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
+from tracker.commands.reserved_ids import REBUILD_ID
 from tracker.commands.schema import (
     PAUSE_SCHEDULE,
     RESCHEDULE,
@@ -391,7 +392,7 @@ def _again(message: Message, command: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: command[name] for name in ("topic", "ledger_id", "entry_id", "batch_index", "operation")},
         "deliver_at": command["deliver_at"] or 0,
-        "request_id": f"rebuild-{command['sequence']}",
+        "request_id": f"{REBUILD_ID}{command['sequence']}",
         "kind": command["operation"].lower(),
         "partition": -1,
         "subscriptions": 1 << message[0],

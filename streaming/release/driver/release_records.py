@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from status.troubles import NOT_SENT, Troubles
 from streaming.release.naming import Target
 from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
 from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
 from tracker.dead_letter_targets import without_dead_letters
-from tracker.messages import concat, is_among, where
+from tracker.messages import concat, is_among, position_texts, where
 from warehouse.delta.tables import Tables, literal
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 
@@ -32,12 +34,14 @@ class ReleaseRecords:
         tables: of the warehouse.
         app_id: of the checkpoint; names of writers begin with it.
         stopped: ends waiting for a table that can't be written.
+        troubles: records messages that were not sent.
     """
 
-    def __init__(self, tables: Tables, app_id: str, stopped: threading.Event) -> None:
+    def __init__(self, tables: Tables, app_id: str, stopped: threading.Event, troubles: Troubles | None = None) -> None:
         self._tables = tables
         self._app_id = app_id
         self._stopped = stopped
+        self._troubles = troubles or Troubles()
 
     def writer(self, lane: str, target: Target | None = None) -> str:
         """Returns the writer's name under which the table `deliveries` keeps the last written tick of a lane.
@@ -93,7 +97,19 @@ class ReleaseRecords:
             rejects = self.missing("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
             request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
             cancels = self.missing("outcomes", cancels, [tick], of_topic, of_subscription, request)
-        return self.append("rejects", rejects, version) and self.append("outcomes", cancels, version)
+        if not (self.append("rejects", rejects, version) and self.append("outcomes", cancels, version)):
+            return False
+        self._tell(refused)
+        return True
+
+    def _tell(self, refused: pa.Table) -> None:
+        """Records messages that were not sent as troubles of their source topics; the text names the last one."""
+        counts = Counter(refused["topic"].to_pylist())
+        last = dict(zip(refused["topic"].to_pylist(), range(refused.num_rows), strict=True))
+        positions = position_texts(refused)
+        for topic, row in last.items():
+            text = f"{positions[row]} was {refused['reason'][row]}; the table rejects has it"
+            self._troubles.add(NOT_SENT, topic, text, counts[topic])
 
     def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
         """Returns the rows of resumed parts that an earlier run has not written to a table.

@@ -83,7 +83,7 @@ class Releaser:
         self._lanes: dict[str, list[Job]] = {}
         self._lookahead = Lookahead(settings.release)
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
-        self._records = ReleaseRecords(tables, app_id, self._stopped)
+        self._records = ReleaseRecords(tables, app_id, self._stopped, troubles)
         names = ProducerNames(settings, troubles)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
@@ -198,7 +198,7 @@ class Releaser:
         def run() -> None:
             try:
                 work()
-            except Exception as error:
+            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
                 _log.exception("%s", name)
                 self._failure = f"{name}: {type(error).__name__}: {error}"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from conf.settings import Settings
+import pulsar
+
+from conf.settings import Settings, rejects_topic
 from streaming.release.task import process_clients
 from streaming.release.task.producer_line import REFUSALS
 
@@ -14,14 +16,19 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
     """Tries to get a producer for each partition of each topic.
 
     Yields:
-        for each topic the error; an empty text: it can be written.
+        for each topic the error; an empty text: it can be written, if perhaps with a schema only.
     """
     settings = Settings(**json.loads(settings_json))
+    rejects = {rejects_topic(route.source) for route in settings.routes}
     for topic in topics:
         try:
             client = process_clients.pulsar_client(settings)
             for partition in client.get_topic_partitions(topic):
-                client.create_producer(partition).close()
+                try:
+                    client.create_producer(partition).close()
+                except pulsar.IncompatibleSchema:
+                    if topic in rejects:  # what is rejected is sent without a schema
+                        raise
             yield ""
         except Exception as error:
             if not isinstance(error, REFUSALS):

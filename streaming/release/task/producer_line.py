@@ -16,6 +16,7 @@ import pulsar
 from broker.client import close_quietly
 from conf.errors import DelayLakeError
 from streaming.release.sequence_ids import last_sequence_id, tick_of
+from streaming.release.task.refusing_producer import RefusingProducer
 from streaming.release.task.shared_paces import Pace
 from warehouse.delivery_key import Key
 
@@ -76,6 +77,7 @@ class Line:
         producer: None: it is not made yet.
         resume_after: the last sequence id that had arrived before, -1: none. Messages up to it are not sent again. The
             broker's answer counts, too, when the producer is made.
+        remembered: the last sequence id that the broker told when the producer was made; -1: none.
         target: (source topic, subscription) of the messages.
     """
 
@@ -89,6 +91,7 @@ class Line:
     is_first_attempt: bool = False
     producer: pulsar.Producer | None = None
     resume_after: int = -1
+    remembered: int = -1
     opened_at: int = 0  # when the producer was made, ms since the epoch
     error: str = ""  # why the line has failed; empty: it has not
     is_refused: bool = False  # the broker has refused, rather than not answered
@@ -96,6 +99,8 @@ class Line:
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
     target: tuple[str, str] = ("", "")
     read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
+    # Reads which messages have arrived, where the destination now refuses their schema: the broker can't be asked.
+    read_arrived_if_refused: Callable[[], frozenset[Key]] | None = None
     arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
     waiting: deque[int] = field(default_factory=deque)  # indexes of due messages that the producer has not got yet
     wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
@@ -154,8 +159,10 @@ class Line:
                 producer = self.create()
                 self._making_since = None
                 before = producer.last_sequence_id()
-                if self.read_arrived_keys is not None:
-                    self.arrived_keys = self.read_arrived_keys()  # may take long
+                is_refusing = isinstance(producer, RefusingProducer)
+                read_arrived = self.read_arrived_keys or (self.read_arrived_if_refused if is_refusing else None)
+                if read_arrived is not None:
+                    self.arrived_keys = read_arrived()  # may take long
             except Exception as error:
                 if producer is not None:
                     close_quietly(producer)
@@ -170,6 +177,7 @@ class Line:
                 close_quietly(producer)
                 self._found_foreign(before)
                 return
+            self.remembered = before
             self.resume_after = max(self.resume_after, before)
             self.opened_at = time.time_ns() // 1_000_000
             self._progress_at = time.monotonic()
@@ -236,6 +244,14 @@ class Line:
             self._is_in_batch = send.is_batched and not send.is_last
             if send.is_batched and send.is_last:
                 self._flush()  # ends the batch, and sends it
+
+    def leave_out(self, send: Send) -> None:
+        """Leaves a message out that can't be sent. `takes_messages` must be true."""
+        if send.first_id == self.last_id and send.is_last:
+            self._is_repeated = self._handed >= 0  # no answer to a last message says that it is not
+        if send.is_batched and send.is_last and self._is_in_batch:
+            self._is_in_batch = False
+            self._flush()
 
     def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
         """The callback of a large message: called at once if it is too large, else when it has arrived."""

@@ -9,6 +9,8 @@ from typing import Any
 import pulsar
 
 from broker import dead_letter_subscription
+from broker.client import SchemaRefusedError
+from conf.errors import one_line
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
 from streaming.release.naming import PRODUCER_OPTIONS
@@ -17,8 +19,9 @@ from streaming.release.task import process_clients
 from streaming.release.task.planning.destinations import target_of
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.producer_line import Line
+from streaming.release.task.refusing_producer import RefusingProducer
 from warehouse.delivery_key import Key, key_of
-from warehouse.message_schemas import producer_with_schema
+from warehouse.message_schemas import UnknownSchemaError, producer_with_schema, version_number
 
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
 
@@ -43,6 +46,8 @@ def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSe
                 resume_after=attempt.arrived_to.get(key, -1),
             )
             since[key] = send.at - _MARGIN_MILLIS
+            if not attempt.is_first:
+                lines[key].read_arrived_if_refused = functools.partial(_arrived, client, *key, since[key])
         line = send.line = lines[key]
         if line.read_arrived_keys is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
             # The message may have been sent under an earlier name. Only the topic says what has arrived: the noted
@@ -61,6 +66,19 @@ def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSe
 
 
 def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
+    """Makes the producer of a message's line; where the destination refuses their schema, one that takes none."""
+    try:
+        return _taking_producer(settings, client, send, plan, name)
+    except (SchemaRefusedError, UnknownSchemaError, pulsar.IncompatibleSchema) as error:
+        if send.subscription is None:
+            raise  # the table `rejects` has the message already
+        version = plan.columns["schema_version"][send.row]
+        of = "messages without a schema" if version is None else f"schema version {version_number(version)}"
+        topic = plan.columns["topic"][send.row]
+        return RefusingProducer(f"{send.topic} does not take {of} of {topic}: {one_line(error)}")
+
+
+def _taking_producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
     options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
     if send.is_dead:
         dead_letter_subscription.ensure_subscription(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from broker.client import close_quietly
 from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
-from streaming.release.naming import PRODUCER_OPTIONS
+from streaming.release.naming import PRODUCER_OPTIONS, max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
@@ -37,8 +37,10 @@ def send_to_rejects_topics(settings: Settings, messages: list[Refused]) -> None:
                     key[0], producer_name=key[1], batching_enabled=False, **options
                 )
             reasons: list[Any] = [_reason(send, why)] * (send.row + 1)
-            # max_size=0 leaves out payload and keys, because the message may be beyond the broker's limit.
-            message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id, max_size=0)
+            # max_size=0 leaves out payload and keys, because the message is beyond the broker's limit.
+            topic = plan.columns["topic"][send.row]
+            max_size = 0 if why.startswith(pulsar.MessageTooBig.__name__) else max_size_bytes(settings, topic)
+            message = outgoing.rejected({**plan.columns, "reason": reasons}, send.row, send.sequence_id, max_size)
             producers[key]._producer.send_async(message, None)
         for producer in producers.values():
             producer.flush()

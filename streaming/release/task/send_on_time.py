@@ -7,10 +7,11 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 
+from streaming.release.outgoing import cause_of
 from streaming.release.task.producer_line import Line, Send
 from warehouse.delta.epoch import PauseWatch
 
@@ -20,6 +21,12 @@ _POLL_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 0.5  # between two checks of the watch
 
 _UNBUILT = object()
+
+
+class _Unsendable(NamedTuple):
+    """Stands for a message that can't be built."""
+
+    why: str
 
 
 def send_on_time(
@@ -34,8 +41,9 @@ def send_on_time(
 
     Args:
         sends: the messages, in order of `at`; their lines have been opened.
-        build: called with an index in `sends`; returns the message; None: it need not be sent.
-        on_refused: called with the index of a message that the client does not take, and the reason.
+        build: called with an index in `sends`; returns the message; None: it need not be sent. If it raises, this
+            message can't be sent, and the others are.
+        on_refused: called with the index of a message that can't be built, or that the client does not take, and why.
         wake: set when a line has made progress or has failed.
         watch: its `check` is called in each round; when it raises, nothing more is sent.
         after: for each message the index of an earlier message of another line that has to arrive before, -1: none;
@@ -180,15 +188,28 @@ class _Sending:
         for i in range(self._n_built, end):
             line = self._sends[i].line
             if line.producer is not None and not line.error:
-                self._built[i] = self._build(i)
+                self._built[i] = self._build_alone(i)
         self._n_built = max(self._n_built, end)
+
+    def _build_alone(self, i: int) -> Any | None:
+        """Builds a message; whatever `build` raises, only this message can't be sent."""
+        try:
+            return self._build(i)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return _Unsendable(cause_of(error))
 
     def _send(self, i: int, now: int) -> None:
         send = self._sends[i]
         message, self._built[i] = self._built[i], None
         if message is _UNBUILT:
-            message = self._build(i)
-        if message is not None:
+            message = self._build_alone(i)
+        if isinstance(message, _Unsendable):
+            self._on_refused(i, message.why)
+            self._gone.add(i)
+            send.line.leave_out(send)
+        elif message is not None:
             try:
                 send.line.hand_over(message, send)
             except pulsar.PulsarException as error:

@@ -95,7 +95,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         for line in lines:
             line.wait_opened()
 
-    refused: dict[int, str] = {}  # why the client does not take a message, by its index in `pending`
+    refused: dict[int, str] = {}  # why a message can't be sent, by its index in `pending`
     try:
         sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
     except BaseException:
@@ -140,12 +140,16 @@ def _hand_over(
 
     def build(i: int) -> Any | None:
         send, plan = pending[i]
+        # First of all: a message that can't be built has not arrived, whatever has arrived after it.
+        message = _message(settings, send, plan)
         if send.first_id <= send.line.resume_after:
-            return None  # it has arrived before
+            # It has arrived before, unless the client did not take it. A large one is handed over again, so that the
+            # client says so again; the broker drops what it has.
+            return message if send.is_large and send.first_id <= send.line.remembered else None
         arrived = send.line.arrived_keys
         if arrived and key_of_row(plan.columns, send.row, send.subscription is None) in arrived:
             return None  # it has arrived before, under another name
-        return _message(settings, send, plan)
+        return message
 
     for line in lines:
         line.open()
@@ -211,6 +215,8 @@ def _check_epoch(settings: Settings, epoch: int | None) -> None:
 
 
 def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
+    if send.row in plan.unsendable and send.subscription is not None:
+        raise outgoing.UnsendableError(plan.unsendable[send.row])
     if send.subscription is None:
         max_size = max_size_bytes(settings, plan.columns["topic"][send.row])
         return outgoing.rejected(plan.columns, send.row, send.sequence_id, max_size)

@@ -18,7 +18,7 @@ from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
 from tracker.properties.retry_of import RETRY_OF, sent_back
-from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, BadScheduleError, deliver_at
 from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.recurrence.recurrence import REPEAT
 from tracker.recurrence.start import first_of, is_occurrence
@@ -195,6 +195,8 @@ class ChunkBuilder:
                     key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
             except BadScheduleError as error:
                 reason = str(error)
+            except Exception as error:  # so that the row keeps what could be read
+                reason = f"{_what_fails(properties)} fails with {type(error).__name__}: {_cause(error)}"
         if not 0 <= happened <= _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
@@ -249,6 +251,12 @@ class ChunkBuilder:
             occurrence if reason is None else None,
             None,
         )
+
+
+def _what_fails(properties: dict[str, str]) -> str:
+    """Names the property whose check has failed in a way that nobody expected."""
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
+    return next((name for name in names if name in properties), "its time")
 
 
 def _schema_version(message: Any) -> bytes:

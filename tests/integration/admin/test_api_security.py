@@ -71,11 +71,11 @@ def test_the_api_is_served_with_tls_and_tokens(delaylake: Run, tmp_path: Path) -
         api.kill()
         api.communicate()
     kept = Tables(f"file:{tmp_path}/warehouse").query("refusals", "SELECT * FROM refusals ORDER BY code").to_pylist()
-    assert [(row["code"], row["role"], row["address"]) for row in kept] == [
+    assert sum(row["calls"] for row in kept) == 3
+    assert {(row["code"], row["role"], row["address"]) for row in kept} == {
         (401, None, "127.0.0.1"),
         (403, "dev", "127.0.0.1"),
-        (403, "dev", "127.0.0.1"),
-    ]
+    }
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.support.tracker.messages import messages, release_rows
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.messages import with_columns
 from tracker.packing import pack, unpack
+from warehouse.message_schemas import SchemaKeeper, version_bytes
 
 ROWS = 20
 NAMESPACE = "namespaces/public/default"
@@ -73,8 +74,7 @@ class Cluster:
         self.admin.post(f"{self.path(topic)}/subscription/slow/skip_all").raise_for_status()
 
     def want_schema(self, topic: str) -> None:
-        schema = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
-        body = {"type": "AVRO", "schema": json.dumps(schema), "properties": {}}
+        body = {"type": "AVRO", "schema": json.dumps(ORDER), "properties": {}}
         path = self.path(topic).removeprefix("persistent/")
         self.admin.post(f"schemas/{path}/schema", json=body).raise_for_status()
         self.admin.post(f"{NAMESPACE}/schemaValidationEnforced", json=True).raise_for_status()
@@ -126,11 +126,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def release(
-    topic: str, payloads: list[bytes], partitions: dict[str, int] | None = None, due: list[int] | None = None
+    topic: str,
+    payloads: list[bytes],
+    partitions: dict[str, int] | None = None,
+    due: list[int] | None = None,
+    key: str | None = None,
+    without_value: int | None = None,
 ) -> Assignment:
+    """A release.
+
+    Args:
+        without_value: the row that has a property without a value.
+    """
     times = due or [now()] * len(payloads)
-    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic)
-    rows = with_columns(rows, payload=pa.array(payloads))
+    rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic, key=key)
+    properties = [[("region", None)] if i == without_value else [] for i in range(len(payloads))]
+    rows = with_columns(
+        rows, payload=pa.array(payloads), properties=pa.array(properties, rows.schema.field("properties").type)
+    )
     sending = {"lanes": 1, "partitions": partitions or {}, "batch_millis": 5}
     return Assignment("app", 0, 1, True, pack(release_rows(rows, 3, json.dumps(sending))))
 
@@ -162,6 +175,28 @@ def received(client: pulsar.Client, topic: str) -> list[bytes]:
 
 Change = Callable[[Cluster, str], None]
 
+ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+OTHER = {"type": "record", "name": "Order", "fields": [{"name": "to", "type": "string"}]}
+NO_SCHEMA = "messages without a schema"
+
+
+class Registry:
+    """Schemas of a source topic."""
+
+    def __init__(self, schemas: list[tuple[str, str, dict[str, str]]]) -> None:
+        self._schemas = schemas
+
+    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]]:
+        return self._schemas[version]
+
+
+def is_refused_without_schema(cluster: Cluster, topic: str) -> bool:
+    try:
+        cluster.client.create_producer(topic).close()
+    except pulsar.IncompatibleSchema:
+        return True
+    return False
+
 
 @pytest.mark.parametrize(
     ("refuse", "lift", "reason"),
@@ -169,9 +204,8 @@ Change = Callable[[Cluster, str], None]
         (Cluster.terminate, Cluster.make_anew, "TopicTerminated"),
         (Cluster.limit, Cluster.lift_limit, "QuotaExceeded"),
         (Cluster.refuse, Cluster.grant, "Authorization"),
-        (Cluster.want_schema, Cluster.want_no_schema, "IncompatibleSchema"),
     ],
-    ids=["terminated", "quota", "no-rights", "schema"],
+    ids=["terminated", "quota", "no-rights"],
 )
 def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_up_for(
     cluster: Cluster, topic: str, refuse: Change, lift: Change, reason: str
@@ -197,6 +231,69 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
     for destination in (refused, well):
         found = [payload for payload in received(cluster.client, destination) if payload != b"before"]
         assert found == [f"{i}".encode() for i in range(ROWS)]
+
+
+def test_only_messages_of_which_a_destination_refuses_the_schema_are_rejected_and_the_reason_names_it(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": "a"}]}]).routes}  # type: ignore[arg-type]
+    )
+    refused, rejects = (cluster.make(f"{topic}-{name}") for name in ("a", "rejects"))
+    registry = Registry([("AVRO", json.dumps(ORDER), {}), ("STRING", "", {}), ("AVRO", json.dumps(OTHER), {})])
+    keeper = SchemaKeeper(settings.warehouse, registry)  # type: ignore[arg-type]
+    for version in range(3):
+        keeper.keep(topic, version_bytes(version), topic)
+    # The destination's schema, another type's, none, one that its own does not fit, and one that no table has.
+    versions = [0, 1, None, 0, 2, 9, 0]
+    what = release(topic, [f"{i}".encode() for i in range(len(versions))])
+    column = pa.array([None if one is None else version_bytes(one) for one in versions], pa.binary())
+    what = replace(what, body=pack(with_columns(unpack(what.body), schema_version=column)))
+    cluster.want_schema(refused)
+    taken = [i for i, one in enumerate(versions) if one == 0]
+    try:
+        wait_until(lambda: is_refused_without_schema(cluster, refused), 30, "it is refused")
+        for attempt in (Attempt(is_first=True), Attempt()):  # the second as after a crash before it was written down
+            sent = send(settings, attempt, what)
+            assert sent.failed == ()
+            assert received(cluster.client, refused) == [f"{i}".encode() for i in taken]
+            found = {row["entry_id"]: row["reason"] for row in unpack(sent.refused[1, True]).to_pylist()}
+            assert sorted(found) == [i for i in range(len(versions)) if i not in taken]
+            of_refused = [f"{refused} does not take {what} of {topic}: " for what in ("schema version 1", NO_SCHEMA)]
+            assert of_refused[0] in found[1]
+            assert of_refused[1] in found[2]
+            assert "schema version 9" in found[5]
+            assert found[1].startswith(f"{NOT_DELIVERED}a: ")
+            wait_until(lambda: not next(can_write(settings.model_dump_json(), [refused])), 10, "it takes others")
+    finally:
+        cluster.want_no_schema(refused)
+    others = [f"{i}".encode() for i in range(len(versions)) if i not in taken]
+    assert sorted(received(cluster.client, rejects)) == others
+
+
+def test_what_arrived_before_its_schema_was_refused_is_not_rejected_when_it_is_sent_again(
+    cluster: Cluster, topic: str
+) -> None:
+    settings = cluster.settings.model_copy(
+        update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": "a"}]}]).routes}  # type: ignore[arg-type]
+    )
+    there = cluster.make(f"{topic}-a")
+    cluster.make(f"{topic}-rejects")
+    begin = now()
+    payloads = [f"{i}".encode() for i in range(ROWS)]
+    what = release(topic, payloads, due=[begin + i for i in range(ROWS)])
+    first = replace(what, body=pack(unpack(what.body).slice(0, 5)))
+    send(settings, Attempt(is_first=True), first)
+    cluster.want_schema(there)
+    try:
+        wait_until(lambda: is_refused_without_schema(cluster, there), 30, "it is refused")
+        sent = send(settings, Attempt(), what)
+    finally:
+        cluster.want_no_schema(there)
+    assert sent.failed == ()
+    assert delivered(sent) == {"a": 5}
+    assert sorted(unpack(sent.refused[1, True])["entry_id"].to_pylist()) == list(range(5, ROWS))
+    assert received(cluster.client, there) == payloads[:5]
 
 
 def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(cluster: Cluster, topic: str) -> None:
@@ -275,22 +372,28 @@ def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other
     assert {*received(cluster.client, refused)} == {f"{i}".encode() for i in range(ROWS)} - first
 
 
-def test_a_message_that_is_too_large_for_the_broker_goes_to_the_rejects_topic_once_and_the_others_arrive(
-    cluster: Cluster, topic: str
+@pytest.mark.parametrize("key", [None, "k"], ids=["in batches", "with a key, each alone"])
+def test_messages_that_the_broker_or_the_client_can_not_take_go_to_the_rejects_topic_once_and_the_others_arrive(
+    cluster: Cluster, topic: str, key: str | None
 ) -> None:
+    """One is too large, one has a property without a value; with a key they have the producer of the others."""
     settings = cluster.settings.model_copy(
         update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     for name in ("a", "b", "rejects"):
         cluster.make(f"{topic}-{name}")
-    what = release(topic, [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)])
+    payloads = [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)]
+    what = release(topic, payloads, key=key, without_value=5)
     for _ in range(2):  # as after a crash before it was written down
         sent = send(settings, Attempt(), what)
         assert sent.failed == ()
-        assert delivered(sent) == {"a": ROWS - 1, "b": ROWS - 1}
-        reasons = sorted(unpack(sent.refused[1, True])["reason"].to_pylist())
-        assert [text.partition(":")[0] for text in reasons] == [f"{NOT_DELIVERED}a", f"{NOT_DELIVERED}b"]
-        assert all("MessageTooBig" in text for text in reasons)
+        assert delivered(sent) == {"a": ROWS - 2, "b": ROWS - 2}
+        refused = unpack(sent.refused[1, True])
+        reasons = dict(zip(refused["entry_id"].to_pylist(), refused["reason"].to_pylist(), strict=True))
+        assert refused.num_rows == 4
+        assert all(text.startswith(NOT_DELIVERED) for text in reasons.values())
+        assert "MessageTooBig" in reasons[3]
+        assert "the property 'region' has no value" in reasons[5]
     for name in ("a", "b"):
-        assert received(cluster.client, f"{topic}-{name}") == [f"{i}".encode() for i in range(ROWS) if i != 3]
-    assert len(received(cluster.client, f"{topic}-rejects")) == 2
+        assert received(cluster.client, f"{topic}-{name}") == [f"{i}".encode() for i in range(ROWS) if i not in (3, 5)]
+    assert len(received(cluster.client, f"{topic}-rejects")) == 4

@@ -208,7 +208,16 @@ def test_a_retry_for_all_subscriptions_says_which_there_are(client: httpx.Client
 @pytest.mark.slow
 def test_the_id_of_a_request_must_be_one_and_is_for_calls_that_name_messages(client: httpx.Client) -> None:
     actions = f"{ORDERS}/subscription/a"
-    for key, code in (("0b7e~!", 503), ("k" * 128, 503), ("k" * 129, 400), ("a b", 400), ("\xe9", 400), ("", 400)):
+    for key, code in (
+        ("0b7e~!", 503),
+        ("k" * 128, 503),
+        ("k" * 129, 400),
+        ("a b", 400),
+        ("\xe9", 400),
+        ("", 400),
+        ("superseded", 400),
+        ("redrive-7", 400),
+    ):
         for path, content in ((f"{CANCEL}{MESSAGE}&deliverAt=3", None), (SKIP, ["1:2"]), (f"{actions}/pause", None)):
             headers = {b"Idempotency-Key": key.encode("latin-1")}
             assert client.post(path, json=content, headers=headers).status_code == code, (key, path)

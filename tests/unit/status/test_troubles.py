@@ -17,7 +17,7 @@ from status.batch_status import BatchStatus
 from status.job_status import read_status
 from status.metrics import JobCollector
 from status.status_writer import StatusWriter
-from status.troubles import STANDING, UNWRITABLE, Trouble, Troubles
+from status.troubles import NOT_SENT, STANDING, UNWRITABLE, Trouble, Troubles
 from tests.support.service.batch_counts import COUNTS
 
 ORDERS = "persistent://public/default/orders"
@@ -51,6 +51,17 @@ def test_another_process_reads_them_by_a_file(tmp_path: Path) -> None:
     assert {t.kind for t in driver.current()} == {UNWRITABLE}
     driver.follow(tmp_path / "of the next run")
     assert {t.kind for t in driver.current()} == {UNWRITABLE}
+
+
+def test_messages_that_were_not_sent_are_counted_as_rejected_and_the_last_is_named(tmp_path: Path) -> None:
+    troubles = Troubles()
+    troubles.add(NOT_SENT, ORDERS, "1:2:-1:-1 was not delivered to a", 3)
+    troubles.add(NOT_SENT, ORDERS, "1:9:-1:-1 was not delivered to a", 1)
+    [one] = troubles.current()
+    assert (one.count, one.text) == (4, "1:9:-1:-1 was not delivered to a")
+    writer = StatusWriter(f"file:{tmp_path}", 1, troubles.current)
+    writer.batch(BatchStatus(tick=1, now=1, counts=COUNTS | {"rejected": 2}))
+    assert writer.status().rejected == 6
 
 
 @pytest.fixture

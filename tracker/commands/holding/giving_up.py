@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.outcome_rows import ISSUED_BY
+from tracker.commands.reserved_ids import NOT_DELIVERED_ID
 from tracker.commands.schema import CANCEL, OUTCOME_ROWS, SKIP_NEXT
 from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, empty_table, has_occurrences, typed, where, with_columns
@@ -109,7 +110,7 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
     """
     n = rows.num_rows
     constants: dict[str, Any] = {
-        "request_id": f"not-delivered-{tick}",
+        "request_id": f"{NOT_DELIVERED_ID}{tick}",
         "subscription": name,
         "result": int(Result.APPLIED),
         "reason": reason,

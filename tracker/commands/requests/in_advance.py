@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import answer
-from tracker.commands.requests.waiting import MOST_WAITING, WaitingCommands
+from tracker.commands.outcome_rows import answer, command_steps
+from tracker.commands.requests.waiting import WaitingCommands
 from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
 from tracker.messages import BoolArray, int64, where, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
-_NO_ROOM = f"no such message is known, and the subscription has {MOST_WAITING:,} commands already that wait for one"
+_NO_ROOM = "no such message is known, and too many commands wait already for others that have not come"
 
 
 class InAdvance:
@@ -113,9 +113,7 @@ class InAdvance:
         answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
         if not answers.num_rows:
             return answers
-        ids = answers["request_id"]
-        is_next = np.append(False, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
-        sequences = self._operations.next_sequences(moment, np.cumsum(is_next))
+        sequences = self._operations.next_sequences(moment, command_steps(answers))
         index, _ = each_subscription(commands, self._subscriptions.names)
         has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
         times = pc.if_else(has_time, commands["deliver_at"], None)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.index_bits import by_ledger
-from tracker.commands.schema import CANCEL, COMMAND_ROWS
+from tracker.commands.schema import CANCEL, COMMAND_ROWS, MAX_MESSAGES
 from tracker.messages import BoolArray, concat, empty_table, int64, is_among, typed, where, with_columns
 from tracker.packing import pack, unpack
 from tracker.properties.schedule import MAX_TIME_MILLIS
@@ -26,8 +26,10 @@ _INDEX = "waiting_index"
 # The commands for so many ledgers are stored together: a table of few rows takes 3 KB.
 _LEDGERS_TOGETHER = 1_024
 
-# The most waiting commands that a subscription of a topic may have in a shard; a command has one for each message.
-MOST_WAITING = 10_000
+# The most waiting cancels that a subscription of a topic may have in a shard: one for each message. They may wait for
+# years, the other kinds only until all has come that was published before them.
+MOST_CANCELS = MAX_MESSAGES
+MOST_OTHERS = 1_000_000  # the most waiting commands of the other kinds in a shard
 
 _TOGETHER = 1  # the second part of the key of tables in the store; those of an earlier program have 0
 _ENTRY = ["ledger_id", "entry_id"]
@@ -55,7 +57,7 @@ class WaitingCommands:
         self._saved = store.get(_INDEX, (0, 0)) or b""
         stored, counts = json.loads(self._saved) if self._saved else ([], [])
         self._stored: dict[int, _Stored] = {place: _Stored(n, first) for place, n, first in stored}
-        # The number of rows by topic and subscription's number.
+        # The number of cancels by topic and subscription's number.
         self._counts: Counter[tuple[str, int]] = Counter({(topic, number): n for topic, number, n in counts})
         if not self._saved and (earlier := store.get(_LEDGERS, (0, 0))):
             self._take_over(np.frombuffer(earlier, np.int64).reshape(-1, 2)[:, 0].tolist())
@@ -65,15 +67,16 @@ class WaitingCommands:
         return sum(stored.n for stored in self._stored.values())
 
     def have_room(self, commands: pa.Table) -> BoolArray:
-        """Tells which commands may be added, as their subscriptions have fewer than MOST_WAITING: bool, (rows,).
+        """Tells which commands may be added within MOST_CANCELS and MOST_OTHERS: bool, (rows,).
 
         Args:
             commands: as COMMAND_ROWS; each counts for those after it.
         """
+        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
+        has_room: BoolArray = len(self) + np.cumsum(~is_cancel) <= MOST_OTHERS
         counts = Counter(self._counts)
-        has_room = np.ones(commands.num_rows, np.bool_)
-        for i, keys in enumerate(_keys_of(commands)):
-            has_room[i] = all(counts[key] < MOST_WAITING for key in keys)
+        for i, keys in zip(np.flatnonzero(is_cancel).tolist(), _keys_of(commands), strict=True):
+            has_room[i] = all(counts[key] < MOST_CANCELS for key in keys)
             if has_room[i]:
                 counts.update(keys)
         return has_room
@@ -172,9 +175,8 @@ class WaitingCommands:
 
 
 def _keys_of(commands: pa.Table) -> Iterator[list[tuple[str, int]]]:
-    """Yields for each command the (topic, subscription's number) that it is for; -1: those added later."""
-    later = pc.fill_null(commands["also_later"], False).to_pylist()
-    for topic, mask, also_later in zip(
-        commands["topic"].to_pylist(), commands["subscriptions"].to_pylist(), later, strict=True
-    ):
-        yield [(topic, n) for n in range(mask.bit_length()) if mask >> n & 1] + [(topic, -1)] * also_later
+    """Yields for each cancel the (topic, subscription's number) that it is for; -1: those added later."""
+    cancels = commands.filter(pc.equal(commands["kind"], CANCEL))
+    columns = (cancels[name].to_pylist() for name in ("topic", "subscriptions", "also_later"))
+    for topic, mask, also_later in zip(*columns, strict=True):
+        yield [(topic, n) for n in range(mask.bit_length()) if mask >> n & 1] + [(topic, -1)] * bool(also_later)

@@ -12,6 +12,7 @@ from broker.position import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix
+from streaming.release.outgoing import cause_of
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.planning.batches import BATCH_BYTES, cut_batches, may_be_batched, size_of
 from streaming.release.task.planning.destinations import Destination, Destinations
@@ -23,7 +24,11 @@ from tracker.in_flight import IN_ORDER, PLACE, SENDING
 from tracker.key_order import order_keys
 from tracker.messages import MESSAGES
 from tracker.packing import unpack
+from tracker.readable import readable
 from tracker.shaping.spans import SHAPED
+
+# The columns of a message's content.
+_CONTENT = ("key", "ordering_key", "ordering_key_bytes", "properties", "payload", "schema_version")
 
 
 def plan_release(
@@ -54,7 +59,7 @@ def plan_release(
     addressed = (columns[name] for name in ("topic", "subscription_mask", "reason", "attempt"))
     for row, (topic, mask, reason, retry) in enumerate(zip(*addressed, strict=True)):
         for destination in destinations.of_message(topic, mask, reason is not None, retry):
-            send = release.planned(row, destination)
+            send = release.planned_alone(row, destination)
             if (assignment.tick, send.topic, send.producer) not in attempt.done:
                 sends.append(send)
     destinations.log_dropped()
@@ -72,6 +77,7 @@ def plan_release(
         failed=tuple(destinations.failed.values()),
         has_held=any(time is not None for time in columns["was_due"]),
         limits=limits,
+        unsendable=release.unsendable,
     )
 
 
@@ -83,20 +89,38 @@ class _Release:
         columns: of MESSAGES, by name, with the values of all rows.
         sending: lanes, partitions and routes from the offset with which the rows were handed out.
         batch_millis: messages that are due within so many ms may be in one producer batch; 0: there are no batches.
+        unsendable: by row: why it can't be sent.
     """
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self.rows = rows = unpack(assignment.body)
+        self.unsendable: dict[int, str] = {}
         self.sending: dict[str, Any] = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
         self.batch_millis: int = self.sending.get("batch_millis", 0)
         # An earlier version of the program packed fewer columns.
         self.columns: dict[str, list[Any]] = {name: [None] * rows.num_rows for name in MESSAGES.names}
-        self.columns |= {name: rows[name].to_pylist() for name in rows.column_names}
+        try:
+            self.columns |= {name: rows[name].to_pylist() for name in rows.column_names}
+        except UnicodeDecodeError:
+            self.rows, self.unsendable = readable(rows)
+            self.columns |= {name: self.rows[name].to_pylist() for name in rows.column_names}
         self._lane = assignment.lane(self.sending.get("lanes", 1), self.sending.get("lane_set", 0))
         self._places = self.columns.get(PLACE) or range(rows.num_rows)
         self._producers: dict[tuple[str, str | None, bool, bytes | None], str] = {}  # the names of producers so far
         self._keys = order_keys(rows).to_pylist() if assignment.kind & IN_ORDER else None
+
+    def planned_alone(self, row: int, there: Destination) -> PlannedSend:
+        """Plans the message of a row; one that can't be planned as it is becomes unsendable, without content."""
+        try:
+            return self.planned(row, there)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.unsendable[row] = cause_of(error)
+            for name in _CONTENT:
+                self.columns[name][row] = None
+            return self.planned(row, there)
 
     def planned(self, row: int, there: Destination) -> PlannedSend:
         """Plans the message of a row for a destination, in no producer batch yet."""

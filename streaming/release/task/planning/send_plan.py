@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -53,3 +53,4 @@ class Plan:
     failed: Sequence[FailedProducer]  # targets whose destination can't be looked up
     has_held: bool  # whether some messages were held back
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
+    unsendable: Mapping[int, str] = field(default_factory=dict)  # by row: why it can't be sent

@@ -26,12 +26,13 @@ DELAYED = f"{ORDERS}/delayed"
 DUE = time.time_ns() // 1_000_000 + 3_600_000
 
 
-def settings_of(folder: Path) -> Settings:
+def settings_of(folder: Path, **api: int) -> Settings:
     subscriptions = [{"name": "a"}, {"name": "x", "type": "Exclusive"}]
     return Settings.model_validate(
         {
             "pulsar": {"service_url": "pulsar://127.0.0.1:1"},
             "warehouse": f"file:{folder}",
+            "api": api,
             "routes": [{"source": TOPIC, "subscriptions": subscriptions}],
         }
     )
@@ -215,6 +216,26 @@ def test_the_state_of_what_is_to_be_changed_may_be_named(
 def test_nothing_to_cancel_is_done(client: httpx.Client) -> None:
     answer = client.post(f"{ORDERS}/subscription/a/skip", json={"filter": {"key": "none"}})
     assert (answer.status_code, answer.json()) == (200, {"matched": 0, "applied": 0, "tooLate": 0})
+
+
+@pytest.mark.slow
+def test_the_settings_bound_what_one_filter_is_for(tmp_path: Path) -> None:
+    tables = Tables(str(tmp_path))
+    tables.create()
+    for i in range(4):
+        tables.append("delayed_index", to_index(messages([(1, i, DUE + i)], topic=TOPIC), 1), {"test": i + 1})
+    filtered: dict[str, object] = {"filter": {"dueFrom": 0}}
+    with served(settings_of(tmp_path, max_matched_per_filter=3)) as client:
+        for operation in ("cancel", "skip", "restore", "deliverNow", "reschedule"):
+            body = filtered | {"max": 4} | ({"deliverAt": DUE} if operation == "reschedule" else {})
+            told = reason(client.post(f"{ORDERS}/subscription/a/{operation}", json=body), 413)
+            assert told == "one call may be for at most 3 messages (api.max_matched_per_filter)"
+        letters = {"filter": {"subscription": "a", "reason": "no"}, "max": 4}
+        assert "at most 3" in reason(client.post(f"{ORDERS}/dlq/redrive", json=letters), 413)
+        # Without a `max` of its own a call has that of the settings.
+        assert "at most 3 may" in reason(client.post(f"{ORDERS}/subscription/a/skip", json=filtered), 412)
+        assert "at most 3" in reason(client.post(f"{ORDERS}/subscription/a/skip/4"), 413)
+        reason(client.post(f"{ORDERS}/subscription/a/skip/3"), 503)  # no broker is there
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_a_rebound_page_changes_nothing_and_is_written_down(tmp_path: Path) -> N
         answer = http.post(PAUSE, headers={"Host": "evil.example:8081", "Origin": "http://evil.example:8081"})
         assert answer.status_code == 421
     [kept] = Tables(f"{tmp_path}").query("refusals", "SELECT * FROM refusals").to_pylist()
-    assert (kept["code"], kept["role"], kept["address"], kept["path"]) == (421, None, "127.0.0.1", PAUSE)
+    assert (kept["code"], kept["role"], kept["address"], kept["method"]) == (421, None, "127.0.0.1", "POST")
     assert "evil.example" in kept["reason"]
 
 
@@ -251,6 +251,13 @@ SPARK = {
     "spark.jars.repositories": "https://user:s3cr3t-5@repo.example/x",
     "spark.hadoop.fs.azure.sas.box.account": "sv=2024&sig=s3cr3t-6",
     "spark.ssl.pw": "s3cr3t-7",
+    "spark.executorEnv.PGPASS": "s3cr3t-9",
+    "spark.executorEnv.DB_PWD": "s3cr3t-10",
+    "spark.executorEnv.OTEL_EXPORTER_OTLP_HEADERS": "x-api=s3cr3t-11",
+    "spark.executorEnv.DSN": "s3cr3t-12",
+    "spark.sql.catalog.prod.jdbc.login": "s3cr3t-13",
+    "spark.anything.new": "s3cr3t-14",
+    "spark.sql.shuffle.partitions": "217",
     "spark.executor.extraJavaOptions": "-Daws_access=s3cr3t-8",
     "spark.driver.memory": "4g",
 }
@@ -258,7 +265,9 @@ SPARK = {
 
 def test_settings_are_shown_to_administrators_without_secrets(tmp_path: Path) -> None:
     roles = [
-        {"role": name, "operations": [name], "topics": ["persistent://public/default/*"]} for name in ("read", "admin")
+        {"role": "read", "operations": ["read"], "topics": ["*"]},
+        {"role": "admin", "operations": ["admin"], "topics": ["*"]},
+        {"role": "admin of one", "operations": ["admin"], "topics": ["persistent://public/default/orders"]},
     ]
     files = {"token_file": "/etc/pulsar/token"}
     auth = {**AUTH, "roles": roles}
@@ -268,12 +277,21 @@ def test_settings_are_shown_to_administrators_without_secrets(tmp_path: Path) ->
     def get(path: str, role: str) -> Any:
         return http.get(path, headers={"Authorization": f"Bearer {token(role)}"})
 
-    assert get("/ui/settings", "read").status_code == 403
-    assert "/ui/settings" not in get("/ui/schedule", "read").text
+    for role in ("read", "admin of one"):
+        assert get("/ui/settings", role).status_code == 403
+        assert "/ui/settings" not in get("/ui/schedule", role).text
     assert "/ui/settings" in get("/ui/schedule", "admin").text
     shown = get("/ui/settings", "admin")
     assert shown.status_code == 200
     for secret in ("s3cr3t", "AKIAXXXX", SECRET.decode(errors="replace")):
         assert secret not in shown.text
-    for plain in ("spark.driver.memory", "4g", "repo.example", "/etc/pulsar/token", "spark.ssl.keyPassword"):
+    for plain in ("spark.driver.memory", "4g", "217", "/etc/pulsar/token", "spark.ssl.keyPassword"):
         assert plain in shown.text
+
+
+def test_calls_under_other_names_are_limited_and_counted(tmp_path: Path) -> None:
+    with client(settings(tmp_path, {"rate_limit": "3/day"})) as http:
+        codes = [http.post(PAUSE, headers={"Host": "evil.example"}).status_code for _ in range(5)]
+    assert codes == [421, 421, 421, 429, 429]
+    [kept] = Tables(f"{tmp_path}").query("refusals", "SELECT * FROM refusals").to_pylist()
+    assert (kept["code"], kept["calls"]) == (421, 3)

@@ -36,6 +36,8 @@ ROLES = [
         "topics": ["persistent://shop2/*", "persistent://shop/web2/*"],
     },
     {"role": "root", "operations": ["admin"], "topics": ["*"]},
+    {"role": "look-alike", "operations": ["admin"], "topics": ["persistent://shop/web/orders-*"]},
+    {"role": "one-partition", "operations": ["admin"], "topics": ["persistent://shop/web/orders-partition-0"]},
 ]
 
 STRANGERS = {
@@ -85,13 +87,20 @@ class Calls:
             for method in sorted(route.methods or ()):
                 yield route, method
 
-    def call(self, route: RouteContext, method: str, headers: dict[str, str], topic: str = "orders") -> httpx.Response:
+    def call(
+        self,
+        route: RouteContext,
+        method: str,
+        headers: dict[str, str],
+        topic: str = "orders",
+        params: dict[str, str] | None = None,
+    ) -> httpx.Response:
         assert route.path
         path = route.path.replace(":path", "")
         path = path.format(
             tenant="shop", namespace="web", topic=topic, subscription="billing", rest="x", n="5", id="7:0"
         )
-        answer = self._client.request(method, path, headers=headers)
+        answer = self._client.request(method, path, headers=headers, params=params)
         if answer.status_code in (401, 403) and method in ("POST", "DELETE"):
             self.refused += 1
         return answer
@@ -104,10 +113,11 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calls]:
     with TestClient(app, raise_server_exceptions=False) as client:
         calls = Calls(client)
         yield calls
-    kept = Tables(f"{folder}/warehouse").query("refusals", "SELECT code, role, reason, path, topic FROM refusals")
-    assert kept.num_rows == calls.refused > 0
+    kept = Tables(f"{folder}/warehouse").query(
+        "refusals", "SELECT code, role, reason, path, topic, calls FROM refusals"
+    )
+    assert sum(kept["calls"].to_pylist()) == calls.refused > 0
     text = str(kept.to_pylist())
-    assert "/acknowledgeMessage" in text
     assert signed.rpartition(".")[2] not in text
 
 
@@ -131,6 +141,9 @@ def test_who_is_known_may_what_the_role_may(calls: Calls, role: str, topic: str)
         answer = calls.call(route, method, bearer(role), topic)
         needed = policy_of(route)
         path = route.path or ""
+        if path == "/ui/settings":  # the settings are those of all topics
+            assert (answer.status_code == 200) is (role == "root")
+            continue
         # A page shows of all topics those that the caller may read.
         is_for_some = "{topic}" in path or path == "/" or path.startswith("/ui/")
         enough = {f"{needed}-role", f"{Operation.ADMIN}-role"}
@@ -142,12 +155,58 @@ def test_who_is_known_may_what_the_role_may(calls: Calls, role: str, topic: str)
             assert answer.status_code == 403
 
 
+@pytest.mark.parametrize("topic", ["orders", "orders-partition-0"])
+def test_a_rule_for_other_topics_is_not_for_the_partitions_of_one_whose_name_begins_alike(
+    calls: Calls, topic: str
+) -> None:
+    for route, method in calls.routes():
+        if "{topic}" in (route.path or ""):
+            assert calls.call(route, method, bearer("look-alike"), topic).status_code == 403, route.path
+
+
+def test_a_rule_for_one_partition_allows_nothing_that_is_for_the_whole_topic(calls: Calls) -> None:
+    subscription = "/admin/v2/persistent/shop/web/{}/subscription/billing"
+    schedules = "/admin/v2/persistent/shop/web/{}/schedules"
+    by_key = {"scheduleKeys": ["order-7"]}
+    asked: list[tuple[str, str, Any]] = [
+        ("POST", f"{subscription}/pause", None),
+        ("POST", f"{subscription}/resume", None),
+        ("POST", f"{subscription}/skipByMessageIds", by_key),
+        ("POST", f"{subscription}/deliverNow", by_key),
+        ("POST", f"{subscription}/reschedule", {**by_key, "deliverAt": 1}),
+        ("POST", "/admin/v2/persistent/shop/web/{}/cancelDelayedMessage?scheduleKey=order-7", None),
+        ("POST", "/admin/v2/persistent/shop/web/{}/acknowledgeMessage?scheduleKey=order-7", None),
+        ("DELETE", f"{schedules}/7:0", None),
+        *(
+            ("POST", f"{schedules}{path}", None)
+            for verb in ("pause", "resume", "skipNext")
+            for path in (f"/7:0/{verb}", f"/{verb}?scheduleKey=order-7")
+        ),
+    ]
+    for method, path, body in asked:
+        for topic, whole in (("orders-partition-0", "orders"), ("orders", "orders")):
+            answer = calls._client.request(method, path.format(topic), json=body, headers=bearer("one-partition"))
+            assert answer.status_code == 403, (path, answer.text)
+            assert whole in answer.json()["reason"]
+            calls.refused += 1
+        for role in ("admin-role", "root"):
+            answer = calls._client.request(method, path.format("orders-partition-0"), json=body, headers=bearer(role))
+            assert answer.status_code == 503, (path, answer.text)  # no broker is there, and no tables
+    for path in ("skipByMessageIds", "deliverNow"):
+        path = f"{subscription.format('orders-partition-0')}/{path}"
+        assert calls._client.post(path, json=["7:0"], headers=bearer("one-partition")).status_code == 503
+    other = f"{subscription.format('orders-partition-1')}/deliverNow"
+    assert calls._client.post(other, json=["7:0"], headers=bearer("one-partition")).status_code == 403
+    calls.refused += 1
+
+
 def test_the_routes_that_take_messages_back_are_there(calls: Calls) -> None:
     """That the tables above do not pass because there is nothing to call."""
     policies = {(route.path or "").rpartition("/")[2]: policy_of(route) for route, _ in calls.routes()}
     assert policies["cancelDelayedMessage"] is Operation.CANCEL
     assert policies["acknowledgeMessage"] is Operation.ACKNOWLEDGE
     assert policies["skipByMessageIds"] is Operation.SKIP
+    assert {policies[path] for path in ("deliverNow", "reschedule", "retry", "redrive")} == {Operation.DELIVER}
     assert policies["getMessageIdByIndex"] is Operation.READ
     assert policies["healthz"] is None
 
@@ -177,6 +236,69 @@ def test_a_token_may_be_in_the_query_as_at_the_broker(calls: Calls) -> None:
     path = "/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
     assert calls._client.post(path, params={"token": token("skip-role", KEY, "RS256")}).status_code == 412
     assert calls._client.post(path, params={"token": "x"}).status_code == 401
+    calls.refused += 1
+
+
+ELSEWHERE = [
+    {"Origin": "http://testserver:3000"},
+    {"Origin": "https://example.org"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "same-site"},  # another port of the same host
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site", "Origin": "http://testserver"},
+]
+ON_ITS_PAGES = [
+    {},
+    {"Origin": "http://testserver"},
+    {"Sec-Fetch-Site": "same-origin"},
+    {"Sec-Fetch-Site": "none"},
+]
+BY_BROWSER = ["cookie", "cookie and a wrong token in the query", "cookie and a token in the query"]
+
+
+def shown_as(how: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns headers and query of a call of root, who shows its token in a way."""
+    shown = token("root", KEY, "RS256")
+    cookie = {"Cookie": f"delaylake_token={shown}"}
+    return {
+        "cookie": (cookie, {}),
+        "cookie and a wrong token in the query": (cookie, {"token": "x"}),
+        "cookie and a token in the query": (cookie, {"token": shown}),
+        "header": (bearer("root"), {}),
+        "header and cookie": (cookie | bearer("root"), {}),
+        "query": ({}, {"token": shown}),
+    }[how]
+
+
+@pytest.mark.parametrize("how", [*BY_BROWSER, "header", "header and cookie", "query"])
+def test_no_page_of_another_origin_changes_anything_with_a_browsers_cookie(calls: Calls, how: str) -> None:
+    headers, query = shown_as(how)
+    for route, method in calls.routes():
+        needed = policy_of(route)
+        if needed is None or needed is Operation.READ or "/ui/" in (route.path or ""):
+            continue
+        for elsewhere in ELSEWHERE:
+            answer = calls.call(route, method, headers | elsewhere, params=query)
+            assert (answer.status_code == 403) is (how in BY_BROWSER), (route.path, elsewhere, answer.text)
+        for on_its_pages in ON_ITS_PAGES:
+            answer = calls.call(route, method, headers | on_its_pages, params=query)
+            assert answer.status_code not in (401, 403), (route.path, on_its_pages, answer.text)
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_no_page_of_another_origin_logs_anyone_in_or_out(calls: Calls, elsewhere: dict[str, str]) -> None:
+    shown = {"token": token("root", KEY, "RS256")}
+    for path in ("/ui/login", "/ui/logout"):
+        answer = calls._client.post(path, data=shown, headers=elsewhere, follow_redirects=False)
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+
+def test_a_page_that_came_without_tls_is_another_origin_of_one_with_it(calls: Calls) -> None:
+    path = "https://testserver/admin/v2/persistent/shop/web/orders/acknowledgeMessage"
+    headers, _ = shown_as("cookie")
+    assert calls._client.post(path, headers=headers | {"Origin": "http://testserver"}).status_code == 403
+    assert calls._client.post(path, headers=headers | {"Origin": "https://testserver"}).status_code == 412
     calls.refused += 1
 
 
@@ -219,8 +341,8 @@ def test_too_many_calls_are_answered_429(tmp_path: Path) -> None:
         assert 1 <= int(last.headers["Retry-After"]) <= 86_400
         assert last.json() == {"reason": "too many calls: wait, and call again"}
         assert client.get("/healthz").status_code == 200
-    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT code FROM refusals ORDER BY code")
-    assert kept["code"].to_pylist() == [401, 401, 403]
+    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT code, calls FROM refusals ORDER BY code")
+    assert kept.to_pylist() == [{"code": 401, "calls": 2}, {"code": 403, "calls": 1}]
 
 
 def test_a_refusal_is_kept_as_it_was(tmp_path: Path) -> None:
@@ -240,6 +362,7 @@ def test_a_refusal_is_kept_as_it_was(tmp_path: Path) -> None:
         "operation": "acknowledge",
         "code": 403,
         "reason": f"the role read-role may not acknowledge on {topic}",
+        "calls": 1,
     }
 
 
@@ -253,5 +376,5 @@ def test_without_authentication_everyone_may_all_but_not_from_another_site(tmp_p
         for origin in ("https://example.org", "http://127.0.0.1:9999", "null"):
             assert client.post(f"{path}?token=x", headers={"Origin": origin}).status_code == 403
             assert client.get(index, headers={"Origin": origin}).status_code == 404
-    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT role, code FROM refusals").to_pylist()
-    assert kept == [{"role": "anonymous", "code": 403}] * 3
+    kept = Tables(f"{tmp_path}/warehouse").query("refusals", "SELECT role, code, calls FROM refusals").to_pylist()
+    assert kept == [{"role": "anonymous", "code": 403, "calls": 3}]

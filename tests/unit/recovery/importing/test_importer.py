@@ -62,6 +62,28 @@ def test_a_row_without_a_time_is_due_at_once_and_the_rest_has_defaults(settings:
     assert [row["entry_id"] for row in rows(settings, "entries")] == [0, 1]
 
 
+def test_only_what_the_sender_can_build_is_taken(settings: Settings, tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    keys = pa.StringArray.from_buffers(6, pa.py_buffer(bytes([0] * 16 + [1, 0, 0, 0] * 3)), pa.py_buffer(b"\xff"))
+    file = write(
+        tmp_path / "a.parquet",
+        deliver_at=[NOW] * 6,
+        payload=[b"0", b"1", b"2", b"3", b"4", b"5"],
+        event_time=pa.array([0, 9, -157_766_400_000, None, 0, 0], pa.int64()),
+        properties=pa.array([None, [("region", None), ("a", "b")], None, [("a", "")], None, None], kind),
+        key=keys,
+    )
+    importer = Importer(settings, TOPIC)
+    import_file(importer, file)
+    assert (importer.done.messages, importer.done.rejected) == (6, 3)
+    assert [(row["payload"], row["reason"]) for row in rows(settings, "rejects", "payload, reason, entry_id")] == [
+        (b"1", "the property 'region' has no value"),
+        (b"2", "the event time -157766400000 is negative or beyond 2^63"),
+        (b"3", "what is not UTF-8 can't be read: key"),
+    ]
+    assert [row["payload"] for row in rows(settings, "delayed_index")] == [b"0", b"4", b"5"]
+
+
 def test_what_cannot_be_delivered_is_rejected_with_the_reason(settings: Settings, tmp_path: Path) -> None:
     kind = pa.map_(pa.string(), pa.string())
     file = write(

@@ -11,7 +11,7 @@ import pytest
 from conf.settings import Route, Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name
-from streaming.release.outgoing import MAX_REJECTED_BYTES, delivered, rejected
+from streaming.release.outgoing import MAX_REJECTED_BYTES, UnsendableError, delivered, rejected, why_unsendable
 from streaming.release.task.planning.plan_release import plan_release
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import MESSAGES
@@ -155,3 +155,25 @@ def test_a_retry_has_its_number_and_reasons() -> None:
     assert again == {**first, **added}
     large = columns(attempt=2, retry_reasons='["no"]', payload=b"x" * (MAX_REJECTED_BYTES + 1))
     assert "delaylake.reasons" not in delivered(large, 0, 6_000, 3).properties()
+
+
+UNSENDABLE = [
+    ({"properties": [("a", "b"), ("region", None)]}, "the property 'region' has no value"),
+    ({"event_time": -157_766_400_000}, "the event time -157766400000 is negative or beyond 2^63"),
+]
+
+
+@pytest.mark.parametrize(("values", "reason"), UNSENDABLE)
+def test_what_no_message_can_have_is_named(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsendableError) as error:
+        delivered(columns(**values), 0, 5_000, 1)
+    assert str(error.value) == reason
+    both = pa.concat_tables([messages([(7, 2, 5_000)]), messages([(7, 3, 5_000)], **values)])
+    assert why_unsendable(both) == [None, reason]
+
+
+@pytest.mark.parametrize("values", [values for values, _ in UNSENDABLE])
+def test_a_rejected_message_comes_with_its_reason_whatever_else_it_has(values: dict[str, Any]) -> None:
+    for max_size in (0, MOST):
+        message = rejected(columns(reason="why", **values), 0, 1, max_size)
+        assert {"delaylake.reason": "why", **OWN}.items() <= message.properties().items()

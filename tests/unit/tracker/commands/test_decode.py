@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import tracker.commands.decode as decoding
 from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.decode import Decoded, Limits, decode, resolve_topic
@@ -141,6 +142,15 @@ def test_bytes_that_are_no_command_are_rejected_and_not_answered(payload: bytes)
     assert list(decoded.request_ids) == []
     assert decoded.rejects["reason"].to_pylist() == ["the bytes are no command"]
     assert decoded.rejects["payload"].to_pylist() == [payload]
+
+
+@pytest.mark.parametrize("own", ["superseded", "retryOf", "redrive-7", "rebuild-7", "not-delivered-7"])
+def test_the_ids_of_the_jobs_own_outcomes_are_no_request_ids(own: str) -> None:
+    decoded = read(cancel(request_id=own).SerializeToString())
+    assert decoded.commands.num_rows == 0
+    assert list(decoded.request_ids) == []
+    assert decoded.rejects["reason"].to_pylist() == [f"the request id {own!r} is reserved for what the job does itself"]
+    assert list(read(cancel(request_id=f"my-{own}").SerializeToString()).request_ids) == [f"my-{own}"]
 
 
 @pytest.mark.parametrize("payload", [b"", cancel(request_id="").SerializeToString()])
@@ -413,7 +423,7 @@ def test_no_messages_are_no_commands() -> None:
     assert (decoded.commands.num_rows, decoded.request_ids, decoded.rejects.num_rows) == (0, {}, 0)
 
 
-def test_a_ledger_far_beyond_the_newest_is_invalid_for_itself_alone() -> None:
+def test_a_ledger_far_beyond_the_newest_is_not_found_for_itself_alone() -> None:
     newest = Limits(newest_ledgers={ORDERS: 5_000})
     entries = [
         SkipEntry(ledger_id=ledger, entry_id=1) for ledger in (7, 1_005_000, 1_005_001, FIRST_IMPORTED_LEDGER + 1)
@@ -423,8 +433,9 @@ def test_a_ledger_far_beyond_the_newest_is_invalid_for_itself_alone() -> None:
     named = [row["ledger_id"] for row in rows if row["kind"] == SKIP]
     assert named == [7, 1_005_000, FIRST_IMPORTED_LEDGER + 1]
     [refused] = [row for row in rows if row["kind"] == ANSWER]
-    assert (refused["ledger_id"], refused["result"]) == (1_005_001, Result.INVALID)
-    assert refused["reason"] == "the ledger is far beyond the topic's newest, 5000"
+    assert (refused["ledger_id"], refused["subscription"]) == (1_005_001, "shared")
+    assert refused["result"] == Result.NOT_FOUND
+    assert refused["reason"] == "the topic has no such message: the ledger is far beyond its newest, 5000"
     # What is not known of a topic is no limit.
     assert decode(messages([(1, 0, 0)], payload=payload), ROUTES).commands.num_rows == 4
 
@@ -446,3 +457,37 @@ def test_a_time_is_within_what_a_message_may_have(kind: str) -> None:
         f"deliver_at is beyond the longest delay of a message, {hour} ms: {1_000 + 2 * hour}"
     ]
     assert refused(MAX_TIME_MILLIS - 1, 0) == []
+
+
+def test_a_command_that_its_batch_has_no_room_for_is_invalid_and_the_others_are_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoding, "MAX_ANSWERS", 10)
+
+    def of_messages(request_id: str, n: int, subscriptions: tuple[str, ...] = ("shared",)) -> ControlCommand:
+        entry = SkipEntry(ledger_id=1, entry_id=2, batch_indexes=range(n))
+        return skip(entry, request_id=request_id, subscriptions=subscriptions)
+
+    decoded = read(
+        of_messages("first", 6),
+        of_messages("too many", 6),
+        of_messages("fits", 4),
+        of_messages("never", 11),
+        *(of_messages(f"for each {n}", 1) for n in range(2)),
+    )
+    rows = decoded.commands.to_pylist()
+    assert [r["request_id"] for r in rows if r["kind"] == SKIP] == ["first"] * 6 + ["fits"] * 4
+    refused = {r["request_id"]: (r["result"], r["reason"]) for r in rows if r["kind"] == ANSWER}
+    assert set(refused) == {"too many", "never", "for each 0", "for each 1"}
+    assert all(result == Result.INVALID for result, _ in refused.values())
+    assert "more than 10 messages together" in refused["too many"][1]
+    assert "it names 11 messages" in refused["never"][1]
+    assert decoded.rejects.num_rows == 4, "they are kept"
+    assert set(decoded.request_ids) == {"first", "fits"}, "the others may come again"
+
+
+def test_each_subscription_of_a_command_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "MAX_ANSWERS", 2)
+    [row] = read(cancel(subscriptions=["*"])).commands.to_pylist()
+    assert (row["kind"], row["result"]) == (ANSWER, Result.INVALID), "two subscriptions, and those that are added later"
+    assert [row["kind"] for row in read(cancel()).commands.to_pylist()] == [CANCEL]

@@ -23,7 +23,7 @@ NEVER = MAX_TIME_MILLIS - 1
 def test_of_ten_times_as_many_as_a_subscription_may_have_the_first_wait(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "MOST_WAITING", 50)
+    monkeypatch.setattr(waiting, "MOST_CANCELS", 50)
     desk.at(5, 10_000)
     given = [command(f"r{i}", i, 7, [0], cancel_at=NEVER) for i in range(500)]
     answered = [desk.apply(*given[first : first + 100]) for first in range(0, 500, 100)]
@@ -36,6 +36,18 @@ def test_of_ten_times_as_many_as_a_subscription_may_have_the_first_wait(
     assert desk.apply(command("x", 900, 7, [0, 1], cancel_at=NEVER)) == [("a", Result.INVALID), ("b", Result.INVALID)]
     assert desk.arrive(messages([(3, 7, 50_000)])) == [("a", Result.APPLIED)]
     assert desk.apply(command("y", 900, 7, [0, 1], cancel_at=NEVER)) == [("a", Result.WAITING), ("b", Result.WAITING)]
+
+
+def test_other_kinds_have_a_limit_of_their_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MOST_CANCELS", 5)
+    monkeypatch.setattr(waiting, "MOST_OTHERS", 50)
+    desk.at(5, 10_000, ingested_through=4)
+    answered = desk.apply(*(command(f"r{i}", i, 7, [0]) for i in range(500)))
+    assert [result for _, result in answered].count(Result.WAITING) == desk.control.waiting == 50
+    desk.restart()
+    assert desk.apply(command("c", 1, 7, [0], cancel_at=NEVER)) == [("a", Result.WAITING)]
+    assert len(desk.at(6, 10_000).expire()) == 50
+    assert desk.control.waiting == 1
 
 
 def test_ten_thousand_cancels_that_wait_for_good_cost_little() -> None:

@@ -26,10 +26,10 @@ from warehouse.backup import copying
 from warehouse.backup.copying import CHOSEN, BackupError, back_up
 from warehouse.backup.marker import NotABackupError, read_marker, remove_marker
 from warehouse.backup.restoring import NeverCompleteError, restore
-from warehouse.backup.storage import Storage
 from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import MaintenanceError, maintain
 from warehouse.schemas import SCHEMAS
+from warehouse.storage import Storage
 
 pytestmark = pytest.mark.slow
 
