@@ -17,3 +17,5 @@ class BatchStatus:
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     paused: dict[str, list[str]] = field(default_factory=dict)  # the paused subscriptions, by source topic
+    # (source topic, message or command, why) of those that were rejected because something has failed for them.
+    failures: list[tuple[str, str, str]] = field(default_factory=list)

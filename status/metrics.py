@@ -74,7 +74,7 @@ class JobCollector(Collector):
             yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
         troubles = GaugeMetricFamily(
             "delaylake_troubles",
-            "Things that somebody has to look at; of the kinds not_seen and not_sent how many entries or messages.",
+            "Things that somebody has to look at; of kind not_seen, not_sent and failed how many entries or messages.",
             labels=["kind", "name"],
         )
         for trouble in status.troubles:

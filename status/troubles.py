@@ -21,11 +21,12 @@ FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else pu
 SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
 NATIVE_DELAY = "native_delay"  # a source topic with messages that only Pulsar itself would delay
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
+FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 DISK = "disk"  # a folder whose disk is full, or nearly so
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 # Troubles of these kinds are counted, and last until the job is started anew.
-COUNTED = (NOT_SEEN, NOT_SENT)
+COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
 
 # Troubles of these kinds tell of something that is over: no process reports it again.
 _EVENTS = (*COUNTED, SUBSCRIPTION_RESET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tempfile
 import threading
 import time
@@ -20,7 +21,7 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
 from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
-from status.troubles import DISK, Troubles
+from status.troubles import DISK, FAILED, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
@@ -39,6 +40,8 @@ _STOP_SECONDS = 12.0
 _SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
 _FAILURES_IN_A_ROW = 10
+# How the line of an exception begins that says what to do.
+_EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
 _FULL_DISK_SECONDS = 5.0
 _GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
@@ -200,7 +203,7 @@ class DelayedDelivery:
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
-                return one_line(error)
+                return _cause(error)
             finally:
                 self._end(query, releaser, is_fenced=tables.is_fenced)
                 outcomes.close()
@@ -209,6 +212,8 @@ class DelayedDelivery:
     def _batch_done(self, status: BatchStatus) -> None:
         self._troubles.end(DISK, "the job")
         self._ready.set()
+        for topic, name, why in status.failures:
+            self._troubles.add(FAILED, topic, f"{name} is rejected: {why}", 1)
         self._on_batch(status)
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
@@ -232,3 +237,9 @@ class DelayedDelivery:
             query.stop()
         except Exception as error:
             _log.debug("stopping the query: %s", error)
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of a Spark error that has the exception of the operator or the sink."""
+    own = [line.strip() for line in str(error).splitlines() if _EXCEPTION.match(line.strip())]
+    return _EXCEPTION.sub(r"\1", own[-1]) if own else one_line(error)

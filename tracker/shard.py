@@ -41,6 +41,7 @@ from tracker.messages import (
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
+from tracker.stages.failed_rows import give_up, without_failed
 from tracker.stages.named_messages import Named, NamedMessages
 from tracker.stages.new_messages import Accepted, NewMessages
 from tracker.stages.releasing import Releasing
@@ -75,6 +76,9 @@ class Shard:
         compression: how the bitmaps of cancelled and skipped messages are compressed.
         shard_id: which shard this is; None: the only one.
         key_idle_millis: a schedule key that no message or command has named for this time, ms, may leave the state.
+
+    Attributes:
+        due: as MESSAGES: the rows that are due in the tick, as soon as they are known.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Shard:
         shard_id: ShardId | None = None,
         key_idle_millis: int = 600_000,
     ) -> None:
+        self.due = empty_table(MESSAGES)
         self._store = store
         self._shard_id = shard_id = shard_id or ShardId()
         self._subscriptions = Subscriptions.of(subscriptions)
@@ -251,6 +256,9 @@ class Shard:
             step.effects.bucket = concat([bucket, kept_open, near_moves])
             step.effects.cancels = self._control.take_cancels()
         self._tracker.load_segment(step.input.segment)
+        if step.input.failed.num_rows:
+            next_sequence = partial(self._control.next_sequence, step.moment)
+            step.given_up.append(give_up(step, step.input.failed, self._subscriptions, next_sequence))
         if has_keys(step.input.segment):
             self._keys.warm_loaded(step.input.segment, step.moment)
         return moved
@@ -272,16 +280,31 @@ class Shard:
         again = self._rejects_sent_again(tick, step.input.rejected)
         rejects = concat([sent_rejects(tick.unwritable, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
+        self.due = concat([at_once, planned])
+        at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]), step.moment)
             self._shaper.assign(tick.places, self._tracker.queue_lengths)
         if self._tracker.queue_lengths:
             is_set_back = tick.cutoff < step.moment.released
             waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
+            self.due = concat([self.due, waited])
+            at_once, waited = self._without_failed(step, at_once, waited)
             planned = in_order(concat([waited, planned]))
         step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
+
+    def _without_failed(self, step: TickInProgress, at_once: pa.Table, planned: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""
+        if not step.input.why_failed:
+            return at_once, planned
+        at_once, first = without_failed(step, at_once)
+        planned, second = without_failed(step, planned)
+        next_sequence = partial(self._control.next_sequence, step.moment)
+        given_up = give_up(step, concat([first, second]), self._subscriptions, next_sequence)
+        step.given_up.append(given_up)
+        return in_order(concat([at_once, sent_rejects(step.tick.unwritable, given_up.rejects)])), planned
 
     def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.
@@ -333,6 +356,7 @@ class Shard:
         effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
+        effects.failures += self._control.occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
         effects.waiting = self._shaper.waiting(self._tracker.queue_lengths)
         effects.paused = self._subscriptions.names_by_topic(self._control.paused)

@@ -75,6 +75,11 @@ class TickInput:
     # Topics with a route again, or with a new subscription: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
     pace: Pace = field(default_factory=dict)  # the pace at which rows that were held back go out, over all shards
+    # Where the tick has failed without these: rows that are rejected instead of being loaded, and the positions (ledger
+    # id, entry id, batch index) of those that are rejected instead of being handed out.
+    failed: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
+    fails: frozenset[tuple[int, int, int]] = frozenset()
+    why_failed: str = ""  # one line, a sentence without its subject
 
 
 @dataclass
@@ -88,6 +93,8 @@ class Effects:
     entries: pa.Table = field(default_factory=lambda: EMPTY_ENTRIES)  # entries that are durable now, a row each
     rejects: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # rejected messages, with a reason
     outcomes: pa.Table = field(default_factory=partial(empty_table, OUTCOME_ROWS))  # answers to commands
+    # (source topic, message or command, why) of those for which something has failed, so that they were rejected.
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
     status: dict[str, int] = field(default_factory=dict)  # counts of this tick and of the state after it
     # By source topic and subscription name: the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)

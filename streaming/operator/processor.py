@@ -18,11 +18,13 @@ from streaming.operator_input import PART_ROWS, InputKind
 from tracker import Shard, TickInput
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.schema import COMMAND_ROWS, KNOWN
+from tracker.containment import apply_contained
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
 from tracker.recurrence.time_zones import using
 from tracker.sharding import ShardId
+from tracker.store import Store
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
@@ -50,6 +52,8 @@ RELEASES = (
     OutputKind.SHORT_NOTICE_IN_ORDER,
     OutputKind.RELEASE_IN_ORDER,
 )
+
+_MOST_NAMED = 1_000  # failures that are told
 
 _output = Row(*OUTPUT_SCHEMA.names)
 
@@ -88,17 +92,20 @@ class Operator:
         started = time.perf_counter()
         given, number = read_input(key, rows), self._shard_of[key]
         offset = given.offset
-        shard = Shard(
-            SparkStore(self._state),
-            offset.known_routes.subscriptions,
-            self._min_index_count,
-            self._settings.tick_time_millis,
-            self._compression,
-            ShardId(number, len(self._shard_of)),
-            self._settings.schedule_key_idle_millis,
-        )
+
+        def shard_on(store: Store) -> Shard:
+            return Shard(
+                store,
+                offset.known_routes.subscriptions,
+                self._min_index_count,
+                self._settings.tick_time_millis,
+                self._compression,
+                ShardId(number, len(self._shard_of)),
+                self._settings.schedule_key_idle_millis,
+            )
+
         with using(given.time_zones):
-            effects = shard.apply(offset.to_tick(), self._tick_input(given))
+            effects = apply_contained(SparkStore(self._state), shard_on, offset.to_tick(), self._tick_input(given))
         for release in effects.releases:
             yield _output(number, RELEASES[release.kind], release.tick, pack(release.rows))
         for kind, table in (
@@ -113,7 +120,7 @@ class Operator:
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
-        status |= {"waiting": effects.waiting, "paused": effects.paused}
+        status |= {"waiting": effects.waiting, "paused": effects.paused, "failures": effects.failures[:_MOST_NAMED]}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
 
     def _tick_input(self, given: ShardInput) -> TickInput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -108,9 +109,8 @@ class BatchSink:
         shaped_until = _latest(s.get("shaped_until", {}) for s in statuses)
         paused = statuses[0]["paused"]  # all shards know of each pause
         releaser = self._releaser
-        self._on_batch(
-            BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
-        )
+        done = BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
+        self._on_batch(replace(done, failures=[tuple(one) for s in statuses for one in s.get("failures", [])]))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

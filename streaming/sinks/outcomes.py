@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.errors import one_line
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.offset import Offset
@@ -30,6 +31,11 @@ _log = logging.getLogger(__name__)
 
 _PRODUCER_SECONDS = 60
 _BATCH_OUTCOMES = 500
+_BATCH_BYTES = 1024 * 1024
+
+# Bytes of a text in a published outcome; what is beyond is cut off. Texts that come in are far shorter; those that an
+# earlier version took in need not be.
+_MAX_TEXT_BYTES = 4_096
 
 _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operation"]
 
@@ -43,6 +49,8 @@ PUBLISHED = pa.schema(
         OUTCOME_ROWS.field("is_repeat"),
     ]
 )
+
+_TEXTS = ("request_id", "topic", "subscription", "reason", "operation", "superseded_by", "schedule_key")
 
 _ENTRY = ("request_id", "subscription", "ledger_id", "entry_id", "is_repeat")
 
@@ -94,39 +102,23 @@ class OutcomePublisher:
             if message_id is not None and message_id.ledger_id() < 0:
                 dropped.set()
 
-        first_id = before_first(tick)
-        for number, row in enumerate(rows):
+        first_id, n_in_batch, n_bytes = before_first(tick), 0, 0
+        outcomes = _readable_outcomes(rows, now)
+        if not outcomes:
+            return True
+        last = max(outcomes)
+        for number, (key, body) in outcomes.items():
             sequence_id = sequence_id_of(tick, number)
-            if number % _BATCH_OUTCOMES == 0:
-                first_id = sequence_id
+            # The ends of batches follow from the outcomes alone.
+            if not n_in_batch or n_in_batch == _BATCH_OUTCOMES or n_bytes + len(body) > _BATCH_BYTES:
+                if n_in_batch and first_id > self._published:
+                    producer._producer.flush_async(_ignore)  # cuts the batch, and sends it
+                first_id, n_in_batch, n_bytes = sequence_id, 0, 0
+            n_in_batch, n_bytes = n_in_batch + 1, n_bytes + len(body)
             if first_id <= self._published:
                 continue
-            outcome = ControlOutcome(
-                request_id=row["request_id"],
-                topic=row["topic"],
-                subscription=row["subscription"] or "",
-                ledger_id=row["ledger_id"],
-                entry_id=row["entry_id"],
-                batch_index=row["batch_index"],
-                result=row["result"],
-                reason=row["reason"] or "",
-                applied_at=now,
-                operation=row["operation"],
-                superseded_by=row["superseded_by"] or "",
-                schedule_key=row["schedule_key"] or "",
-                occurrence=row["occurrence"] or 0,
-                has_more=row["has_more"],
-                n_named=row["n_named"],
-                is_repeat=row["is_repeat"],
-            )
-            producer.send_async(
-                outcome.SerializeToString(),
-                acknowledged if number == len(rows) - 1 else None,
-                partition_key=row["request_id"],
-                sequence_id=sequence_id,
-            )
-            if number % _BATCH_OUTCOMES == _BATCH_OUTCOMES - 1:
-                producer._producer.flush_async(_ignore)  # cuts the batch, and sends it
+            callback = acknowledged if number == last else None
+            producer.send_async(body, callback, partition_key=key, sequence_id=sequence_id)
         producer.flush()
         if producer.last_sequence_id() < first_id:
             raise pulsar.PulsarException(f"outcomes of tick {tick} did not reach the broker")
@@ -243,6 +235,51 @@ def to_publish(outcomes: pa.Table) -> pa.Table:
         "n_named": counted["count_all"],
     }
     return pa.concat_tables([typed(alone, PUBLISHED), typed(summed, PUBLISHED)])
+
+
+def _readable_outcomes(rows: list[dict[str, Any]], now: int) -> dict[int, tuple[str, bytes]]:
+    """Builds the outcomes that rows of PUBLISHED stand for.
+
+    Args:
+        rows: of PUBLISHED.
+        now: when the commands are applied, ms since the epoch.
+
+    Returns:
+        by the number of the row: the message's key and payload; without rows of which none can be built.
+    """
+    found: dict[int, tuple[str, bytes]] = {}
+    for number, row in enumerate(rows):
+        try:
+            outcome = _outcome(row, now)
+            found[number] = outcome.request_id, outcome.SerializeToString()
+        except MemoryError:
+            raise
+        except Exception as error:  # the table has it
+            _log.warning("an outcome is not published: %s: %s", type(error).__name__, one_line(error)[:500])
+    return found
+
+
+def _outcome(row: dict[str, Any], now: int) -> ControlOutcome:
+    texts = {name: _cut(row[name] or "") for name in _TEXTS}
+    return ControlOutcome(
+        **texts,
+        ledger_id=row["ledger_id"],
+        entry_id=row["entry_id"],
+        batch_index=row["batch_index"],
+        result=row["result"],
+        applied_at=now,
+        occurrence=row["occurrence"] or 0,
+        has_more=row["has_more"],
+        n_named=row["n_named"],
+        is_repeat=row["is_repeat"],
+    )
+
+
+def _cut(text: str) -> str:
+    """Returns the beginning of a text, of _MAX_TEXT_BYTES at most."""
+    if len(text) * 4 <= _MAX_TEXT_BYTES:
+        return text
+    return text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore")
 
 
 def _ignore(_: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
@@ -160,6 +160,9 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
             reason = str(error)
         except InvalidCommandError as error:
             reason = str(error)
+            rows += _answers(command, command.topic, [None], Result.INVALID, reason)
+        except Exception as error:  # nothing that is wrong with one command may stop the others
+            reason = f"it can't be applied: {type(error).__name__}: {one_line(error)[:200]}"
             rows += _answers(command, command.topic, [None], Result.INVALID, reason)
         reasons.append(reason)
     rejected = np.array([reason is not None for reason in reasons], dtype=np.bool_)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.message_state.current_occurrences import CurrentOccurrences
-from tracker.messages import MESSAGES, Int64Array, concat, typed, with_columns
+from tracker.messages import MESSAGES, Int64Array, concat, position_texts, typed, with_columns
 from tracker.recurrence.recurrence import REPEAT, Misfire
 from tracker.recurrence.start import counts_from
 from tracker.subscriptions import Subscriptions
@@ -19,11 +19,15 @@ class FailedSchedules:
 
     Args:
         subscriptions: the subscriptions of each source topic.
+
+    Attributes:
+        noted: (source topic, position, why) of each of them.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
         self._rejects: list[pa.Table] = []
+        self.noted: list[tuple[str, str, str]] = []
 
     def find(
         self,
@@ -57,6 +61,7 @@ class FailedSchedules:
     def _reject(self, row: pa.Table, mask: int, why: str) -> None:
         names = self._subscriptions.names[row["topic"][0].as_py()]
         found = typed(row, MESSAGES)
+        self.noted.append((row["topic"][0].as_py(), position_texts(row)[0].as_py(), why))
         for number in range(mask.bit_length()):
             if mask >> number & 1:
                 self._rejects.append(

@@ -14,7 +14,9 @@ from tracker.commands.reserved_ids import REDRIVE_ID
 from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
 from tracker.properties.retry_of import (
+    MAX_BY_BYTES,
     MAX_REASON,
+    MAX_REQUEST_BYTES,
     REDRIVE_BY,
     REDRIVE_REQUEST,
     RETRY_OF,
@@ -30,6 +32,8 @@ from tracker.wire.delaylake_pb2 import Result
 # Operations in outcomes: of messages that were sent back for a retry, and of dead letters that were re-driven.
 SENT_BACK = "SENT_BACK"
 REDRIVE = "REDRIVE"
+
+BY_WORD = "re-driven, as the message says, by "  # begins the reason of REDRIVE outcomes
 
 _DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
@@ -158,9 +162,11 @@ def _outcome_details(properties: dict[str, str], attempt: int) -> dict[str, str 
     if attempt:
         reason = properties.get(RETRY_REASON, "")[:MAX_REASON]
         return details | {"request_id": RETRY_OF, "operation": SENT_BACK, "reason": reason, "issued_by": ISSUED_BY}
-    request_id = f"{REDRIVE_ID}{properties[REDRIVE_REQUEST]}"
-    issued_by = properties.get(REDRIVE_BY) or ISSUED_BY
-    return details | {"request_id": request_id, "operation": REDRIVE, "reason": "", "issued_by": issued_by}
+    # Whoever may produce on the source topic can write these properties: the issuer is what the message says.
+    request_id = f"{REDRIVE_ID}{properties[REDRIVE_REQUEST][:MAX_REQUEST_BYTES]}"
+    issuer = properties.get(REDRIVE_BY, "")[:MAX_BY_BYTES]
+    reason = f"{BY_WORD}{issuer}" if issuer else ""
+    return details | {"request_id": request_id, "operation": REDRIVE, "reason": reason, "issued_by": ISSUED_BY}
 
 
 def _outcomes(messages: pa.Table, details: list[dict[str, str | None]]) -> pa.Table:

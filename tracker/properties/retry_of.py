@@ -22,6 +22,8 @@ REDRIVE_BY = "redriveBy"
 # Properties that are removed from a retry before it is delivered: a consumer that sends it back copies its properties.
 NOT_PASSED_ON = (RETRY_SUBSCRIPTION, RETRY_REASON, RETRY_AFTER, REDRIVE_REQUEST, REDRIVE_BY)
 
+MAX_REQUEST_BYTES = 256  # of the id of a re-drive's request
+MAX_BY_BYTES = 1_024  # of the name of a re-drive's issuer
 MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # the longest wait of a retry
 MAX_REASON = 1_000  # characters of a retry's reason; more are cut off
 
@@ -53,6 +55,9 @@ def sent_back(properties: Mapping[str, str]) -> RetryProperties:
     if not properties.get(RETRY_SUBSCRIPTION):
         raise BadScheduleError(f"{RETRY_SUBSCRIPTION} is missing: the subscription whose consumer failed")
     if REDRIVE_REQUEST in properties:
+        for name, most in ((REDRIVE_REQUEST, MAX_REQUEST_BYTES), (REDRIVE_BY, MAX_BY_BYTES)):
+            if len(properties.get(name, "").encode()) > most:
+                raise BadScheduleError(f"{name} has more than {most:,} bytes")
         return RetryProperties(0, None)
     wait_millis(properties)
     before = properties.get(ATTEMPT, "0")

@@ -37,7 +37,8 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
         builder = _pulsar.MessageBuilder()
         builder.content(content)
         for name, value in values.items():
-            getattr(builder, name)(*value) if isinstance(value, tuple) else getattr(builder, name)(value)
+            for one in value if isinstance(value, list) else [value]:
+                getattr(builder, name)(*one) if isinstance(one, tuple) else getattr(builder, name)(one)
         producer._producer.send(builder.build())
 
     good: list[bytes] = []
@@ -53,6 +54,8 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
         send_good()
         job.start()
         large = b"l" * 5_238_000
+        # An outcome would have such an id.
+        redriven = [("retryOf", "7:0"), ("retrySubscription", "a"), ("redriveRequest", "r" * 2_700_000)]
         odd: list[tuple[Any, bytes, dict[str, Any], str]] = [
             (plain, b"key", {"partition_key": b"\xff"}, "what is not UTF-8 can't be read: key"),
             (plain, b"name", {"property": (b"\xff", b"1")}, "what is not UTF-8 can't be read: properties"),
@@ -64,6 +67,7 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
                 {"event_timestamp": 2**63, "property": ("deliverAt", str(now() + 86_400_000))},
                 f"the event time {2**63} is negative or beyond 2^63",
             ),
+            (plain, b"redriven", {"property": redriven}, "redriveRequest has more than 256 bytes"),
             (plain, large, {"partition_key": "k" * 3_500}, "bytes are too many to be delivered"),
             (chunked, b"c" * (6 * MEGABYTE), {}, "bytes are too many to be delivered"),
             (encrypted, b"secret", {}, "not seen: encrypted, and no key that decrypts it is in the settings"),

@@ -12,7 +12,7 @@ import pytest
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.sinks import outcomes as module
-from streaming.sinks.outcomes import last_published, to_publish
+from streaming.sinks.outcomes import OutcomePublisher, last_published, to_publish
 from tests.unit.streaming.release.test_last_sent import Destination
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
@@ -117,3 +117,93 @@ def test_a_later_tick_counts_unless_the_message_is_no_outcome(
     monkeypatch.setattr(module, "connect", lambda settings: topic)
     monkeypatch.setattr(module, "AdminClient", lambda settings: contextlib.nullcontext(topic))
     assert last_published(Settings(), "app", Offset(tick=6, now=1)) == tick, "of the next name there is nothing"
+
+
+MOST = 5 << 20  # bytes that the client takes
+
+
+class Client:
+    """A client and a producer: it refuses a message that is too large, and does not tell; as Pulsar's does."""
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.batch: list[tuple[int, bytes]] = []
+        self.batches: list[list[bytes]] = []
+        self._producer = self
+
+    def create_producer(self, topic: str, **options: Any) -> Client:
+        return self
+
+    def last_sequence_id(self) -> int:
+        return self.last
+
+    def send_async(self, body: bytes, callback: Any, partition_key: str, sequence_id: int) -> None:
+        if len(body) + len(partition_key) <= MOST:
+            self.batch.append((sequence_id, body))
+
+    def flush_async(self, callback: Any) -> None:
+        self.flush()
+
+    def flush(self) -> None:
+        if self.batch:
+            assert sum(len(body) for _, body in self.batch) <= MOST
+            if self.batch[0][0] > self.last:
+                self.last = self.batch[0][0]
+                self.batches.append([body for _, body in self.batch])
+            self.batch = []
+
+
+HUGE = "x" * (3 << 20)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"request_id": HUGE},
+        {"reason": "\u00fc" * len(HUGE), "operation": "REDRIVE"},
+        {"topic": HUGE, "schedule_key": HUGE},
+        {"occurrence": -1, "result": 1 << 30},
+        {"request_id": "", "result": None, "operation": None},
+    ],
+    ids=["request id", "reason", "topic", "result", "nothing"],
+)
+@pytest.mark.parametrize("at", [0, 2], ids=["first", "last"])
+def test_an_outcome_that_the_client_does_not_take_as_it_is_stops_no_other(
+    wrong: dict[str, Any], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [outcome(entry, sum_up=False) for entry in range(2)]
+    rows.insert(at, outcome(9, sum_up=False, **wrong))
+    client = Client()
+    monkeypatch.setattr(module, "connect", lambda settings: client)
+    for _ in range(2):  # as in a replay
+        OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+    entries = [ControlOutcome.FromString(body).entry_id for batch in client.batches for body in batch]
+    expected = [0, 1]
+    expected.insert(at, 9)
+    assert entries == expected
+
+
+def test_an_outcome_that_can_not_be_built_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, build = Client(), module._outcome
+
+    def raises(row: dict[str, Any], now: int) -> ControlOutcome:
+        if row["entry_id"] == 1:
+            raise RecursionError
+        return build(row, now)
+
+    monkeypatch.setattr(module, "connect", lambda settings: client)
+    monkeypatch.setattr(module, "_outcome", raises)
+    rows = [outcome(entry, sum_up=False) for entry in range(3)]
+    OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+    OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows[1:2], schema=OUTCOME_ROWS), 4, 1)
+    assert [ControlOutcome.FromString(body).entry_id for batch in client.batches for body in batch] == [0, 2]
+
+
+def test_batches_of_long_outcomes_are_cut_before_the_client_cuts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    monkeypatch.setattr(module, "connect", lambda settings: client)
+    rows = [outcome(entry, sum_up=False, reason="x" * 4_000) for entry in range(1_000)]
+    for _ in range(2):
+        OutcomePublisher(Settings(), "app").publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS), 3, 1)
+    assert sum(map(len, client.batches)) == 1_000
+    assert max(sum(map(len, batch)) for batch in client.batches) <= 1 << 20

@@ -269,7 +269,9 @@ def test_the_attempts_of_what_is_re_driven_begin_anew() -> None:
     assert job.rows(effects) == [(0b10, 30_000, None)]
     assert job.index[-1]["attempt"].to_pylist() == [None]
     [told] = [o for o in effects.outcomes.to_pylist() if o["operation"] == "REDRIVE"]
-    assert told | {"request_id": "redrive-r1", "issued_by": "ops", "subscription": "b", "attempt": None} == told
+    # Anybody who may produce can write the property, so that the issuer is not who it says.
+    named = {"issued_by": "delaylake", "reason": "re-driven, as the message says, by ops"}
+    assert told | {"request_id": "redrive-r1", "subscription": "b", "attempt": None, **named} == told
     assert told["retry_of"] == "1:7:-1:-1"
 
 
@@ -295,6 +297,8 @@ def test_what_is_sent_back_for_nobody_is_rejected() -> None:
         ({"retrySubscription": ""}, "retrySubscription is missing: the subscription whose consumer failed"),
         ({"retryAfter": "soon"}, "retryAfter is no duration above 0, as 90s, 5m, 2h, 1d or milliseconds: 'soon'"),
         ({"retryAfter": "400d"}, "retryAfter is more than 366 days: 400d"),
+        ({"redriveRequest": "r" * 257}, "redriveRequest has more than 256 bytes"),
+        ({"redriveRequest": "r", "redriveBy": "\u00fc" * 513}, "redriveBy has more than 1,024 bytes"),
     ],
 )
 def test_what_is_wrong_with_it_is_named(properties: dict[str, str], reason: str) -> None:
