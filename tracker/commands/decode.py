@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from conf.errors import DelayLakeError, one_line
+from conf.partitions import split_partition
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
@@ -69,8 +69,6 @@ class _NoRequestIdError(InvalidCommandError):
 _LEDGERS_AHEAD = 1_000_000
 
 _CLOCKS_MILLIS = 60_000  # how much the clocks of a message's and a command's producers may differ
-
-_PARTITION = re.compile(r"[0-9]{1,9}")
 
 # The columns in which the rows of a command may differ. All rows have the same values in the other ones.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
@@ -454,10 +452,8 @@ def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
     name = full_name(name)
     if name in routes:
         return name, -1
-    topic, separator, partition = name.rpartition("-partition-")
-    if separator and topic in routes and _PARTITION.fullmatch(partition):
-        return topic, int(partition)
-    return None, -1
+    topic, partition = split_partition(name)
+    return (topic, partition) if topic in routes else (None, -1)
 
 
 def _answers(
