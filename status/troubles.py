@@ -15,6 +15,7 @@ STANDING = "standing"  # a source topic that is not read although it has message
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes no messages
+SLOW = "slow"  # a destination that takes fewer messages than are due for it
 NO_BROKER = "no_broker"  # the broker does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name

@@ -57,8 +57,11 @@ class Offset:
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
     reinstated: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
-    held_version: int = 0  # the version of delayed_index with the messages held back for them; 0: index_version
+    # The version of delayed_index with the messages held back for them, and for `drains`; 0: index_version
+    held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
+    # Slow targets that get some of the messages held back for them: by source topic and subscription the most of them.
+    drains: dict[str, dict[str, int]] = field(default_factory=dict)
     rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are held back, by source
     rejects_version: int = 0  # the version of rejects with the messages held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(
@@ -132,5 +135,6 @@ class Offset:
             ingested_through=self.ingested_through,
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
+            drains=self.drains,
             places=self.places,
         )
