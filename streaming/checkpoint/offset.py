@@ -23,7 +23,7 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"large", "max_bytes"}
+_NEWER = {"large", "max_bytes", "max_delay_millis"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -78,6 +78,7 @@ class Offset:
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
     large: dict[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`; empty: of an earlier program
     max_bytes: int = 0  # as in `tracker.Tick`; 0: the offset of an earlier program
+    max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
     @property
@@ -94,6 +95,21 @@ class Offset:
     def large_to(self) -> LargeKey:
         """The last key of a large row that may be in state after the batch."""
         return self.large_rows.after or (self.load_horizon - 1, MAX_ID, MAX_ID)
+
+    @property
+    def newest_ledgers(self) -> dict[str, int]:
+        """By source topic the newest ledger when the batch's commands had come, where the broker told it."""
+        ends: dict[str, str | None] = next((ends for tick, ends in self.barriers if tick == self.tick), {})
+        known = self.known_routes.routes
+        newest: dict[str, int] = {}
+        unknown: set[str] = set()
+        for name, position in [*self.positions.items(), *ends.items()]:
+            topic = name if name in known else name.rpartition("-partition-")[0]
+            if position is None:
+                unknown.add(topic)
+            else:
+                newest[topic] = max(newest.get(topic, -1), int(position.split(":")[0]))
+        return {topic: ledger for topic, ledger in newest.items() if topic not in unknown}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""

@@ -309,6 +309,7 @@ class Intake:
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
+            max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
