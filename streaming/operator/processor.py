@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
+from conf.time_zones import using
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
@@ -22,7 +23,6 @@ from tracker.containment import apply_contained
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
-from tracker.recurrence.time_zones import using
 from tracker.row_sizes import in_parts
 from tracker.sharding import ShardId
 from tracker.store import Store
@@ -122,7 +122,8 @@ class Operator:
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
-        status |= {"waiting": effects.waiting, "paused": effects.paused, "failures": effects.failures[:_MOST_NAMED]}
+        status |= {"drained": effects.drained, "waiting": effects.waiting, "paused": effects.paused}
+        status |= {"failures": effects.failures[:_MOST_NAMED]}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
 
     def _tick_input(self, given: ShardInput) -> TickInput:
@@ -152,5 +153,7 @@ class Operator:
             find_keyed=find_keyed,
             reinstated={topic for topic, _ in given.offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
+            drained=concat(tables[InputKind.DRAINED]),
+            are_all_drained=given.are_all_drained,
             pace=given.pace,
         )

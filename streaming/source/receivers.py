@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from broker.client import PulsarError, connect
+from broker.client import PulsarError, close_quietly, connect
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
@@ -119,12 +119,18 @@ class Receivers:
 
             def open_consumer() -> EntryConsumer:
                 self._watch.begin(source)
-                return self._brokers.subscribe(
+                consumer = self._brokers.subscribe(
                     name,
                     self._settings.pulsar.subscription,
                     max_bytes=self._prefetched_bytes(),
                     max_messages=_PREFETCHED,
                 )
+                try:
+                    self._watch.begin(source)  # now also of a topic that was not there
+                except PulsarError:
+                    close_quietly(consumer)  # the next one could not have the subscription
+                    raise
+                return consumer
 
             receivers[name] = Receiver(
                 source,

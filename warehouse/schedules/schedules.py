@@ -17,8 +17,8 @@ from deltalake.exceptions import TableNotFoundError
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.recurrence.recurrence import Recurrence, recurrence_of
-from tracker.recurrence.start import counts_from, first_of
+from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
 from warehouse.pending import IS_CANCEL, last_occurrences
@@ -142,8 +142,7 @@ class Schedules:
 
     def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
         properties = dict(row["properties"] or ())
-        rule = recurrence_of(properties)
-        start = first_of(properties, row["publish_time"])
+        rule, start = stored(properties, row["publish_time"])
         return Schedule(
             ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
             rule=rule,

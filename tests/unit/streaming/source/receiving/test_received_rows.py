@@ -46,6 +46,7 @@ def test_what_is_rejected_is_due_at_once_and_not_when_it_was_to_be_delivered(fie
         ({"props": {"deliverAt": "soon"}}, "deliverAt is no whole number of milliseconds: 'soon'"),
         ({"props": {"deliverAfter": str(MAX_TIME_MILLIS)}}, "is beyond the year 9999"),
         ({"props": {"repeat": "every day"}}, "repeat is no cron expression"),
+        ({"props": {"repeat": "FREQ=MONTHLY;BYDAY=20MO"}}, "repeat never occurs: 'FREQ=MONTHLY;BYDAY=20MO'"),
         ({"props": {"repeat": "@every 1m", "misfire": "never"}}, "misfire is none of once, all, skip: 'never'"),
         ({"props": {"repeat": "@every 1m", "repeatUntil": "5"}}, "repeatUntil is before the first occurrence"),
         ({"native": MAX_TIME_MILLIS + 1}, f"deliverAt {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
@@ -106,7 +107,7 @@ def test_the_details_of_messages_go_with_them() -> None:
     assert [row["reason"] for row in rows] == [
         None,
         None,
-        "the source topic has no version 255 of its schema any more",
+        "the source topic has no version 255 of its schema any more, or has had more than 10,000",
         None,
         None,
     ]
