@@ -98,7 +98,7 @@ class Shard:
         self._subscriptions = Subscriptions.of(subscriptions)
         self._names = self._subscriptions.names
         self._min_index_count = min_index_count_per_bucket
-        self._tracker = DelayedDeliveryTracker(store)
+        self._tracker = DelayedDeliveryTracker(store, self._subscriptions.retried_topics)
         self._control = Control(store, subscriptions, tick_time_millis, compression, shard_id)
         self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
         self._in_flight = InFlight(store, self._names)

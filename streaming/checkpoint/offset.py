@@ -72,12 +72,28 @@ class Offset:
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
     @property
     def known_routes(self) -> KnownRoutes:
         """The routes when the batch was made; empty before the first batch."""
         return KnownRoutes.from_json(self.routes)
+
+    @property
+    def newest_ledgers(self) -> dict[str, int]:
+        """By source topic the newest ledger when the batch's commands had come, where the broker told it."""
+        ends: dict[str, str | None] = next((ends for tick, ends in self.barriers if tick == self.tick), {})
+        known = self.known_routes.routes
+        newest: dict[str, int] = {}
+        unknown: set[str] = set()
+        for name, position in [*self.positions.items(), *ends.items()]:
+            topic = name if name in known else name.rpartition("-partition-")[0]
+            if position is None:
+                unknown.add(topic)
+            else:
+                newest[topic] = max(newest.get(topic, -1), int(position.split(":")[0]))
+        return {topic: ledger for topic, ledger in newest.items() if topic not in unknown}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""

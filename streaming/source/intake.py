@@ -312,6 +312,7 @@ class Intake:
             destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
+            max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),

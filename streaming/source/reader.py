@@ -25,7 +25,7 @@ from streaming.operator_input import InputKind, split, split_copies, split_notes
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
-from tracker.commands.decode import decode
+from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import COMMAND_ROWS
@@ -54,6 +54,7 @@ class CommandsPart(InputPartition):
     routes: dict[str, Any]  # as `Offset.routes`
     changed: dict[str, Any]  # as `Offset.changed`: commands for later subscriptions apply to the added ones
     keyed: list[str]  # as `Offset.keyed`
+    limits: Limits  # of what they may name
 
 
 @dataclass
@@ -142,7 +143,8 @@ class SourceReader:
             parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
-            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed))
+            limits = Limits(last.max_delay_millis, last.newest_ledgers)
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed, limits))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,7 +187,7 @@ class SourceReader:
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
-        decoded = decode(unpack(partition.messages), routes.command_routes)
+        decoded = decode(unpack(partition.messages), routes.command_routes, partition.limits)
         later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
         commands, pause_changes = concat([later, decoded.commands], COMMAND_ROWS), pause_changes + decoded.pause_changes
         known_messages = find_known_messages(self._tables, partition.versions, commands, partition.keyed)
