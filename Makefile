@@ -9,7 +9,6 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 CLIENT := clients/python
-BULLMQ := 3.4.4
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
@@ -66,10 +65,14 @@ clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lock: setup ## requirements.lock anew from pyproject.toml
+COMPILE = $(VENV)/bin/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --quiet
+
+lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml and the POMs
 	@$(PY) -m pip install --quiet uv
-	@$(VENV)/bin/uv pip compile pyproject.toml --group dev --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-annotate --quiet -o requirements.lock
+	@$(COMPILE) pyproject.toml --group dev -o requirements.lock
+	@$(COMPILE) --group pyproject.toml:build -c requirements.lock -o requirements-build.lock
+	@$(COMPILE) tests/other_systems/bullmq.in -o tests/other_systems/bullmq.lock
+	@$(PY) -m broker.jvm.jars record
 
 proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire proto/*.proto
@@ -104,10 +107,13 @@ programs:
 	  export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
 	  { apt-get update || true; for one in "$${missing[@]}"; do apt-get install --yes "$$one" || true; done; } </dev/null >&2; \
 	fi
-	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq bullmq==$(BULLMQ) || rm -rf $(VENV)/bullmq
+	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
+	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
 
-$(VENV)/.stamp: requirements.lock pyproject.toml
+# PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.
+$(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

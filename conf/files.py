@@ -7,6 +7,9 @@ from pathlib import Path
 
 from conf.errors import DelayLakeError, one_line
 
+# The umask of all processes: tables, checkpoint and cache have messages and what is run, which are the owner's alone.
+OWNER_ALONE = 0o077
+
 
 class FolderError(DelayLakeError):
     """A folder can't be made or written. The message is one line, and names its setting."""

@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from conf.files import OWNER_ALONE
 from jobs.unread import redirect_to_null
 
 
@@ -19,6 +20,7 @@ def main() -> None:
 
     After SIGINT that is 130, after a closed output pipe 141; neither prints anything.
     """
+    os.umask(OWNER_ALONE)  # before anything is written; Spark's JVM and Python workers have it from here
     # Handlers are set because the first process in a container ignores signals without one; there SIGTERM keeps its
     # handler until a command sets its own. They don't raise, since some imported modules catch all exceptions. Signals
     # that are ignored stay ignored.

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from broker.jvm.class_archive import archive_options, discard_archive, make_archive
 from broker.jvm.jars import cache_folder
+from conf.files import OWNER_ALONE
 from conf.settings import Settings
 from streaming.spark_imports import import_without_pandas
 
@@ -41,6 +42,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     "spark.sql.streaming.stateStore.maintenanceInterval": "15s",
     "spark.sql.streaming.minBatchesToRetain": "20",
+    "spark.hadoop.fs.permissions.umask-mode": f"{OWNER_ALONE:03o}",  # Hadoop sets modes itself
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "streaming.daemon",
     "spark.scheduler.mode": "FAIR",

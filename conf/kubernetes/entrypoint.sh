@@ -1,6 +1,7 @@
 #!/bin/bash
 # What Spark starts in its pods with `driver ...` or `executor`; anything else is run as it is.
 set -u
+umask 077
 
 case "${1:-}" in
   driver)

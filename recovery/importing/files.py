@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.errors import one_line
+from recovery.importing.columns import COLUMNS, IN_SECONDS, are_seconds, check_columns, own_columns
 from recovery.importing.importer import Importer, ImportFailedError, sendable
+from recovery.importing.meaning import with_meaning
 from streaming.release.outgoing import FIELD_BYTES
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
 from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
@@ -25,18 +27,6 @@ _FILE_BYTES_AT_ONCE = 256 << 20
 
 # The first ledger id for files. Ledger ids from FIRST_IMPORTED_LEDGER up to here are for messages of other topics.
 FIRST_LEDGER_OF_FILES = FIRST_IMPORTED_LEDGER + (1 << 51)
-
-# The columns of a file. `deliver_at` must exist; a message without a value there is due at once. Other columns may be
-# missing or null.
-COLUMNS = {
-    "deliver_at": pa.int64(),  # ms since the epoch, or a timestamp
-    "payload": pa.binary(),  # or text
-    "key": pa.string(),
-    "ordering_key": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "event_time": pa.int64(),  # as deliver_at
-    "producer_name": pa.string(),
-}
 
 
 def check_files(files: Iterable[Path]) -> None:
@@ -48,14 +38,16 @@ def check_files(files: Iterable[Path]) -> None:
     for path in files:
         with _errors_of(path):
             schema = pq.read_schema(path)
-            unknown = [name for name in schema.names if name not in COLUMNS]
-            if unknown:
-                raise ImportFailedError(f"{path}: unknown column {unknown[0]}; there may be {', '.join(COLUMNS)}")
-            if "deliver_at" not in schema.names:
-                raise ImportFailedError(f"{path}: no column deliver_at")
-            if others := [field.name for field in schema if field.type != COLUMNS[field.name]]:
-                for rows in _batches(path, _ROWS_AT_ONCE, others):
-                    _own_columns(rows)
+            check_columns(schema)
+        others = [field.name for field in schema if field.type != COLUMNS[field.name]]
+        times = seconds = 0
+        for rows in _batches(path, _ROWS_AT_ONCE, sorted({"deliver_at", *others})):
+            with _errors_of(path):
+                own_columns(rows)
+                times += rows.num_rows - rows["deliver_at"].null_count
+                seconds += int(are_seconds(rows["deliver_at"]).sum())
+        if seconds and seconds == times:
+            raise ImportFailedError(f"{path}: {IN_SECONDS.format('values')}")
 
 
 def import_file(importer: Importer, path: Path) -> None:
@@ -76,6 +68,7 @@ def import_file(importer: Importer, path: Path) -> None:
     rows_at_once = min(_ROWS_AT_ONCE, max(1, metadata.num_rows * _FILE_BYTES_AT_ONCE // max(size, 1)))
     first = 0
     for number, rows in enumerate(_batches(path, rows_at_once), 1):
+        rows = rows.append_column("reason", _in_seconds(rows["deliver_at"]))
         importer.append(messages_of(importer, rows, ledger, first), f"import-{ledger}", number)
         first += rows.num_rows
 
@@ -98,7 +91,7 @@ def import_rows(importer: Importer, rows: pa.Table, ledger: int) -> None:
 def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0) -> pa.Table:
     """Returns rows as MESSAGES of a ledger, with entry ids from `first` on; rejected ones have a `reason`."""
     n, now = rows.num_rows, time.time_ns() // 1_000_000
-    own = _own_columns(rows)
+    own = own_columns(rows)
     due = pc.fill_null(own["deliver_at"], now)
     reasons = _reasons(importer, due, own, now)
     columns = {
@@ -114,7 +107,17 @@ def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0)
         "event_time": pc.fill_null(own["event_time"], 0) if "event_time" in own else pa.repeat(0, n),
         "reason": pc.coalesce(rows["reason"], reasons) if "reason" in rows.column_names else reasons,
     }
-    return sendable(typed(columns, MESSAGES))
+    messages = sendable(typed(columns, MESSAGES))
+    has_time = pc.is_valid(own["deliver_at"])
+    return importer.decided(with_meaning(messages, has_time, importer.settings.tracker.max_delay_millis))
+
+
+def _in_seconds(column: pa.ChunkedArray) -> pa.Array:
+    """Returns the reason of each row whose `deliver_at` is in seconds, string, (rows,); null: it is not."""
+    reasons = np.full(len(column), None, dtype=object)
+    for row in np.flatnonzero(are_seconds(column)).tolist():
+        reasons[row] = IN_SECONDS.format(column[row].as_py())
+    return pa.array(reasons, pa.string())
 
 
 def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.ChunkedArray], now: int) -> pa.Array:
@@ -139,10 +142,10 @@ def _reasons(importer: Importer, due: pa.ChunkedArray, own: dict[str, pa.Chunked
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Turns errors of reading a file into an ImportFailedError of one line."""
+    """Turns errors of reading a file into an ImportFailedError of one line, and names the file."""
     try:
         yield
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (OSError, pa.ArrowException, ImportFailedError) as error:
         raise ImportFailedError(f"{path}: {one_line(error)}") from None
 
 
@@ -172,17 +175,6 @@ def hash48(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
 
 
-def _own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Returns those columns of COLUMNS that a file has, cast to their types."""
-    return {name: _cast(rows[name], kind) for name, kind in COLUMNS.items() if name in rows.column_names}
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms"), safe=False)
-    return column.cast(kind)
-
-
 def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
     """Returns the number of bytes of each row's payload, keys and properties, int64, shape (n,)."""
     sizes = np.zeros(n, np.int64)
@@ -195,7 +187,7 @@ def _sizes(own: dict[str, pa.ChunkedArray], n: int) -> np.ndarray:
             pc.fill_null(pc.binary_length(part), 0).to_numpy(zero_copy_only=False).astype(np.int64)
             for part in (properties.keys, properties.items)
         )
-        offsets = properties.offsets.to_numpy() - properties.offsets[0].as_py()
+        offsets = properties.offsets.to_numpy()
         total = np.concatenate([[0], np.cumsum(lengths + FIELD_BYTES)])
         sizes += total[offsets[1:]] - total[offsets[:-1]]
     return sizes

@@ -10,15 +10,19 @@ import pyarrow.compute as pc
 from broker.position import ENTRY_BITS, START, Position
 from conf.errors import DelayLakeError
 from conf.settings import Settings
+from recovery.importing.schedule_keys import ImportedKeys
 from status.troubles import NOT_SEEN_REASON
 from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic
 from tracker.entry_log import entries_of
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where, with_columns
+from tracker.properties.retry_of import RETRY_OF
 from tracker.readable import readable
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.queries.index_rows import to_index, to_rejects
+
+SENT_BACK = f"{RETRY_OF}: what was sent back for a retry is taken in by the job alone, from its source topic"
 
 
 class ImportFailedError(DelayLakeError):
@@ -71,6 +75,21 @@ class Importer:
         self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
         self.max_size = max_size_bytes(settings, source)
         self.done = Imported()
+        self._keys = ImportedKeys(settings, source)
+
+    def decided(self, messages: pa.Table) -> pa.Table:
+        """Rejects messages that an import can't take; of those with the same schedule key all but one.
+
+        Args:
+            messages: as MESSAGES, with their positions in the tables.
+
+        Returns:
+            the same messages; a `reason` that is there stays.
+        """
+        is_sent_back = pc.is_valid(messages["attempt"])
+        reasons = pc.coalesce(messages["reason"], pc.if_else(is_sent_back, SENT_BACK, pa.scalar(None, pa.string())))
+        none = {name: pa.nulls(messages.num_rows, messages[name].type) for name in ("attempt", "retry_reasons")}
+        return self._keys.decide(with_columns(messages, reason=reasons, **none))
 
     def append(self, messages: pa.Table, app_id: str, number: int, is_by_position: bool = False) -> None:
         """Appends messages to the tables, unless an earlier import has; `entries` is the last table to get them.
@@ -85,6 +104,9 @@ class Importer:
         Raises:
             FencedError: another job has taken the warehouse over.
         """
+        if not is_by_position and self.tables.written("entries", app_id) >= number:
+            self.done.already_there += messages.num_rows  # also if it would be decided otherwise by now
+            return
         rejected = is_rejected(messages)
         was_seen = ~pc.fill_null(pc.starts_with(messages["reason"], NOT_SEEN_REASON), False).to_numpy()
         taken = in_order(where(messages, ~rejected))

@@ -77,7 +77,8 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             chunks = _chunks(importer, consumer, partition, subscription, written, details)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
                 messages = with_native_times(found, admin, partition, importer.settings.tracker.max_delay_millis)
-                importer.append(sendable(_as_imported(messages)), app_id, number_of(last), is_by_position=True)
+                imported = importer.decided(sendable(_as_imported(messages)))
+                importer.append(imported, app_id, number_of(last), is_by_position=True)
                 consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
             consumer.close()
     except NotKnownYetError as error:

@@ -96,7 +96,7 @@ def preview_import(importer: Importer, source: Source) -> ImportPreview:
     read: set[str] = set()
 
     def add(rows: pa.Table) -> None:
-        messages = messages_of(importer, rows.drop_columns([*_IDS, "imported_at"]), _FIRST_LEDGER)
+        messages = messages_of(importer, rows.drop_columns([*_IDS, "imported_at"]), _FIRST_LEDGER, preview.items)
         preview.add(rows, messages, time.time_ns() // 1_000_000)
 
     if exists(tables.warehouse, TABLE):

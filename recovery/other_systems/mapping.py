@@ -26,6 +26,8 @@ class TableMapping(BaseModel):
         key: None: messages have none.
         queue: the name to which `--queue` refers; None: there are no queues.
         properties: by name; null values are left out.
+        repeats: a condition for rows that repeat by a rule that is not in the table: they are left; None: none does.
+        has_schedules: whether payloads may be data of db-scheduler with a schedule, which make recurring messages.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,6 +40,8 @@ class TableMapping(BaseModel):
     key: str | None = None
     queue: str | None = None
     properties: dict[str, str] = {}
+    repeats: str | None = None
+    has_schedules: bool = False
 
 
 def shipped() -> tuple[str, ...]:

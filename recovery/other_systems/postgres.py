@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
+from recovery.other_systems.db_scheduler import has_schedule, rule_of
 from recovery.other_systems.item import Item, SourceError, iso_millis, item, rejected_item
 from recovery.other_systems.mapping import TableMapping
+from recovery.other_systems.repeats import LEFT, recurring
 
 if TYPE_CHECKING:
     import psycopg
@@ -97,17 +99,32 @@ class PostgresTable:
 
     def _sql(self) -> str:
         mapping = self._mapping
-        texts = [mapping.id, mapping.deliver_at, mapping.key, mapping.queue, *mapping.properties.values()]
+        texts = [
+            mapping.id,
+            mapping.deliver_at,
+            mapping.key,
+            mapping.queue,
+            mapping.repeats,
+            *mapping.properties.values(),
+        ]
         columns = ", ".join(f"({expression or 'NULL'})::text" for expression in texts)
         return f"SELECT ({mapping.payload}), {columns} FROM {mapping.table} WHERE {mapping.where}"  # noqa: S608
 
     def _item(self, table: str, row: tuple[Any, ...]) -> Iterator[Item]:
-        payload, id, due, key, queue, *values = row
+        payload, id, due, key, queue, repeats, *values = row
         if self._queues and queue not in self._queues:
             self.left["of other queues"] += 1
+            return
+        properties = dict(zip(self._mapping.properties, values, strict=True))
+        found: Item | None = message(f"postgres:{table}:{id}", due, payload, key, properties)
+        if repeats == "true":
+            found = None
+        elif found is not None and self._mapping.has_schedules and has_schedule(found.payload):
+            found = recurring(found, rule_of(found.payload or b""))
+        if found is None:
+            self.left[LEFT] += 1
         else:
-            properties = dict(zip(self._mapping.properties, values, strict=True))
-            yield message(f"postgres:{table}:{id}", due, payload, key, properties)
+            yield found
 
 
 def message(id: str, due: str | None, payload: object, key: str | None, properties: dict[str, str | None]) -> Item:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from pika.spec import Basic, BasicProperties
 
 _DELAY = "x-delay"
+
+# A `timestamp` from here on is in ms: as seconds it would be in the year 5138 or later.
+_MILLIS_FROM = 100_000_000_000
 
 # Headers with which a quorum queue counts how often it has given out a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -104,13 +108,21 @@ def message(id: str, method: Basic.GetOk, about: BasicProperties, body: bytes, n
     delay = headers.get(_DELAY, about.expiration)
     if delay is None:
         return None
-    try:
-        millis = int(str(delay))
-    except ValueError:
+    millis = _whole_millis(delay)
+    if millis is None:
         return rejected_item(id, f"its delay {delay!s:.40} is no number of milliseconds", body)
     if millis < 0:  # with that the plugin marks a message that it has delayed
         return item(id, None, body, _properties(method, about))
     return item(id, _published(about, now) + millis, body, _properties(method, about))
+
+
+def _whole_millis(delay: object) -> int | None:
+    """Reads a delay, which may be a fraction, as the plugin does; None: it is no number."""
+    try:
+        number = math.nan if isinstance(delay, bool) else float(str(delay))
+    except ValueError:
+        return None
+    return math.ceil(number) if math.isfinite(number) else None
 
 
 def _published(about: BasicProperties, now: int) -> int:
@@ -121,7 +133,9 @@ def _published(about: BasicProperties, now: int) -> int:
     seconds = about.timestamp
     if isinstance(seconds, datetime):
         return round(seconds.timestamp() * 1000)
-    return now if seconds is None else int(seconds) * 1000
+    if seconds is None:
+        return now
+    return int(seconds) if seconds >= _MILLIS_FROM else int(seconds) * 1000  # some publishers give ms
 
 
 def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object]:

@@ -46,10 +46,17 @@ def items_of(source: Source) -> Iterator[Item]:
         raise SourceError(f"Redis can't be read: {one_line(error)}") from None
 
 
-def names_of(redis: Any, prefix: str, suffix: str) -> list[str]:
-    """Returns the parts between a prefix and a suffix of the names of sorted sets, in order."""
+def names_of(redis: Any, prefix: str, suffix: str, kind: str = "zset") -> list[str]:
+    """Returns the parts between a prefix and a suffix of the names of keys, in order.
+
+    Args:
+        redis: the client.
+        prefix: what the names begin with.
+        suffix: what they end with.
+        kind: the type of the keys' values.
+    """
     escaped = "".join(f"\\{c}" if c in "*?[]\\^" else c for c in prefix)
-    found = redis.scan_iter(match=f"{escaped}*{suffix}", count=_AT_ONCE, _type="zset")
+    found = redis.scan_iter(match=f"{escaped}*{suffix}", count=_AT_ONCE, _type=kind)
     return sorted({key.decode()[len(prefix) : len(key.decode()) - len(suffix)] for key in found if _is_text(key)})
 
 

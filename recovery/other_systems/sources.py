@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from recovery.other_systems.bullmq import BullMQ
-from recovery.other_systems.celery import Celery
+from recovery.other_systems.celery import SEPARATOR, Celery
 from recovery.other_systems.item import Item, Source, SourceError
 from recovery.other_systems.mapping import read_mapping, shipped
 from recovery.other_systems.postgres import PostgresTable
@@ -36,21 +36,33 @@ class OpenSource:
         queues: only items of these queues; empty: of all, or of the system's default queue.
         prefix: of the names of keys in Redis; empty: the system's default.
         due_after: items that are due by this time, ms since the epoch, or at once, are left out; None: none is.
+        separator: of Celery, `sep` of its broker's transport options; empty: kombu's default.
 
     Raises:
         SourceError: there is no such system or file, its client is not installed, or the URL is wrong.
     """
 
     def __init__(
-        self, system: str, url: str, queues: Collection[str] = (), prefix: str = "", due_after: int | None = None
+        self,
+        system: str,
+        url: str,
+        queues: Collection[str] = (),
+        prefix: str = "",
+        due_after: int | None = None,
+        separator: str = "",
     ) -> None:
         if system not in SYSTEMS and not system.endswith(_MAPPING_FILES):
             raise SourceError(f"--from: {system} is neither a YAML file nor one of {', '.join(SYSTEMS)}")
         if prefix and system not in _ON_REDIS:
             raise SourceError("--prefix: it is of keys in Redis")
+        if separator and system != "celery":
+            raise SourceError("--sep: it is of Celery's queues in Redis")
         self._items: Callable[[], Iterator[Item]]
         source: Source
-        if system in _ON_REDIS:
+        if system == "celery":
+            source = Celery(connect(url), queues, prefix, separator or SEPARATOR)
+            self._items = lambda: items_of(source)
+        elif system in _ON_REDIS:
             source = _ON_REDIS[system](connect(url), queues, prefix)
             self._items = lambda: items_of(source)
         elif system == "rabbitmq":

@@ -12,7 +12,6 @@ rows that are too new; a rebuild can deal with these.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from filelock import FileLock, Timeout
 
+from broker.jvm.jars import cache_folder
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
@@ -270,10 +270,10 @@ class _Backup:
 def _alone(target: str) -> Iterator[None]:
     """Locks out other backups while the block runs; if the target is a folder, maintenance and rebuilds there, too."""
     if is_object_storage(target):
-        file = Path(tempfile.gettempdir(), f"delaylake-backup-{hashlib.sha256(target.encode()).hexdigest()[:16]}.lock")
+        file = cache_folder() / f"backup-{hashlib.sha256(target.encode()).hexdigest()[:16]}.lock"
     else:
         file = Path(local_path(target), "maintain.lock")
-        file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file).acquire(timeout=0):
             yield

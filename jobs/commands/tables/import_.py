@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from warehouse.delta.tables import Tables
 
 # Parameters that go with --from, and their options.
-_OF_SYSTEMS = {"url": "--url", "queues": "--queue", "prefix": "--prefix", "due_after": "--due-after"}
+_OF_SYSTEMS = {
+    "url": "--url",
+    "queues": "--queue",
+    "prefix": "--prefix",
+    "separator": "--sep",
+    "due_after": "--due-after",
+}
 
 
 def import_messages(
@@ -62,6 +68,9 @@ def import_messages(
     prefix: Annotated[
         str, typer.Option("--prefix", help="The prefix of its keys in Redis, if not the usual one.")
     ] = "",
+    separator: Annotated[
+        str, typer.Option("--sep", help="Of Celery: sep in its broker_transport_options, if not the usual one.")
+    ] = "",
     due_after: Annotated[
         str | None,
         typer.Option("--due-after", metavar="TIME", help="Only what is due later: ISO 8601 with a zone, or ms."),
@@ -98,7 +107,7 @@ def import_messages(
                 raise typer.BadParameter("it goes with --from", param_hint=option)
     options = global_options(context)
     settings = options.settings
-    source = _source(system, url, queues or (), prefix, due_after) if system is not None else None
+    source = _source(system, url, queues or (), prefix, due_after, separator) if system is not None else None
     warnings: list[str] = []
     with ProgressLine(output) as progress:
         importer = Importer(settings, topic, progress.show)
@@ -112,7 +121,7 @@ def import_messages(
 
         check_listening(settings.pulsar)
         if system is not None:  # reads one item, so that errors come before the checkpoint is moved aside
-            next(_source(system, url, queues or (), prefix, due_after).items(), None)
+            next(_source(system, url, queues or (), prefix, due_after, separator).items(), None)
 
         def bring_in(tables: Tables) -> None:
             importer.tables = tables
@@ -138,7 +147,12 @@ def import_messages(
 
 
 def _source(
-    system: str, url: str | None, queues: list[str] | tuple[str, ...], prefix: str, due_after: str | None
+    system: str,
+    url: str | None,
+    queues: list[str] | tuple[str, ...],
+    prefix: str,
+    due_after: str | None,
+    separator: str,
 ) -> OpenSource:
     from conf.times import parse_time
     from recovery.other_systems.sources import OpenSource
@@ -149,7 +163,7 @@ def _source(
         earliest = None if due_after is None else parse_time(due_after)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--due-after") from None
-    return OpenSource(system, url, queues, prefix, earliest)
+    return OpenSource(system, url, queues, prefix, earliest, separator)
 
 
 def _text(preview: ImportPreview, left: dict[str, int], zone: tzinfo | None) -> str:

@@ -15,13 +15,10 @@ from broker.position import EntrySet, Position, SourceTopic
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
-from tracker.properties.retry_of import RETRY_OF, sent_back
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, BadScheduleError, deliver_at
-from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
-from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import first_of, is_occurrence
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.message_schemas import version_number
 
@@ -181,22 +178,10 @@ class ChunkBuilder:
             size += len(ordering_key_bytes)
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
         published, happened = message.publish_timestamp(), message.event_timestamp()
-        due = min(published, self._now)
-        key_of_schedule = occurrence = retry = None
+        given = Scheduling(min(published, self._now), reason)
         if reason is None:
-            try:
-                if RETRY_OF in properties:
-                    retry = sent_back(properties)
-                else:
-                    due = deliver_at(properties, published, self._now, self._max_delay_millis)
-                    is_one = is_occurrence(properties)
-                    if REPEAT in properties and not is_one:
-                        due, occurrence = first_of(properties, published, self._max_delay_millis), 1
-                    key_of_schedule = schedule_key(properties) if SCHEDULE_KEY in properties and not is_one else None
-            except BadScheduleError as error:
-                reason = str(error)
-            except Exception as error:  # so that the row keeps what could be read
-                reason = f"{_what_fails(properties)} fails with {type(error).__name__}: {_cause(error)}"
+            given = scheduling(properties, published, self._now, self._max_delay_millis)
+            reason = given.reason
         if not 0 <= happened <= _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
@@ -211,21 +196,19 @@ class ChunkBuilder:
                     reason = f"the source topic has no version {version_number(version)} of its schema any more"
             if key and len(key) % 4 == 0:  # else the key is no base64, in which the client gives keys of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
-        if retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
+        if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
-        if reason is not None:
-            due = min(published, self._now)  # a release waits until it is sent: no reject may keep its lane
+        if reason is not None:  # a release waits until it is sent: no reject may keep its lane
+            given = Scheduling(min(published, self._now), reason)
         if RESERVED_PREFIX in texts or SOURCE_POSITION in texts:
-            properties = {
-                k: v for k, v in properties.items() if not k.startswith(RESERVED_PREFIX) and k != SOURCE_POSITION
-            }
+            properties = {name: value for name, value in properties.items() if not is_dropped(name)}
         return (
             position.ledger_id,
             position.entry_id,
             batch_index,
             batch_size,
             first_index,
-            due,
+            given.deliver_at,
             min(published, MAX_TIME_MILLIS),
             happened,
             producer_name,
@@ -240,20 +223,14 @@ class ChunkBuilder:
             key_encoding,
             version or None,
             None,
-            key_of_schedule if reason is None else None,
+            given.schedule_key,
             None,
-            retry.attempt if retry is not None and reason is None else None,
-            retry.reasons if retry is not None and reason is None else None,
+            given.retry.attempt if given.retry is not None else None,
+            given.retry.reasons if given.retry is not None else None,
             None,
-            occurrence if reason is None else None,
+            given.occurrence,
             None,
         )
-
-
-def _what_fails(properties: dict[str, str]) -> str:
-    """Names the property whose check has failed in a way that nobody expected."""
-    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
-    return next((name for name in names if name in properties), "its time")
 
 
 def _schema_version(message: Any) -> bytes:

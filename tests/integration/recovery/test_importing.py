@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -30,6 +32,18 @@ def run_import(job: Job, *arguments: str, status: int = 0) -> dict[str, Any]:
         return {}
     counts: dict[str, Any] = json.loads(done.stdout)
     return counts
+
+
+def check_owner_alone(*folders: Path) -> None:
+    """Checks that nobody but the owner may read what a run has written; a file may go while it is looked for."""
+    modes: dict[str, int] = {}
+    for folder in folders:
+        for path, _, files in os.walk(folder):
+            for found in (path, *(f"{path}/{name}" for name in files)):
+                with contextlib.suppress(FileNotFoundError):
+                    modes[found] = os.lstat(found).st_mode
+    assert len(modes) > 50
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
 def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
@@ -92,3 +106,42 @@ def test_files_and_a_topic_are_delivered_once_with_all_that_they_have(
     audit = run_audit(job.settings)
     assert (audit.taken_in, audit.rejected) == (2_304, 1)
     assert {name: found["count"] for name, found in audit.findings.items()} == {"not_seen": 3}
+
+
+def test_rows_with_a_schedule_key_or_a_rule_go_on_as_messages_of_the_topic_do(
+    tmp_path: Path, broker: EmbeddedBroker, pulsar_client: pulsar.Client, collector: Collector, topic: str
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    begin = now() + 25_000
+    rows = {
+        "keyed": (begin + 3_600_000, {"scheduleKey": "k"}),
+        "keyed, too": (begin + 1, {"scheduleKey": "k", "scheduleMode": "keep"}),
+        "recurs": (begin, {"repeat": "@every 1s", "repeatTimes": "3", "misfire": "all", "delaylake.source": "x"}),
+        "sent back": (begin, {"retryOf": "1:2:-1:-1", "retrySubscription": "a"}),
+    }
+    table = {
+        "deliver_at": [due for due, _ in rows.values()],
+        "payload": list(rows),
+        "properties": pa.array([list(given.items()) for _, given in rows.values()], pa.map_(pa.string(), pa.string())),
+    }
+    pq.write_table(pa.table(table), file := tmp_path / "rows.parquet")
+    counts = {"messages": 4, "rejected": 2, "already_there": 0, "pending": 2, "warnings": []}
+    assert run_import(job, topic, str(file)) == counts
+    job.start()
+    try:
+        newer = {"scheduleKey": "k", "deliverAt": str(now() + 2_000)}
+        pulsar_client.create_producer(topic).send(b"newer", properties=newer)
+        received = collector.collect(f"{topic}-a").received[f"{topic}-a"]
+        wait_until(lambda: len(received) >= 4, 90, "all of them")
+        assert Counter(message.payload for message in received) == {b"newer": 1, b"recurs": 3}
+        recurring = [message.properties for message in received if message.payload == b"recurs"]
+        found = {given["delaylake.occurrence"]: int(given["delaylake.deliverAt"]) for given in recurring}
+        assert found == {str(i + 1): begin + 1_000 * i for i in range(3)}
+        assert {message.properties["delaylake.source"] for message in received} == {topic}
+        wait_until(lambda: {row["result"] for row in job.rows("outcomes")} == {"SUPERSEDED"}, 60, "the outcome")
+        reasons = job.rows("rejects", "SELECT reason FROM {table} ORDER BY reason")
+        assert [row["reason"].split(":")[0] for row in reasons] == ["retryOf", "scheduleKey"]
+        check_owner_alone(tmp_path / "warehouse", tmp_path / "checkpoint")
+    finally:
+        job.terminate()
+        job.stop()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,18 @@ def test_jobs_of_bullmq_that_are_delayed_or_retried(server: redis.Redis, job: Jo
     url = url_of(server)
     added = run([sys.executable, str(PROGRAMS / "encode.py"), url], PYTHONPATH=str(BULLMQ))
     counts, due = imported(job, "--from", "bullmq", "--url", url)
-    assert (counts["messages"], counts["rejected"], counts["left"]) == (4, 1, {})
+    assert (counts["messages"], counts["rejected"], counts["left"]) == (4, 0, {})
     delayed, first, _ = (at + delay for at, delay in added.values())
     tried = list(added)[-1]
     score = server.zscore("bull:video:delayed", tried)
     assert score is not None
+    next_year = datetime(datetime.now(UTC).year + 1, 1, 1, tzinfo=UTC).timestamp() * 1_000
+    assert due.pop('{"n":4}') == next_year, "of the job scheduler"
     assert due == {'{"name":"J\\u00fcrgen"}': delayed, '{"n":2}': first, '{"n":5}': score // 4096}
-    rows = job.rows("delayed_index", "SELECT properties FROM {table}")
-    found = [dict(row["properties"]) for row in rows]
+    rows = job.rows("delayed_index", "SELECT properties, occurrence FROM {table}")
+    found = [dict(row["properties"]) for row in rows if row["occurrence"] is None]
     assert {one["jobId"]: one.get("attemptsMade") for one in found} == dict.fromkeys(added) | {tried: "1"}
     assert {(one["queue"], one["name"]) for one in found} == {("video", "encode")}
-    [rejected] = job.rows("rejects")
-    assert (rejected["payload"], "job scheduler" in rejected["reason"]) == (b'{"n":4}', True)
+    [recurring] = [dict(row["properties"]) for row in rows if row["occurrence"] == 1]
+    assert (recurring["repeat"], recurring["timeZone"], recurring["name"]) == ("0 0 1 1 *", "UTC", "report")
+    assert job.rows("rejects") == []

@@ -198,9 +198,24 @@ def test_the_image_is_made_of_what_is_here() -> None:
     assert all((ROOT / path).exists() for path in copied)
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {"requirements.lock", "pyproject.toml", PROJECT["project"]["readme"], *packages} <= set(copied)
-    assert "--require-hashes -r requirements.lock" in DOCKERFILE
+    assert "--no-build-isolation --require-hashes -r requirements.lock" in DOCKERFILE
+    for build in (DOCKERFILE, (ROOT / "Makefile").read_text()):
+        for line in re.findall(r"pip[ \w-]* (?:install|wheel) (?:.|\\\n)*", build):
+            assert "--require-hashes" in line or "--no-index" in line or "--no-deps" in line or line.endswith(" uv"), (
+                line
+            )
     assert f"pyspark=={JOB['sparkVersion']}" in (ROOT / "requirements.lock").read_text()
     assert {JOB["image"], API_CONTAINER["image"]} == {f"delaylake:{version('delaylake')}"}
+
+
+def test_what_builds_pyspark_is_locked_as_everything_else_is() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    requirements = re.findall(
+        r"^(\S+==\S+)((?: \\\n    --hash=\S+)+)", (ROOT / "requirements-build.lock").read_text(), re.M
+    )
+    assert [name.split("==")[0] for name, _ in requirements] == ["setuptools"]
+    for name, hashes in requirements:
+        assert f"{name}{hashes}" in lock
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from broker.jvm.jars import JarsError, cache_folder, jars
+from broker.jvm import jars as jvm_jars
+from broker.jvm.jars import CONF, JarsError, cache_folder, jars
 from tests.unit.broker.stand_in import stand_in
 
 
 @pytest.fixture
 def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for mvn whose behaviour a test writes, and an empty cache."""
+    """A stand-in for mvn whose behaviour a test writes, an empty cache, and POMs of the empty JARs a and b."""
+    monkeypatch.setattr(jvm_jars, "CONF", conf := tmp_path / "conf")
+    empty = hashlib.sha256(b"").hexdigest()
+    for name, jar in (("spark", "a.jar"), ("broker", "b.jar")):
+        (conf / name).mkdir(parents=True)
+        (conf / name / "pom.xml").write_text("<project/>")
+        (conf / name / "jars.sha256").write_text(f"{empty}  {jar}\n")
     script = tmp_path / "bin" / "mvn"
     script.parent.mkdir()
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
@@ -46,6 +56,53 @@ def test_a_fetch_that_was_killed_is_done_again(maven: Path) -> None:
         jars("broker")
     behave(maven, 'touch "$out/b.jar"')
     assert [jar.name for jar in jars("broker").iterdir()] == ["b.jar"]
+
+
+@pytest.mark.parametrize(
+    ("makes", "names"),
+    [
+        ('echo x > "$out/a.jar"', "a.jar"),
+        ("true", "a.jar"),
+        ('touch "$out/a.jar" "$out/c.jar"', "c.jar"),
+        ('touch "$out/b.jar" "$out/c.jar"', "a.jar and 2 more"),
+    ],
+)
+def test_jars_without_the_recorded_hashes_are_not_kept(maven: Path, makes: str, names: str) -> None:
+    behave(maven, makes)
+    with pytest.raises(JarsError, match=f"not those of .*/conf/spark/jars.sha256: {names}. None was kept") as raised:
+        jars("spark")
+    assert len(str(raised.value).splitlines()) == 1
+    assert [path for path in cache_folder().iterdir() if path.is_dir()] == []
+
+
+def test_jars_without_recorded_hashes_are_not_kept(maven: Path) -> None:
+    (jvm_jars.CONF / "spark" / "jars.sha256").unlink()
+    behave(maven, 'touch "$out/a.jar"')
+    with pytest.raises(JarsError, match=r"a\.jar"):
+        jars("spark")
+
+
+def test_what_maven_fetches_now_is_recorded_on_demand(maven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behave(maven, 'echo new > "$out/n.jar"')
+    monkeypatch.setattr(sys, "argv", ["jars", "record"])
+    before = os.umask(0o022)
+    try:
+        assert jvm_jars.main() == 0
+        assert os.umask(before) == 0o077
+    finally:
+        os.umask(before)
+    line = f"{hashlib.sha256(b'new' + os.linesep.encode()).hexdigest()}  n.jar\n"
+    for name in ("spark", "broker"):
+        assert (jvm_jars.CONF / name / "jars.sha256").read_text() == line
+    assert (jars("spark") / "n.jar").stat().st_mode & 0o077 == 0
+
+
+def test_the_hashes_of_all_jars_are_recorded() -> None:
+    for name, least in (("broker", 300), ("spark", 5)):
+        lines = (CONF / name / "jars.sha256").read_text().splitlines()
+        assert len(lines) >= least
+        assert all(re.fullmatch(r"[0-9a-f]{64}  [^ /]+\.jar", line) for line in lines)
+        assert len({line.split()[1] for line in lines}) == len(lines)
 
 
 def test_a_missing_maven_is_said(maven: Path, monkeypatch: pytest.MonkeyPatch) -> None:

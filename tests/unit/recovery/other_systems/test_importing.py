@@ -109,7 +109,8 @@ def test_wherever_an_import_is_killed_the_next_one_brings_in_the_rest(
     """The n-th import is killed at its n-th commit, until one comes through; meanwhile the other system goes on."""
     monkeypatch.setattr(importing, "_ITEMS_AT_ONCE", 3)
     commit = Tables.commit
-    items: list[Item | Exception] = [*(job(i) for i in range(7)), rejected_item("x", "no job", b"bytes")]
+    keyed = [item(name, NOW + 100, name.encode(), {"scheduleKey": name[0]}) for name in ("k1", "k2", "l1", "l2")]
+    items: list[Item | Exception] = [*(job(i) for i in range(7)), rejected_item("x", "no job", b"bytes"), *keyed]
     for n in count(1):
         left = n
 
@@ -132,11 +133,14 @@ def test_wherever_an_import_is_killed_the_next_one_brings_in_the_rest(
             monkeypatch.setattr(Tables, "commit", commit)
         break
     assert n > 3
-    assert run(settings, *items) == (0, 0, 8)
-    assert sorted(row["payload"] for row in rows(settings, "delayed_index")) == [b"payload %d" % i for i in range(7)]
-    assert [row["payload"] for row in rows(settings, "rejects")] == [b"bytes"]
-    assert len({(row["ledger_id"], row["entry_id"]) for row in rows(settings, "entries")}) == 8
-    assert {row["item"] for row in rows(settings, "imported")} == {*(f"job:{i}" for i in range(7)), "x"}
+    assert run(settings, *items) == (0, 0, 12)
+    # Of `k` the first waits when the second's part is imported; of `l`, in one part, the later replaces the other.
+    taken = [b"k1", b"l2", *(b"payload %d" % i for i in range(7))]
+    assert sorted(row["payload"] for row in rows(settings, "delayed_index")) == taken
+    assert sorted(row["payload"] for row in rows(settings, "rejects")) == [b"bytes", b"k2", b"l1"]
+    assert len({(row["ledger_id"], row["entry_id"]) for row in rows(settings, "entries")}) == 12
+    names = {*(f"job:{i}" for i in range(7)), "x", "k1", "k2", "l1", "l2"}
+    assert {row["item"] for row in rows(settings, "imported")} == names
 
 
 def test_an_item_that_is_gone_from_the_other_system_is_brought_in_if_it_was_written_down(
@@ -179,11 +183,13 @@ def test_a_look_counts_what_the_import_does_and_changes_nothing(settings: Settin
         item("big", NOW, bytes(70_000)),
         item("no text", 1, b"xx", {"colour": "\ud800"}),
         rejected_item("b", "no job", None),
+        item("recurs", NOW + 7, b"", {"repeat": "@every 1h"}),
+        *(item(f"keyed {i}", NOW + 7, b"", {"scheduleKey": "k", "scheduleMode": "keep"}) for i in range(3)),
     ]
     before = rows(settings, "imported")
     found = looked(far, *items)
     assert rows(settings, "imported") == before
-    assert (found.items, found.rejected, found.already_there) == (11, 7, 1)
+    assert (found.items, found.rejected, found.already_there) == (15, 9, 1)
     assert (found.overdue, found.payload_bytes) == (2, 2 * len(b"payload 5") + 2)
     assert (found.first_due, found.last_due) == (NOW + 5, NOW + 9)
     assert found.examples[0] == "negative: deliver_at is negative"

@@ -64,6 +64,21 @@ INSERT INTO scheduled_tasks VALUES
   ('mail', 'c', NULL, '2027-01-15 08:00:00Z', true, 1), ('daily', 'recurring', NULL, '2027-01-15 08:00:00Z', false, 1);
 """
 
+# Of db-scheduler's persistent recurring tasks: as Jackson, Gson and Java write their data, and what comes of it.
+RECURRING: dict[str, tuple[bytes, str | None]] = {
+    "cron": (b'{"schedule":{"type":"cron","pattern":"0 0 9 * * ?","zoneId":"Europe/Berlin"},"data":5}', "0 0 9 * * *"),
+    "delay": (b'{"schedule":{"type":"fixedDelay","duration":90.0},"data":null}', "@every 90000ms"),
+    "gson": (b'{"schedule":{"type":"fixedDelay","duration":"PT1M30S"},"data":null}', "@every 90000ms"),
+    "daily": (b'{"schedule":{"times":[[8,0]],"zone":"UTC","type":"daily"},"data":null}', "0 0 8 * * *"),
+    "daily text": (b'{"schedule":{"type":"daily","times":["08:00"],"zone":"UTC"}}', "0 0 8 * * *"),
+    "twice a day": (b'{"schedule":{"type":"daily","times":["08:00","09:00"],"zone":"UTC"}}', None),
+    "another zone": (b'{"schedule":{"type":"cron","pattern":"0 0 9 * * ?","zoneId":"UTC"}}', None),
+    "disabled": (b'{"schedule":{"type":"cron","pattern":"-","zoneId":"UTC"}}', None),
+    "odd": (b'{"schedule":{"type":"daily","times":[{}],"zone":null}}', None),
+    "java": (b"\xac\xed\0\5sr\0?com.github.kagkarlsson.scheduler.task.schedule.FixedDelay", None),
+    "none": (b'{"schedule":"monthly","type":"cron"}', ""),
+}
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -122,8 +137,23 @@ def test_the_jobs_of_river(url: str) -> None:
 
 
 def test_the_executions_of_db_scheduler(url: str) -> None:
-    (found,), _ = read(url, "db-scheduler")
+    (found,), left = read(url, "db-scheduler")
     assert told(found) == (DUE, b"\0\xff", "a:1", {"taskName": "mail", "taskInstance": "a:1"}, None)
+    assert left == {"repeats, left": 1}
+
+
+def test_a_persistent_recurring_task_of_db_scheduler_recurs_where_its_schedule_can_be_read(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        for name, (data, _) in RECURRING.items():
+            row = "('recurs', %s, %s, '2027-01-15 08:00:00Z', false, 1)"
+            connection.execute(f"INSERT INTO scheduled_tasks VALUES {row}", (name, data))
+    found, left = read(url, "db-scheduler", "recurs")
+    with psycopg.connect(url) as connection:
+        connection.execute("DELETE FROM scheduled_tasks WHERE task_name = 'recurs'")
+    rules = {one.key: one.properties.get("repeat", "") for one in found}
+    assert rules == {name: rule for name, (_, rule) in RECURRING.items() if rule is not None}
+    assert {one.due for one in found} == {DUE - 250}
+    assert left == {"of other queues": 2, "repeats, left": 5}
 
 
 def test_a_table_of_ones_own(url: str, tmp_path: Path) -> None:

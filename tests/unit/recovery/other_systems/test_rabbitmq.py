@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ GOT = Basic.GetOk(1, False, "later", "mail", 0)
         ({"expiration": "700", "timestamp": datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)}, 1_700_000_000_700),
         ({"headers": {"x-delay": 5, "timestamp_in_ms": 1_700_000_000_123}, "timestamp": 1}, 1_700_000_000_128),
         ({"headers": {"x-delay": -500}}, None),
+        ({"headers": {"x-delay": 60_000.0}}, NOW + 60_000),
+        ({"headers": {"x-delay": "60000.0"}}, NOW + 60_000),
+        ({"headers": {"x-delay": Decimal("60000.5")}}, NOW + 60_001),
+        ({"expiration": "700", "timestamp": 1_700_000_000_123}, 1_700_000_000_823),
     ],
 )
 def test_a_message_is_due_its_delay_after_it_was_published_as_far_as_that_is_told(
@@ -56,9 +61,16 @@ def test_how_often_a_message_was_read_makes_no_other_of_it() -> None:
 
 def test_what_has_no_delay_is_left_and_one_that_is_no_number_is_a_reason() -> None:
     assert message("id", GOT, BasicProperties(headers={"colour": "red"}), b"", NOW) is None
-    found = message("id", GOT, BasicProperties(headers={"x-delay": [1]}), b"x", NOW)
-    assert found is not None
-    assert (found.reason, found.payload) == ("its delay [1] is no number of milliseconds", b"x")
+    for delay in ([1], True, float("inf"), float("nan"), "soon", None):
+        found = message("id", GOT, BasicProperties(headers={"x-delay": delay}), b"x", NOW)
+        if delay is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.reason, found.payload) == (f"its delay {delay} is no number of milliseconds", b"x")
+    huge = message("id", GOT, BasicProperties(headers={"x-delay": 1e300}), b"x", NOW)
+    assert huge is not None
+    assert "is no time" in str(huge.reason)
 
 
 def test_a_url_or_queue_that_is_none_and_a_server_that_is_not_there_are_one_line() -> None:

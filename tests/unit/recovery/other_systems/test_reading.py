@@ -77,12 +77,84 @@ def test_a_time_that_is_none_and_text_that_is_none_are_reasons() -> None:
 def test_a_job_of_bullmq_is_its_data_and_known_by_queue_id_and_creation() -> None:
     score = MILLIS * 4096 + 17
     found = bullmq.job("bull:video:", "video", b"7", float(score), BULLMQ)
+    assert found is not None
     assert (found.id, found.due, found.payload) == ("bullmq:bull:video:7:1700000000000", MILLIS, b'{"f":1}')
     assert found.properties == {"queue": "video", "jobId": "7", "name": "encode"}
     later = bullmq.job("bull:video:", "video", b"7", float(score), BULLMQ | {"timestamp": b"1700000000001"})
+    assert later is not None
     assert later.id != found.id
-    assert bullmq.job("bull:video:", "video", b"7", 1.0, {}).reason == "its hash is not there, or has no data"
-    assert "job scheduler" in str(bullmq.job("bull:video:", "video", b"7", 1.0, BULLMQ | {"rjk": b"x"}).reason)
+    gone = bullmq.job("bull:video:", "video", b"7", 1.0, {})
+    assert gone is not None
+    assert gone.reason == "its hash is not there, or has no data"
+
+
+def repeated(options: object, due: int = MILLIS, name: bytes = b"repeat:ab:1", **more: bytes) -> Item | None:
+    fields = BULLMQ | {"opts": json.dumps(options).encode()} | more
+    return bullmq.job("bull:q:", "q", name, float(due * 4096), fields)
+
+
+NINE = 1_800_003_600_000  # 2027-01-15 at 9 o'clock in UTC
+
+
+@pytest.mark.parametrize(
+    ("options", "due", "properties"),
+    [
+        ({"repeat": {"every": 60_000, "count": 3}}, MILLIS, {"repeat": "@every 60000ms", "timeZone": "UTC"}),
+        ({"repeat": {"cron": "0 9 * * *"}}, NINE, {"repeat": "0 9 * * *", "timeZone": "UTC"}),
+        (
+            {"repeat": {"pattern": "0 0 10 * * *", "tz": "Europe/Berlin", "limit": 5, "count": 2, "endDate": 2 * NINE}},
+            NINE,
+            {
+                **{"repeat": "0 0 10 * * *", "timeZone": "Europe/Berlin"},
+                **{"repeatTimes": "4", "repeatUntil": str(2 * NINE)},
+            },
+        ),
+        (
+            {"repeat": {"every": "5000", "endDate": "2030-01-01T00:00:00.000Z"}},
+            MILLIS,
+            {"repeat": "@every 5000ms", "timeZone": "UTC", "repeatUntil": "1893456000000"},
+        ),
+    ],
+)
+def test_the_next_run_of_a_repeatable_job_of_bullmq_recurs_by_its_rule(
+    options: object, due: int, properties: dict[str, str]
+) -> None:
+    found = repeated(options, due)
+    assert found is not None
+    assert (found.due, found.reason) == (due, None)
+    assert properties.items() <= found.properties.items()
+    assert found.id == "bullmq:bull:q:repeat:ab", "the same at each of its runs"
+    assert repeated(options, due, rjk=b"mine") is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        None,
+        {},
+        {"repeat": 7},
+        {"repeat": {}},
+        {"repeat": {"every": 10}},
+        {"repeat": {"every": None, "pattern": 5}},
+        {"repeat": {"pattern": "0 9 * * *"}},  # of the server's own zone: it is due at eight, in UTC
+        {"repeat": {"pattern": "0 8 * * *", "tz": "Mars/Base"}},
+        {"repeat": {"pattern": "soon"}},
+        {"repeat": {"every": 60_000, "endDate": "soon"}},
+        {"repeat": {"every": 60_000, "limit": 2, "count": 9}},
+    ],
+)
+def test_the_next_run_by_a_rule_that_no_message_can_have_is_left(options: object) -> None:
+    assert repeated(options, NINE - 3_600_000 + 1) is None
+
+
+def test_a_run_that_is_tried_again_recurs_not_once_more() -> None:
+    found = repeated({"repeat": {"every": 60_000}}, atm=b"1")
+    assert found is not None
+    assert "repeat" not in found.properties
+    assert found.properties["attemptsMade"] == "1"
+    gone = bullmq.job("bull:q:", "q", b"repeat:ab:1", 1.0, {"rjk": b"x"})
+    assert gone is not None
+    assert gone.reason == "its hash is not there, or has no data"
 
 
 @pytest.mark.slow
@@ -90,12 +162,80 @@ def test_a_job_of_rq_is_what_its_serializer_made_and_is_not_unpickled() -> None:
     data = pickle.dumps(("mail.send", None, (5,), {}))
     fields = {"data": zlib.compress(data), "origin": b"mail", "description": b"mail.send(5)", "timeout": b"180"}
     found = rq.job(b"fa8c", SECONDS, fields)
+    assert found is not None
     assert (found.id, found.due, found.payload) == ("rq:fa8c", MILLIS, data)
     assert found.properties == {"jobId": "fa8c", "queue": "mail", "description": "mail.send(5)", "timeout": "180"}
-    assert rq.job(b"fa8c", SECONDS, fields | {"data": data}).payload == data
-    assert rq.job(b"fa8c", SECONDS, {}).reason == "its hash is not there, or has no data"
-    bomb = zlib.compress(bytes(65 << 20))
-    assert rq.job(b"fa8c", SECONDS, fields | {"data": bomb}).reason == f"it has more than {64 << 20} bytes"
+    bomb, whole = zlib.compress(bytes(65 << 20)), zlib.compress(data)
+    for content, payload, reason in (
+        (data, data, None),  # as it is
+        (None, None, "its hash is not there, or has no data"),
+        (bomb, bomb, f"it has more than {64 << 20} bytes"),
+        *((whole[:n], whole[:n], "its data is cut off: a zlib stream without its end") for n in range(len(whole))),
+    ):
+        other = rq.job(b"fa8c", SECONDS, {} if content is None else fields | {"data": content})
+        assert other is not None
+        assert (other.payload, other.reason) == (payload, reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "properties"),
+    [
+        ({"repeats_left": b"2", "repeat_intervals": b"[60]"}, {"repeat": "@every 60000ms", "repeatTimes": "3"}),
+        ({"repeats_left": b"1", "repeat_intervals": b"[60, 60]"}, {"repeat": "@every 60000ms", "repeatTimes": "2"}),
+        ({"repeats_left": b"0", "repeat_intervals": b"[60]"}, {}),
+        ({"repeats_left": b""}, {}),
+        ({"repeats_left": b"2", "repeat_intervals": b"[60, 90]"}, None),
+        ({"repeats_left": b"2", "repeat_intervals": b"[0]"}, None),
+        ({"repeats_left": b"2", "repeat_intervals": b"{}"}, None),
+        ({"repeats_left": b"many", "repeat_intervals": b"[60]"}, None),
+        ({"repeats_left": b"2"}, None),
+    ],
+)
+def test_a_job_of_rq_that_repeats_recurs_by_its_interval(
+    fields: dict[str, bytes], properties: dict[str, str] | None
+) -> None:
+    found = rq.job(b"fa8c", SECONDS, {"data": zlib.compress(b"x")} | fields)
+    assert (found is None) == (properties is None)
+    if found is not None and properties is not None:
+        assert properties.items() <= found.properties.items()
+        assert ("repeat" in found.properties) == bool(properties)
+
+
+class Evil:
+    """As what a pickle may call."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("it was called",))
+
+
+@pytest.mark.parametrize(
+    ("meta", "properties"),
+    [
+        (None, {}),
+        (pickle.dumps({}), {}),
+        (pickle.dumps({"interval": 60}), {"repeat": "@every 60000ms"}),
+        (b'{"interval": 60, "repeat": 4}', {"repeat": "@every 60000ms", "repeatTimes": "4"}),
+        (pickle.dumps({"cron_string": "0 9 * * *", "repeat": None}), {"repeat": "0 9 * * *"}),
+        (pickle.dumps({"cron_string": "0 10 * * *", "use_local_timezone": True}), None),
+        (pickle.dumps({"interval": "x"}), None),
+    ],
+)
+def test_a_job_of_rq_scheduler_that_repeats_recurs_by_its_meta(
+    meta: bytes | None, properties: dict[str, str] | None
+) -> None:
+    fields = {"data": zlib.compress(b"x")} | ({} if meta is None else {"meta": meta})
+    found = rq.job(b"fa8c", NINE / 1000, fields, is_of_scheduler=True)
+    assert (found is None) == (properties is None)
+    if found is not None and properties is not None:
+        assert properties.items() <= found.properties.items()
+
+
+@pytest.mark.parametrize("meta", [b"\xff", pickle.dumps({"interval": Evil()}), b"[1]", b"\x80\x05K"])
+def test_meta_that_would_call_something_is_not_loaded(meta: bytes) -> None:
+    found = rq.job(b"fa8c", SECONDS, {"data": zlib.compress(b"x"), "meta": meta}, is_of_scheduler=True)
+    assert found is not None
+    assert found.reason == "its meta can't be read, which says whether it repeats"
+    assert rq.job(b"fa8c", SECONDS, {"data": zlib.compress(b"x"), "meta": meta}) is not None
 
 
 class FakeRedis:
@@ -202,6 +342,9 @@ JSON = st.recursive(
 )
 
 
+OF_JOBS = ["name", "data", "origin", "timestamp", "atm", "description", "opts", "rjk", "meta", "repeats_left"]
+
+
 def storable(found: Item | None) -> None:
     """An item has an id and goes into a row, whatever it was made of."""
     if found is not None:
@@ -216,7 +359,7 @@ def storable(found: Item | None) -> None:
     st.dictionaries(st.sampled_from(["id", "eta", "task", "retries"]), JSON),
     st.floats(),
     st.binary(max_size=20),
-    st.dictionaries(st.sampled_from(["name", "data", "origin", "timestamp", "atm", "description"]), st.binary()),
+    st.dictionaries(st.sampled_from(OF_JOBS), st.binary()),
 )
 def test_nothing_that_a_system_may_hold_stops_an_import(
     job: dict[str, Any], message: dict[str, Any], headers: dict[str, Any], score: float, name: bytes, fields: Any
@@ -228,6 +371,7 @@ def test_nothing_that_a_system_may_hold_stops_an_import(
     storable(celery.task(json.dumps(CELERY | {"headers": CELERY["headers"] | headers}).encode(), "celery"))  # type: ignore[operator]
     storable(bullmq.job("bull:q:", "q", name, score, fields))
     storable(rq.job(name, score, fields))
+    storable(rq.job(name, score, fields, is_of_scheduler=True))
 
 
 @given(st.floats(), st.text(st.characters(), max_size=3))

@@ -379,3 +379,17 @@ def _between(meanwhile: Callable[[], None]) -> Iterator[None]:
         for owner, name in steps:
             patched.enter_context(mock.patch.object(owner, name, before(getattr(owner, name))))
         yield
+
+
+def test_the_lock_of_a_backup_to_object_storage_is_where_nobody_else_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DELAYLAKE_CACHE", str(tmp_path / "cache"))
+    with copying._alone("s3://bucket/backup"):
+        with (
+            pytest.raises(BackupError, match="another backup to s3://bucket/backup"),
+            copying._alone("s3://bucket/backup"),
+        ):
+            pass
+        with copying._alone("s3://bucket/other"):
+            assert len(list((tmp_path / "cache").glob("backup-*.lock"))) == 2

@@ -1,0 +1,68 @@
+"""Decides what the properties of a message that comes in mean, whichever way it comes: from a topic or by an import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from broker.clusters.replication import SOURCE_POSITION
+from conf.errors import one_line
+from tracker.properties.delivered import RESERVED_PREFIX
+from tracker.properties.retry_of import RETRY_OF, RetryProperties, sent_back
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
+from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
+from tracker.recurrence.recurrence import REPEAT
+from tracker.recurrence.start import first_of, is_occurrence
+
+# A message without any of these properties is due at once, and nothing else is said of its delivery.
+MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF})
+
+
+_MOST = 200  # characters of an error in a reason
+
+
+class Scheduling(NamedTuple):
+    """What a message's properties say of its delivery."""
+
+    deliver_at: int  # ms since the epoch
+    reason: str | None = None  # why the message is rejected; the fields below are None then
+    schedule_key: str | None = None
+    occurrence: int | None = None  # 1: the message recurs
+    retry: RetryProperties | None = None  # of a message that was sent back for a retry
+
+
+def scheduling(properties: Mapping[str, str], published: int, now: int, max_delay_millis: int = 0) -> Scheduling:
+    """Reads and checks the properties of a message that comes in.
+
+    Args:
+        properties: the message's.
+        published: when it was published, ms since the epoch.
+        now: when it came in, ms since the epoch.
+        max_delay_millis: the longest delay that is accepted, ms; 0: any.
+    """
+    try:
+        if RETRY_OF in properties:
+            return Scheduling(min(published, now), retry=sent_back(properties))
+        due, occurrence = deliver_at(properties, published, now, max_delay_millis), None
+        if is_occurrence(properties):
+            return Scheduling(due)
+        if REPEAT in properties:
+            due, occurrence = first_of(properties, published, max_delay_millis), 1
+        key = schedule_key(properties) if SCHEDULE_KEY in properties else None
+    except BadScheduleError as error:
+        return Scheduling(min(published, now), str(error))
+    except Exception as error:  # so that the message fails alone, and keeps what could be read
+        what = f"{type(error).__name__}: {one_line(error)[:_MOST]}"
+        return Scheduling(min(published, now), f"{_what_fails(properties)} fails with {what}")
+    return Scheduling(due, None, key, occurrence)
+
+
+def is_dropped(name: str) -> bool:
+    """Whether a property of a message that comes in is not passed on: the job gives it itself, or a broker did."""
+    return name.startswith(RESERVED_PREFIX) or name == SOURCE_POSITION
+
+
+def _what_fails(properties: Mapping[str, str]) -> str:
+    """Names the property whose check has failed in a way that nobody expected."""
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
+    return next((name for name in names if name in properties), "its time")
