@@ -17,7 +17,7 @@ from conf.settings import Settings
 from status.dead_letters import is_dead_letter
 from status.job_status import known_status
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.properties.schedule import deliver_at
+from tracker.properties.schedule import BadScheduleError, deliver_at
 from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
@@ -310,9 +310,12 @@ def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[di
     """
     subscription = held["subscription"]
     # (sequence, time), with the message's own time first, whether it was sealed or not.
-    times: list[tuple[int, int]] = [
-        (-1, deliver_at(dict(held["properties"] or ()), held["publish_time"], held["publish_time"]))
-    ]
+    published = int(held["publish_time"])
+    try:
+        own = deliver_at(dict(held["properties"] or ()), published, published)
+    except BadScheduleError:  # an import takes the time of a message from elsewhere
+        own = published
+    times: list[tuple[int, int]] = [(-1, own)]
     times += [(r["sequence"] or 0, r["deliver_at"]) for r in rows if r["subscription"] in (None, subscription)]
     times += [
         (o["sequence"], max(o["deliver_at"], o["applied_at"]))
@@ -320,7 +323,7 @@ def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[di
         if (o["operation"], o["result"], o["subscription"]) == ("RESCHEDULE", "APPLIED", subscription)
     ]
     _, due = max(time for time in times if time[0] < held["sequence"])
-    return max(int(held["publish_time"]), due)
+    return max(published, due)
 
 
 def _of_topics(topics: Sequence[str]) -> str:
