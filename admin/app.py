@@ -14,6 +14,7 @@ from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
+from admin.head_requests import HeadAsGet
 from admin.middleware import BodyLimit, PulsarPaths
 from admin.monitoring import health_api
 from admin.monitoring.metrics import ApiMetrics, CountRequests
@@ -81,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(BodyLimit, max_bytes=settings.api.max_body_bytes)
     app.add_middleware(PulsarPaths)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(
         AllowedHosts, is_allowed=host_check(settings), refusals=refusals, rate_limit=app.state.policy.rate_limit
     )

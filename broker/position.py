@@ -47,11 +47,6 @@ class SourceTopic:
     partition: int  # number of the partition; -1: not partitioned
 
 
-def partition_name(topic: str, partition: int) -> str:
-    """Returns the name of a topic partition, as clients use it; -1: the topic is not partitioned."""
-    return topic if partition < 0 else f"{topic}-partition-{partition}"
-
-
 class EntrySet:
     """A set of entries of a topic partition, stored as runs of consecutive ones. Adding in order is quick."""
 

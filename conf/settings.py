@@ -16,6 +16,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
+from conf.partitions import without_partition
+from conf.route_circles import find_circle
 from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
 from conf.settings_file import SettingsTree, in_order, unknown_variables, unreadable, wrong_settings
 from conf.shaping import Rate, Window
@@ -27,7 +29,6 @@ _WORKING_FOLDERS_FILE = Path("conf/delaylake.yaml")
 MOST_LANES = 64
 
 _ENVIRONMENT_PREFIX = "DELAYLAKE_"
-_PARTITION = re.compile(r"-partition-\d+$")
 
 
 class SettingsError(DelayLakeError):
@@ -247,15 +248,11 @@ class Route(Section):
     def rejects_topic(self) -> str:
         return rejects_topic(self.source)
 
-
-def partition_name(topic: str, partition: int) -> str:
-    """Returns the full name of a topic's partition, or the topic's own for -1."""
-    return topic if partition < 0 else f"{topic}-partition-{partition}"
-
-
-def without_partition(name: str) -> str:
-    """Returns the topic of a partition's full name, or a topic's name unchanged."""
-    return _PARTITION.sub("", name)
+    @property
+    def written_topics(self) -> list[str]:
+        """The topics that messages of the route may go to: destinations, dead letters, rejects."""
+        of_subscriptions = [topic for s in self.subscriptions for topic in (s.destination, s.dead_letter_topic)]
+        return [*of_subscriptions, self.rejects_topic]
 
 
 def rejects_topic(source: str) -> str:
@@ -310,9 +307,23 @@ class Settings(BaseSettings):
             raise ValueError("routes must have different sources")
         if self.control.topic in sources:
             raise ValueError("control.topic must not be the source of a route")
+        self._check_destinations()
         if not is_object_storage(self.warehouse) and local_path(self.warehouse) == local_path(self.checkpoint):
             raise ValueError("warehouse and checkpoint must be different folders")
         return self
+
+    def _check_destinations(self) -> None:
+        """Raises ValueError where a route writes a topic of the service itself, or routes go round in a circle."""
+        own = {self.control.topic: "control.topic", self.control.outcome_topic: "control.outcome_topic"}
+        written: dict[str, list[str]] = {}
+        for route in self.routes:
+            topics = [without_partition(topic) for topic in route.written_topics]
+            written.setdefault(without_partition(route.source), []).extend(topics)
+            for topic in topics:
+                if topic in own:
+                    raise ValueError(f"the route of {route.source} writes {topic}, which is {own[topic]}")
+        if circle := find_circle(written):
+            raise ValueError(f"routes go round in a circle, for ever: {' -> '.join(circle)}")
 
     @classmethod
     def settings_customise_sources(

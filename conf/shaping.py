@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib import resources
 from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from conf.time_zones import packaged
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
@@ -40,14 +40,11 @@ def _time_of_day(value: Any) -> str:
     return value
 
 
-@cache
-def _time_zones() -> frozenset[str]:
-    return frozenset(resources.files("tzdata").joinpath("zones").read_text().split())
-
-
 def _time_zone(name: str) -> str:
-    if name not in _time_zones():
-        raise ValueError("must be the name of a time zone: UTC, or as Europe/Berlin")
+    try:
+        packaged().zone(name)
+    except KeyError:
+        raise ValueError("must be the name of a time zone: UTC, or as Europe/Berlin") from None
     return name
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, tzinfo
-from zoneinfo import ZoneInfo
+
+from conf.time_zones import time_zone
 
 LOCAL = "local"
 
@@ -39,8 +40,8 @@ def parse_zone(name: str) -> tzinfo | None:
     if name == LOCAL:
         return None
     try:
-        return UTC if name == "UTC" else ZoneInfo(name)
-    except (ValueError, OSError, LookupError):
+        return UTC if name == "UTC" else time_zone(name)
+    except KeyError:
         raise ValueError(f"{name!r} is no time zone: give UTC, {LOCAL}, or a name as Europe/Berlin") from None
 
 

@@ -158,7 +158,8 @@ def fields(model: type[BaseModel], path: str = "") -> Iterator[str]:
             "" if default is None or isinstance(default, SecretStr) or repr(default).startswith("Pydantic") else default
         )
         text = getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind).replace("typing.", "")
-        text = "str or None" if "Annotated[str" in text else text.replace("|", "or")
+        text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "str", text)
+        text = "str or None" if text == "Optional[str]" else text.replace("|", "or")
         text = re.sub(r"\b(pathlib|pydantic\.types|conf\.\w+)\.", "", text)
         yield f"| `{path}{name}` | {text} | {f'`{shown}`' if shown != '' else ''} |"
 

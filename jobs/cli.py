@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import runpy
 import sys
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands import api, demo, run, status
+from jobs.commands import api, demo, run, status, version
 from jobs.commands import broker as broker_commands
 from jobs.commands.messages import pending, produce, schedules, topics
 from jobs.commands.tables import audit, backup, maintain, rebuild, sql
@@ -45,11 +45,12 @@ app.command("sql")(sql.sql)
 app.command("audit")(audit.audit)
 app.command("api")(api.api)
 app.command("demo")(demo.demo)
+app.command("version")(version.version)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"delaylake {version('delaylake')}")
+        print(f"delaylake {version_of('delaylake')}")
         raise typer.Exit
 
 

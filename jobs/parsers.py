@@ -91,7 +91,7 @@ def recurrence_properties(
     Raises:
         typer.BadParameter: the options are wrong, or incomplete.
     """
-    from tracker.recurrence.recurrence import Recurrence, RecurrenceError
+    from tracker.recurrence.recurrence import RecurrenceError, recurrence_of
 
     given = {"timeZone": time_zone, "repeatUntil": until, "repeatTimes": times, "misfire": misfire}
     properties = {name: str(value) for name, value in given.items() if value is not None}
@@ -101,7 +101,7 @@ def recurrence_properties(
         return {}
     properties["repeat"] = repeat
     try:
-        Recurrence.of_properties(properties)
+        recurrence_of(properties).check()
     except RecurrenceError as error:
         raise typer.BadParameter(str(error)) from None
     return properties

@@ -6,16 +6,15 @@ destination itself may end with `-dlq`, too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from conf.partitions import PARTITION_SUFFIX, without_partition
 from conf.settings import dead_letter_topic
 
 _END = dead_letter_topic("")
-_PARTITION = "-partition-[0-9]+$"
 
 # The topic to which a subscription's messages go, or went last, by source topic and subscription.
 Destinations = Mapping[tuple[str, str], str]
@@ -41,7 +40,7 @@ def is_dead_letter(sent_to: str, destination: str | None) -> bool:
         sent_to: the topic, or topic partition, to which the retry was sent.
         destination: of the subscription; None: not known.
     """
-    topic = re.sub(_PARTITION, "", sent_to)
+    topic = without_partition(sent_to)
     return topic.endswith(_END) and topic != destination
 
 
@@ -52,7 +51,7 @@ def is_dead_letter_sql(sent_to: str, destination: str) -> str:
         sent_to: an SQL expression.
         destination: an SQL expression.
     """
-    topic = f"regexp_replace({sent_to}, '{_PARTITION}', '')"
+    topic = f"regexp_replace({sent_to}, '{PARTITION_SUFFIX}', '')"
     return f"({topic} LIKE '%{_END}' AND coalesce({topic} <> {destination}, TRUE))"
 
 

@@ -88,6 +88,7 @@ class JobStatus:
     schedule_keys: int = 0  # schedule keys with a message that waits, or waited a while ago
     cold_schedule_keys: int = 0  # the cold ones among them
     lookahead_millis: int = 0
+    state_memory_bytes: int = 0  # memory that Spark's state store takes, of all shards
     batches: int = 0
     batch_millis_sum: int = 0
     batch_millis_last: int = 0
@@ -103,6 +104,7 @@ class JobStatus:
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
     commands: int = 0
+    outcome_producer: str = ""  # the name under which the job publishes outcomes; empty: an earlier version's job
     shaped: int = 0  # messages that got a later time, because of their subscription's rate or windows
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)

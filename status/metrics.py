@@ -13,6 +13,7 @@ from status.job_status import LATENESS_MILLIS, JobStatus, Lateness
 
 _GAUGES = {
     "pulsar_delayed_message_index_loaded": ("in_state", "Messages that wait in the job's state."),
+    "pulsar_delayed_message_index_size_bytes": ("state_memory_bytes", "Memory that Spark's state store takes."),
     "delaylake_pending_messages": ("pending", "Messages that wait, in state or in the delayed index."),
     "delaylake_in_flight_messages": ("in_flight", "Messages handed to the senders and not written down yet."),
     "delaylake_releases_in_progress": ("sending", "Releases that are being sent, in lanes."),

@@ -121,8 +121,10 @@ class StatusWriter:
                 "batch_millis_last": counts["sink_millis"],
                 "operator_millis_last": counts["operator_millis"],
                 "sending": status.sending,
+                "state_memory_bytes": status.state_memory_bytes,
                 "shaped_until": status.shaped_until,
                 "paused": status.paused,
+                "outcome_producer": status.outcome_producer,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]

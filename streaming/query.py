@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 _STOP_SECONDS = 12.0
 _SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
 _RESTART_SECONDS = 1.0
+_MEMORY_SECONDS = 5.0
 _FAILURES_IN_A_ROW = 10
 # How the line of an exception begins that says what to do.
 _EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
@@ -83,6 +85,12 @@ def start_query(
     )
 
 
+def _state_memory_bytes(query: StreamingQuery) -> int:
+    """Returns the memory that the state store took in the last batch that Spark tells of; 0: it tells of none."""
+    progress = query.lastProgress
+    return sum(operator.memoryUsedBytes for operator in progress.stateOperators) if progress is not None else 0
+
+
 class DelayedDelivery:
     """Delivers the messages of all routes on time.
 
@@ -111,6 +119,7 @@ class DelayedDelivery:
         self._troubles = troubles or Troubles()
         self._stopping = stopping
         self._ready = threading.Event()
+        self._state_memory_bytes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -196,10 +205,14 @@ class DelayedDelivery:
             query = start_query(
                 self._spark, self._settings, DelayedDeliverySource, options, keys, sink, checkpoint.folder / "query"
             )
+            looked_at = 0.0
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
                         break
+                    if time.monotonic() - looked_at >= _MEMORY_SECONDS:
+                        looked_at = time.monotonic()
+                        self._state_memory_bytes = _state_memory_bytes(query)
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:
@@ -214,7 +227,7 @@ class DelayedDelivery:
         self._ready.set()
         for topic, name, why in status.failures:
             self._troubles.add(FAILED, topic, f"{name} is rejected: {why}", 1)
-        self._on_batch(status)
+        self._on_batch(replace(status, state_memory_bytes=self._state_memory_bytes))
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:
         """Stops the query. Its current batch and releases have up to _STOP_SECONDS to finish.

@@ -37,22 +37,36 @@ IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
 # recur so often (every few seconds) that its next occurrence gets no row.
 NEXT_IS_THERE_MILLIS = 60_000
 
-# A row for each subscription and recurring message: its last occurrence that was delivered or skipped, when that was
-# due by the rule (`due`), the number of delivered ones, and when the last one was delivered or skipped (`done_at`).
-LAST_OCCURRENCES = f"""
-SELECT topic, subscription, ledger_id, entry_id, batch_index, max(occurrence) AS occurrence, max(due) AS due,
+
+def last_occurrences(condition: str = "true") -> str:
+    """Returns SQL with a row for each subscription and recurring message: its last occurrence that is done.
+
+    Columns beside the message's: `occurrence`, the number of the last one that was delivered or skipped; `due`, when it
+    was due by the rule, and `deliver_at`, when in fact; `delivered`, the number of delivered ones; `done_at`, when the
+    last one was delivered or skipped.
+
+    Args:
+        condition: SQL, that a row of `deliveries` or of `outcomes` counts.
+    """
+    message = "topic, subscription, ledger_id, entry_id, batch_index"
+    return f"""
+SELECT {message}, max(occurrence) AS occurrence, max(due) AS due,
+       max(CASE WHEN occurrence = newest THEN deliver_at END) AS deliver_at,
        count(sent_at) AS delivered, max(done_at) AS done_at
 FROM (
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence,
-           coalesce(occurrence_at, deliver_at) AS due, sent_at, sent_at AS done_at
-    FROM deliveries WHERE occurrence IS NOT NULL
-    UNION ALL
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, occurrence, deliver_at, CAST(NULL AS BIGINT),
-           applied_at
-    FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
+    SELECT *, max(occurrence) OVER (PARTITION BY {message}) AS newest
+    FROM (
+        SELECT {message}, occurrence, deliver_at, coalesce(occurrence_at, deliver_at) AS due, sent_at,
+               sent_at AS done_at
+        FROM deliveries WHERE occurrence IS NOT NULL AND {condition}
+        UNION ALL
+        SELECT {message}, occurrence, deliver_at, deliver_at AS due, CAST(NULL AS BIGINT), applied_at
+        FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {condition}
+    ) AS each_one
 ) AS done
-GROUP BY topic, subscription, ledger_id, entry_id, batch_index
+GROUP BY {message}
 """  # noqa: S608
+
 
 # A row for each subscription and message (or whole entry) named by commands: the sequence of the last command of each
 # kind; null: none.

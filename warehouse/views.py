@@ -26,11 +26,11 @@ from warehouse.delta.tables import literal
 from warehouse.pending import (
     IS_CANCEL,
     LAST_COMMANDS,
-    LAST_OCCURRENCES,
     NEXT_IS_THERE_MILLIS,
     is_cancelled,
     is_moved_on,
     join_commands,
+    last_occurrences,
 )
 from warehouse.routes.known_routes import known_destinations
 from warehouse.routes.tenure import Tenures
@@ -72,7 +72,7 @@ SELECT * FROM (
 ) AS c
 WHERE messages > 0
 """,  # noqa: S608
-    "last_occurrences": LAST_OCCURRENCES,
+    "last_occurrences": last_occurrences(),
     # Rows of messages that were not delivered, cancelled, or moved to a later row. A message that was due while its
     # subscription was not in the settings does not wait any more (`is_missed`).
     "unfinished": f"""
@@ -112,7 +112,7 @@ SELECT i.topic, s.subscription, i.partition, i.ledger_id, i.entry_id, i.batch_in
        TRY_CAST(i.properties['repeatUntil'] AS BIGINT) AS until_time,
        TRY_CAST(i.properties['repeatTimes'] AS BIGINT) AS times,
        coalesce(i.properties['misfire'], 'once') AS misfire, i.deliver_at AS first_at,
-       coalesce(d.delivered, 0) AS delivered, d.occurrence AS last_occurrence, d.due AS last_at,
+       coalesce(d.delivered, 0) AS delivered, d.occurrence AS last_occurrence, d.deliver_at AS last_at,
        CASE WHEN NOT p.is_missed THEN p.occurrence END AS next_occurrence,
        CASE WHEN NOT p.is_missed AND NOT (p.is_held OR p.is_paused) THEN p.deliver_at END AS next_at,
        i.key, i.schedule_key, i.publish_time, i.producer_name, i.payload

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from admin.control.outcome_source import OutcomeSource
 from admin.control.requests import ControlError, ControlRequest, Outcome
 from admin.control.window import Window
 from conf.settings import Settings
@@ -63,6 +64,7 @@ class AsyncControlClient:
         self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
+        self._source = OutcomeSource(settings.warehouse)
         self._trouble = "not connected yet"
         self._has_tried = False  # to connect, with success or without
         self._stopped = threading.Event()
@@ -87,6 +89,20 @@ class AsyncControlClient:
         """Whether commands can be sent and outcomes read."""
         reader, producer = self._reader, self._producer
         return reader is not None and producer is not None and reader.is_connected() and producer.is_connected()
+
+    def partitions(self, topic: str) -> list[str] | None:
+        """Asks the broker for the full names of a topic's partitions; blocks for some ms.
+
+        Returns:
+            the topic's own name, if it is not partitioned; None: the broker does not answer.
+        """
+        import pulsar
+
+        client = self._client
+        try:
+            return list(client.get_topic_partitions(topic)) if client is not None and self.is_connected else None
+        except pulsar.PulsarException:
+            return None
 
     async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         """Publishes requests and returns their outcomes once all have come.
@@ -218,7 +234,7 @@ class AsyncControlClient:
             while not self._stopped.is_set():
                 with contextlib.suppress(pulsar.Timeout):
                     message = reader.read_next(_POLL_MILLIS)
-                    if message.partition_key() in self._waiting:
+                    if message.partition_key() in self._waiting and self._source.is_of_job(message):
                         self._loop.call_soon_threadsafe(self._take, message.data())
                 if self.is_connected:
                     connected_at = time.monotonic()

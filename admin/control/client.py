@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pulsar
 
+from admin.control.outcome_source import OutcomeSource
 from admin.control.requests import (
     Cancel,
     ControlError,
@@ -18,7 +19,9 @@ from admin.control.requests import (
 from admin.control.window import Window
 from broker.client import FIRST_SEQUENCE_ID, connect
 from broker.entries.message_ids import MessageRef
+from conf.partitions import partition_name
 from conf.settings import Settings
+from tracker.commands.decode import resolve_topic
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class ControlClient:
     """
 
     def __init__(self, settings: Settings, issued_by: str) -> None:
+        self._source = OutcomeSource(settings.warehouse)
         self._settings = settings
         self._issued_by = issued_by
         self._client = connect(settings.pulsar, operation_timeout_seconds=10)
@@ -238,6 +242,15 @@ class ControlClient:
         return self._send(requests(self._settings, self._issued_by, topic, calls), timeout_seconds)
 
     def _factory(self, topic: str, subscriptions: Sequence[str]) -> RequestFactory:
+        """Raises ControlError if the topic is a partition that there is not."""
+        source, partition = resolve_topic(topic, {route.source for route in self._settings.routes})
+        if source is not None and partition >= 0:
+            try:
+                names = self._client.get_topic_partitions(source)
+            except pulsar.PulsarException as error:
+                raise ControlError(f"{self._settings.pulsar.service_url} does not tell partitions: {error}") from error
+            if partition_name(source, partition) not in names:
+                raise ControlError(f"no such topic: {source} has no partition {partition}")
         return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
 
     def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
@@ -278,7 +291,10 @@ class ControlClient:
         Raises:
             pulsar.Timeout: no outcome came before the deadline.
         """
-        left = int((deadline - time.monotonic()) * 1000)
-        if left <= 0:
-            raise pulsar.Timeout
-        return ControlOutcome.FromString(self._outcomes.read_next(left).data())
+        while True:
+            left = int((deadline - time.monotonic()) * 1000)
+            if left <= 0:
+                raise pulsar.Timeout
+            message = self._outcomes.read_next(left)
+            if self._source.is_of_job(message):
+                return ControlOutcome.FromString(message.data())

@@ -13,7 +13,8 @@ from pydantic.alias_generators import to_camel
 
 from broker.entries.key_encodings import BASE64
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
-from conf.settings import Subscription, partition_name
+from conf.partitions import partition_name
+from conf.settings import Subscription
 from tracker.properties.delivered import (
     ATTEMPT,
     DEAD_LETTER_OF,

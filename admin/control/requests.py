@@ -11,7 +11,8 @@ from typing import TypeVar
 from admin.control.expected_outcomes import ByKey, OneByOne, SummedUp
 from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
-from conf.settings import Settings, without_partition
+from conf.partitions import without_partition
+from conf.settings import Settings
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,

@@ -12,22 +12,16 @@ import pyarrow.compute as pc
 from deltalake.exceptions import TableNotFoundError
 
 from admin.security.refusals import TABLE as REFUSALS
-from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
-from status.dead_letters import is_dead_letter
 from status.job_status import known_status
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.properties.schedule import BadScheduleError, deliver_at
 from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 from warehouse.maintenance.table_files import MERGES
 from warehouse.queries.waiting import Pending
-from warehouse.routes.known_routes import known_destinations
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.views import Warehouse
 
-_SHOWN_BYTES = 4_096
 _STATS_SECONDS = 15.0
 
 # SQL for the request id of a call: those of its commands have a number behind it.
@@ -35,20 +29,6 @@ _REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
 
 # SQL for the idempotency key of a call: its request id has a digest of role and topic behind it.
 _KEY = "regexp_replace(request_id, '~[0-9a-f]{12}([.][0-9]+)?$', '')"
-
-_WORDS = {
-    "CANCEL": "cancelled",
-    "SKIP": "skipped",
-    "RESCHEDULE": "rescheduled",
-    "RESTORE": "restored",
-    "RETRY": "retried",
-    "SENT_BACK": "sent back for a retry",
-    "REDRIVE": "re-driven",
-    "SKIP_NEXT": "next occurrence skipped",
-    "PAUSE_SCHEDULE": "schedule paused",
-    "RESUME_SCHEDULE": "schedule resumed",
-}
-
 
 WHICH_ATTEMPTS = {"": "all", "waiting": "that wait", "dead": "dead letters", "redriven": "re-driven"}
 _ATTEMPTS = {"waiting": "sent_at IS NULL AND attempt > 0", "dead": "is_dead_letter", "redriven": "attempt = 0"}
@@ -156,84 +136,6 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     return rows
 
 
-def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any] | None:
-    """Returns a message from its last row in the delayed index; None: it has no row.
-
-    Returns:
-        the row's columns; `payload_text`, at most _SHOWN_BYTES of the payload (`is_cut`: it has more) in the form
-        `payload_form`, text or hexadecimal; and `payload_bytes`, the payload's size.
-    """
-    rows = Snapshot(settings.warehouse, {"delayed_index": None}).sql(
-        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY' "  # noqa: S608
-        "ORDER BY coalesce(sequence, 0) DESC LIMIT 1"
-    )
-    if not rows.num_rows:
-        return None
-    row: dict[str, Any] = rows.to_pylist()[0]
-    payload = row["payload"] or b""
-    try:
-        text, form = payload[:_SHOWN_BYTES].decode(), "text"
-    except UnicodeDecodeError:
-        text, form = payload[:_SHOWN_BYTES].hex(" "), "hexadecimal"
-    return {
-        **row,
-        "properties": dict(row["properties"] or ()),
-        "payload_text": text,
-        "payload_form": form,
-        "payload_bytes": len(payload),
-        "is_cut": len(payload) > _SHOWN_BYTES,
-    }
-
-
-def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str, Any]]:
-    """Returns the events of a message from its publishing to its delivery, by time.
-
-    Returns:
-        events with `at` (ms since the epoch), `what`, `who`, `subscription` and `detail`, which may be empty, and `to`,
-        the new time of a message that was rescheduled, else None.
-    """
-    snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
-    entry = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
-    events: list[dict[str, Any]] = []
-
-    def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "", to: int | None = None) -> None:
-        event = {"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail, "to": to}
-        events.append(event)
-
-    for row in snapshot.sql(f"SELECT DISTINCT publish_time, batch_size FROM entries WHERE {entry}").to_pylist():  # noqa: S608
-        add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
-    rows = snapshot.sql(
-        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY'"  # noqa: S608
-    ).to_pylist()
-    outcomes = snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist()  # noqa: S608
-    for row in rows:
-        if not row["sequence"]:
-            add(
-                row["publish_time"],
-                "kept until it is due",
-                row["producer_name"] or "",
-                detail="" if row["bucket_id"] is None else f"bucket {row['bucket_id']}",
-            )
-        elif row["deliver_at"] == HELD_DELIVER_AT:
-            add(_held_at(row, rows, outcomes), "held back", subscription=row["subscription"] or "")
-    for row in outcomes:
-        is_done = row["result"] == "APPLIED"
-        what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
-        what = "superseded" if row["result"] == "SUPERSEDED" else what
-        to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
-        add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
-    destinations = known_destinations(settings, known_status(settings.warehouse))
-    for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
-        destination = destinations.get((topic, row["subscription"]))
-        is_dead = row["attempt"] and is_dead_letter(row["destination"] or "", destination)
-        numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
-        detail = f"{''.join(numbers)}{row['sent_at'] - row['deliver_at']:,} ms after its time"
-        add(
-            row["sent_at"], "a dead letter" if is_dead else "delivered", row["destination"], row["subscription"], detail
-        )
-    return sorted(events, key=lambda event: event["at"])
-
-
 def lookahead_millis(settings: Settings) -> int:
     """Returns how long before its time a message is handed out now, ms; 0: no job is at work."""
     status = known_status(settings.warehouse)
@@ -300,37 +202,5 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
     return found
 
 
-def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[dict[str, Any]]) -> int:
-    """Returns when a message came due and was held back, ms since the epoch.
-
-    Args:
-        held: the message's row in the delayed index at HELD_DELIVER_AT.
-        rows: all DELAY rows of the message.
-        outcomes: the outcomes of the message.
-    """
-    subscription = held["subscription"]
-    # (sequence, time), with the message's own time first, whether it was sealed or not.
-    published = int(held["publish_time"])
-    try:
-        own = deliver_at(dict(held["properties"] or ()), published, published)
-    except BadScheduleError:  # an import takes the time of a message from elsewhere
-        own = published
-    times: list[tuple[int, int]] = [(-1, own)]
-    times += [(r["sequence"] or 0, r["deliver_at"]) for r in rows if r["subscription"] in (None, subscription)]
-    times += [
-        (o["sequence"], max(o["deliver_at"], o["applied_at"]))
-        for o in outcomes
-        if (o["operation"], o["result"], o["subscription"]) == ("RESCHEDULE", "APPLIED", subscription)
-    ]
-    _, due = max(time for time in times if time[0] < held["sequence"])
-    return max(published, due)
-
-
 def _of_topics(topics: Sequence[str]) -> str:
     return f"topic IN ({', '.join(map(literal, topics))})"
-
-
-def _of(topic: str, ref: MessageRef) -> str:
-    """Returns the SQL condition that a row is of a message, or of its whole entry."""
-    condition = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
-    return condition if ref.batch_index < 0 else f"{condition} AND batch_index IN (-1, {ref.batch_index})"

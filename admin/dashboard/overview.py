@@ -14,7 +14,8 @@ from admin.dashboard.responses import page, part
 from admin.security.policy import Reader, requires_some
 from conf.api_settings import Operation
 from conf.errors import UnreadableWarehouseError
-from conf.settings import Route, without_partition
+from conf.partitions import without_partition
+from conf.settings import Route
 from status.job_status import known_status, read_status
 from status.troubles import Trouble
 from warehouse.queries.listing import PendingError

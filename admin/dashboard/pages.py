@@ -15,14 +15,13 @@ from admin.dashboard.data import (
     WHICH_ATTEMPTS,
     attempts_of,
     changes_log,
-    history_of,
     lookahead_millis,
-    message_of,
     outcomes_of,
     refusals,
     storage,
 )
 from admin.dashboard.histogram import ALL, FIT, SPANS, histogram
+from admin.dashboard.message import history_of, message_of, standings
 from admin.dashboard.responses import COOKIE, page, page_in_parts, part, static_file
 from admin.dashboard.search_form import Asked, Text, form_filter, parse_field_time, parse_ref
 from admin.errors import AdminError
@@ -266,17 +265,20 @@ def message(request: Request, caller: Caller, topic: Text = "", id: Text = "") -
     route = _route(caller, topic)
     ref = parse_ref(id)
     settings = _settings(request)
-    found, events, problem, code = None, [], None, 200
+    found, standing, events, problem, code = None, [], [], None, 200
     try:
         found = message_of(settings, route.source, ref)
         events = history_of(settings, route.source, ref)
+        standing = standings(settings, route, ref, found) if found else []
     except TableNotFoundError:
         problem = f"there are no tables in {settings.warehouse}: the job has not run yet"
+    except PendingError as error:
+        problem = str(error)
     if found is None and not events:
         code = 404
     return page(
-        request, "message.html", caller, code=code, route=route, ref=ref, found=found, events=events, problem=problem,
-        names=[s.name for s in route.subscriptions],
+        request, "message.html", caller, code=code, route=route, ref=ref, found=found, standings=standing,
+        events=events, problem=problem, names=[s.name for s in route.subscriptions],
     )  # fmt: skip
 
 

@@ -59,7 +59,8 @@ class StorageCollector(Collector):
         index = next((table for table in found if table["name"] == "delayed_index"), None)
         if index is not None:
             yield GaugeMetricFamily("pulsar_delayed_message_index_bucket_total", "Files of buckets.", index["files"])
-            yield GaugeMetricFamily("pulsar_delayed_message_index_size_bytes", "Their size on disk.", index["bytes"])
+            size = "pulsar_delayed_message_index_bucket_snapshot_size_bytes"
+            yield GaugeMetricFamily(size, "Their size on disk.", index["bytes"])
 
     def _backlog(self) -> Iterator[Metric]:
         metric = GaugeMetricFamily(

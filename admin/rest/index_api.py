@@ -36,7 +36,10 @@ def get_message_id_by_index(
     message_index: MessageIndex = request.app.state.message_index
     try:
         found = message_index.find(target.route.source, target.partition, parse_index(index))
-    except (BadRequestError, NoSuchIndexError) as error:
+    except NoSuchIndexError as error:
+        target.refuse_whole(request.app.state.control)
+        raise AdminError(404, str(error)) from error
+    except BadRequestError as error:
         raise AdminError(404, str(error)) from error
     except PartitionedTopicError as error:
         raise AdminError(405, str(error)) from error

@@ -19,7 +19,7 @@ from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.by_filter import BulkRequest, by_filter, check_most, refuse_key
 from admin.rest.pending_errors import invalid, refusal
 from admin.rest.request_bodies import BadRequestError, parse_count
-from admin.rest.target_topic import Target, TargetTopic
+from admin.rest.target_topic import PARTITIONED, Target, TargetTopic
 from admin.rest.topics_schema import (
     CALLER_ERRORS,
     CHANGE_ERRORS,
@@ -130,18 +130,21 @@ def list_delayed(
     try:
         question = _ask(request, target, wanted, cursor)
         if PROTOBUF in request.headers.get("accept", "").lower():
-            return _stream(target, question, limit)
+            return _stream(target, question, limit, request.app.state.control)
         return JSONResponse(question.page(limit or _PAGE).to_json())
     except PendingError as error:
         raise refusal(error) from error
 
 
-def _stream(target: Target, question: Pending, limit: int | None) -> Response:
+def _stream(target: Target, question: Pending, limit: int | None, control: AsyncControlClient) -> Response:
     """Answers with the entries of a listing, at most `limit`, as length-delimited messages DelayedIndex."""
     tables = question.entries(_STREAMED_AT_ONCE)
     first = next(tables, None)
-    if first is not None:
-        _check_partition(target, first)  # DelayedIndex has no field for the partition
+    # DelayedIndex has no field for the partition.
+    if first is None:
+        target.refuse_whole(control)
+    else:
+        _check_partition(target, first)
     kind = CANCEL if question.is_of_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
@@ -229,6 +232,7 @@ async def skip_next(
         raise AdminError(400, "a number of messages goes without a body; message ids go to skip/0 or skipByMessageIds")
     target.check_subscriptions([subscription])
     refuse_key(request)
+    await asyncio.to_thread(target.refuse_whole, request.app.state.control)
     try:
         question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
         check(question, Action.SKIP)
@@ -284,7 +288,7 @@ def _check_partition(target: Target, rows: pa.Table) -> None:
         AdminError: 405, the call does not name a partition.
     """
     if target.partition < 0 and int64(rows, "partition").max() >= 0:
-        raise AdminError(405, "the topic is partitioned: name a partition")
+        raise AdminError(405, PARTITIONED)
 
 
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:

@@ -24,6 +24,7 @@ from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
 from tracker.properties.schedule_key import check_key
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: leaves room for the number of further commands
+_DEFAULT_TYPE = "byteArray"  # PIP-423's, where a body's type is missing, null or empty
 _MESSAGE_ID_FIELDS = {"ledgerId", "entryId", "batchIndex", "partitionIndex"}
 
 
@@ -175,7 +176,7 @@ def parse_subscriptions(given: object) -> list[str]:
 
 
 def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
-    """Reads the body of skipByMessageIds in any of its forms.
+    """Reads the body of skipByMessageIds in any of its forms; `messageIds` without a type are byte arrays.
 
     Raises:
         BadRequestError: the body has none of the forms, or names no message.
@@ -192,6 +193,7 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     if unknown := content.keys() - {"type", "messageIds"}:
         raise BadRequestError(f"unknown: {min(unknown)[:80]!r}")
     kind, ids = content.get("type"), content.get("messageIds")
+    kind = _DEFAULT_TYPE if kind is None or kind == "" else kind
     if not isinstance(kind, str) or kind.lower() not in ("messageid", "bytearray"):
         raise BadRequestError("type must be messageId or byteArray")
     if not isinstance(ids, list):

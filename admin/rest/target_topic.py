@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from fastapi.dependencies.models import Dependant
 
+from admin.control.async_client import AsyncControlClient
 from admin.errors import AdminError
 from admin.security.policy import topic_name
 from conf.settings import Route, Settings
@@ -17,6 +18,10 @@ from tracker.subscriptions import ALSO_LATER
 
 # Pulsar's clients send them with any call.
 _ALWAYS_TAKEN = frozenset({"authoritative", "token"})
+
+PARTITIONED = "the topic is partitioned: name a partition"
+
+_READS = frozenset({"GET", "HEAD"})
 
 # What is wrong with the parameters of these calls is 412, as PIP-423 has it; elsewhere it is 400.
 _PRECONDITIONS = ("/cancelDelayedMessage", "/acknowledgeMessage")
@@ -36,6 +41,17 @@ class Target:
         if unknown := [name for name in names if name not in known and name != ALSO_LATER]:
             raise AdminError(404, f"the topic {self.name} has no such subscription: {unknown[0][:300]!r}")
 
+    def check_partition(self, control: AsyncControlClient) -> None:
+        """Raises AdminError (404) if the broker says that the topic has no such partition; blocks for some ms."""
+        names = control.partitions(self.route.source)
+        if names is not None and self.name not in names:
+            raise AdminError(404, f"no such topic: {self.route.source} has no partition {self.partition}")
+
+    def refuse_whole(self, control: AsyncControlClient) -> None:
+        """Raises AdminError (405) if a partition has to be named, and the call names none; blocks for some ms."""
+        if self.partition < 0 and control.partitions(self.route.source) not in (None, [self.route.source]):
+            raise AdminError(405, PARTITIONED)
+
 
 def target(
     request: Request,
@@ -46,8 +62,9 @@ def target(
     """A dependency that returns the topic that the path names.
 
     Raises:
-        AdminError: 404, it is neither the source topic of a route nor a partition of one; 400 or 412, the query has a
-            parameter that the call does not have: a misspelt `subscriptionNames` would be for all subscriptions.
+        AdminError: 404, it is neither the source topic of a route nor a partition of one, or the call changes something
+            of a partition that there is not; 400 or 412, the query has a parameter that the call does not have: a
+            misspelt `subscriptionNames` would be for all subscriptions.
     """
     settings: Settings = request.app.state.settings
     name = topic_name(tenant, namespace, topic)
@@ -58,7 +75,10 @@ def target(
     if unknown := request.query_params.keys() - _parameters(request.scope["route"].dependant) - _ALWAYS_TAKEN:
         code = 412 if request.url.path.endswith(_PRECONDITIONS) else 400
         raise AdminError(code, f"the call has no parameter {min(unknown)[:80]!r}")
-    return Target(name, route, partition)
+    found = Target(name, route, partition)
+    if partition >= 0 and request.method not in _READS:
+        found.check_partition(request.app.state.control)
+    return found
 
 
 TargetTopic = Annotated[Target, Depends(target)]

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from admin.control.bulk import Action, Change
 from admin.errors import AdminError
 from admin.rest.by_filter import by_filter, parse_bulk
-from admin.rest.commands import CANCEL_CODES, SKIP_CODES, command_factory, refuse_body, send
+from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
     TooManyIdsError,
@@ -69,6 +69,7 @@ from conf.settings import Settings
 from tracker.subscriptions import ALSO_LATER
 
 _T = TypeVar("_T")
+_NO_IDS = (b"", b"{}", b"null")
 
 router = APIRouter()
 
@@ -187,6 +188,10 @@ async def skip_by_map(
     subscription: Subscription,
     authoritative: Authoritative = None,
 ) -> Response:
+    if (await request.body()).strip() in _NO_IDS:
+        # As in Pulsar, where it skips the next 0 messages.
+        target.check_subscriptions([subscription])
+        return answer(request, [], SKIP_CODES)
     return await _skip(request, role, target, subscription, parse_skip_map)
 
 

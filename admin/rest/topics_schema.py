@@ -96,7 +96,13 @@ _DONE: dict[int | str, dict[str, Any]] = {
     200: {"model": _Outcomes, "description": "Done; the outcomes were asked for."},
     204: {"description": "Done."},
 }
-CALLER_ERRORS = {"_401": "The caller is unknown.", "_403": "The caller may not do this.", "_500": "Internal error."}
+CALLER_ERRORS = {
+    "_401": "The caller is unknown.",
+    "_403": "The caller may not do this.",
+    "_421": "The call's Host is no name of this API.",
+    "_429": "The caller calls too often: see the header Retry-After.",
+    "_500": "Internal error.",
+}
 CHANGE_ERRORS = CALLER_ERRORS | {
     "_413": "The body is too large, or has too many ids.",
     "_503": "The broker can't be reached: nothing was done.",
@@ -109,6 +115,7 @@ CANCEL_TEXT = (
 )
 CANCEL_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
+    _400=f"{IDEMPOTENCY_KEY} is not allowed.",
     _404="No such topic or subscription.",
     _405="The topic is not persistent.",
     _412="An id is negative, deliverAt is not positive, or the message could not be cancelled, because it was handed"
@@ -118,6 +125,7 @@ CANCEL_RESPONSES = _DONE | error_responses(
 ACKNOWLEDGE_TEXT = "Skips one entry that waits, on all subscriptions or those named." + _HEADERS
 ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
+    _400=f"{IDEMPOTENCY_KEY} is not allowed.",
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
     _412="An id is negative, the message was handed out already (TOO_LATE), or a subscription's type acknowledges"
@@ -142,7 +150,11 @@ SKIP_NEXT_TEXT = (
     " seconds after it came. Unlike in Pulsar messages are counted, and not entries: n may end within a batch. With the"
     " header `Prefer: return=representation` the status of success is 200, with counts by result."
 )
-SKIP_NEXT_RESPONSES = {204: {"description": "Done."}} | error_responses(
+_COUNTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Done; the counts by result, as `applied` and `tooLate`, were asked for."},
+    204: {"description": "Done."},
+}
+SKIP_NEXT_RESPONSES = _COUNTED | error_responses(
     **CHANGE_ERRORS,
     _400="n is not a number, or negative, or there is a body.",
     _404="No such topic or subscription.",
@@ -220,6 +232,7 @@ INDEX_TEXT = (
 )
 INDEX_RESPONSES = error_responses(
     **CALLER_ERRORS,
+    _400="The call has another parameter.",
     _404="No such topic, or the index is not a number, negative, or beyond the last.",
     _405="The topic is partitioned: name a partition.",
     _406="The topic is not persistent.",
@@ -246,10 +259,10 @@ def fields_body(*names: str) -> dict[str, Any]:
     }
 
 
-def _json_body(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
+def _json_body(schema: dict[str, Any], examples: dict[str, Any], required: bool = True) -> dict[str, Any]:
     examples = {name: {"value": value} for name, value in examples.items()}
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "examples": examples}}}
+        "requestBody": {"required": required, "content": {"application/json": {"schema": schema, "examples": examples}}}
     }
 
 
@@ -259,8 +272,8 @@ SKIP_BODY = _json_body(
     {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "string"}}]},
     {
         "objects": {"type": "messageId", "messageIds": [{"ledgerId": 7, "entryId": 0, "batchIndex": 3}]},
-        "byte arrays": {"type": "byteArray", "messageIds": ["CAcQADAD"]},
-        "base64": ["CAcQADAD"],
+        "byte arrays": {"type": "byteArray", "messageIds": ["CAcQACAD"]},
+        "base64": ["CAcQACAD"],
         "triplets": ["7:0:3", "7:1"],
         "map of ledger to entry": {"7": "0"},
         "schedule keys": {"scheduleKeys": ["order-7"]},
@@ -289,4 +302,4 @@ RETRY_BODY = _json_body(
         "in a minute": {"messageIds": ["7:0:3", "7:1"], "reason": "no connection", "afterMillis": 60_000},
     },
 )
-SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}})
+SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}}, required=False)

@@ -18,7 +18,7 @@ from admin.security.refusals import network_of
 from admin.security.tokens import TokenError, TokenVerifier
 from conf.api_settings import ApiSettings, AuthSettings, Operation, Role
 from conf.errors import DelayLakeError
-from conf.settings import without_partition
+from conf.partitions import without_partition
 
 BEARER = "Bearer "
 

@@ -89,14 +89,14 @@ def parse_triplet(text: str) -> MessageRef:
 
 
 def parse_base64(text: str) -> MessageRef:
-    """Reads the base64 of Pulsar's MessageIdData, as `MessageId.toByteArray()` gives it.
+    """Reads the base64 of Pulsar's MessageIdData, as `MessageId.toByteArray()` gives it, with or without padding.
 
     Raises:
         MessageIdError: the text is not base64, or not exactly one message id.
     """
     text = text.strip()
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(text if "=" in text else text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise MessageIdError(f"no base64: {text[:80]!r}") from None
     return decode(data)

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position, partition_name
+from broker.position import Position
+from conf.partitions import partition_name
 from recovery.rebuild.done_occurrences import DoneOccurrences
 from recovery.rebuild.message_set import MessageSet
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER

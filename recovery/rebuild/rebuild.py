@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position, partition_name
+from broker.position import Position
+from conf.partitions import partition_name
 from conf.settings import Settings
 from recovery.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
 from recovery.rebuild.delivered import DONE, Delivered, read_delivered

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.position import Position, partition_name
+from broker.position import Position
+from conf.partitions import partition_name
 from tracker.commands.message_state.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from tracker.messages import attempts_of, concat, int64, is_among, typed, where, with_columns
 from tracker.properties.message_position import MessagePosition

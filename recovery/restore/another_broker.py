@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from broker.client import close_quietly, connect, crypto_key_reader, subscribe
 from broker.clusters.replicas import read_replicas
-from broker.position import START, Position, partition_name
+from broker.position import START, Position
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.partitions import partition_name
 from conf.settings import Settings
 from recovery.rebuild.delivered import CLOCKS_MILLIS
 from recovery.restore.rewind import CHUNKS_MILLIS

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from broker.client import NoAnswerError
 from broker.clusters.new_cluster import NewClusterError, check_topics
-from broker.position import START, Position, partition_name
+from broker.position import START, Position
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.errors import DelayLakeError
+from conf.partitions import partition_name
 from conf.settings import Settings
 from recovery.rebuild.delivered import CLOCKS_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER

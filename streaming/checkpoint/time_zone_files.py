@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from conf.time_zones import TIME_ZONE_DATA_VERSION, packaged
 from streaming.checkpoint.offset import Offset
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, packaged
 from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)

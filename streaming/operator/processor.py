@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from conf.settings import TrackerSettings
+from conf.time_zones import using
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
@@ -22,7 +23,6 @@ from tracker.containment import apply_contained
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
-from tracker.recurrence.time_zones import using
 from tracker.sharding import ShardId
 from tracker.store import Store
 from warehouse.delta.tables import Tables

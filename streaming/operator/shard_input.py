@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import DelayLakeError
+from conf.time_zones import TimeZones
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
 from tracker.commands.holding.pace import Pace
@@ -17,7 +18,6 @@ from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELI
 from tracker.commands.schema import COMMAND_ROWS, PauseChange
 from tracker.messages import concat
 from tracker.packing import unpack
-from tracker.recurrence.time_zones import TimeZones
 
 _TABLES = (
     InputKind.MESSAGES,

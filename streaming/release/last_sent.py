@@ -18,10 +18,10 @@ from typing import Protocol
 import pulsar
 
 from broker.client import PulsarError, connect
-from broker.position import partition_name
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.errors import one_line
+from conf.partitions import partition_name
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset

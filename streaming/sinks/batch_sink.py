@@ -110,7 +110,8 @@ class BatchSink:
         paused = statuses[0]["paused"]  # all shards know of each pause
         releaser = self._releaser
         done = BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
-        self._on_batch(replace(done, failures=[tuple(one) for s in statuses for one in s.get("failures", [])]))
+        failures = [tuple(one) for s in statuses for one in s.get("failures", [])]
+        self._on_batch(replace(done, failures=failures, outcome_producer=self._outcomes.name))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

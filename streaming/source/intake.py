@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from broker.position import START, Position
 from conf.settings import Settings, local_path
+from conf.time_zones import TIME_ZONE_DATA_VERSION
 from status.disk_room import DiskRoom
 from status.troubles import Troubles
 from streaming.checkpoint.batch_input import BatchInput, Received
@@ -33,7 +34,6 @@ from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, rows_due
 from warehouse.routes import tenure

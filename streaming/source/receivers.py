@@ -16,6 +16,7 @@ from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
+from conf.partitions import split_partition
 from conf.settings import Settings
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
@@ -202,10 +203,8 @@ class Receivers:
         return lambda producer, position: origins.replicated_from(producer, *position)
 
     def _source_topic(self, name: str) -> SourceTopic:
-        topic, separator, partition = name.rpartition("-partition-")
-        if separator and topic in self._known:
-            return SourceTopic(name, topic, int(partition))
-        return SourceTopic(name, name, -1)
+        topic, partition = split_partition(name)
+        return SourceTopic(name, topic, partition) if topic in self._known else SourceTopic(name, name, -1)
 
     def _keep_discovering(self) -> None:
         while not self.stopped.wait(_DISCOVERY_SECONDS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from conf.errors import DelayLakeError, one_line
+from conf.partitions import split_partition
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
@@ -63,8 +63,6 @@ class InvalidCommandError(DelayLakeError):
 class _NoRequestIdError(InvalidCommandError):
     """A command that can't be answered, because it has no request id, or one that is too long."""
 
-
-_PARTITION = re.compile(r"[0-9]{1,9}")
 
 # The columns in which the rows of a command may differ. All rows have the same values in the other ones.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
@@ -399,10 +397,8 @@ def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
     name = full_name(name)
     if name in routes:
         return name, -1
-    topic, separator, partition = name.rpartition("-partition-")
-    if separator and topic in routes and _PARTITION.fullmatch(partition):
-        return topic, int(partition)
-    return None, -1
+    topic, partition = split_partition(name)
+    return (topic, partition) if topic in routes else (None, -1)
 
 
 def _answers(

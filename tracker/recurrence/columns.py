@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.time_zones import TimeZones, used
 from tracker.messages import BoolArray, Int64Array, int64
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT
 from tracker.recurrence.recurrence import (
@@ -19,10 +20,8 @@ from tracker.recurrence.recurrence import (
     TIME_ZONE,
     Misfire,
     Recurrence,
-    recurrence_of,
 )
-from tracker.recurrence.start import first_of
-from tracker.recurrence.time_zones import TimeZones, used
+from tracker.recurrence.start import stored
 
 # In arrays of times: there is no time.
 NEVER = -1
@@ -41,15 +40,14 @@ class Recurrences:
     """
 
     def __init__(self, rows: pa.Table) -> None:
-        self._properties = rows["properties"]
         self._published = int64(rows, "publish_time")
-        texts = _values(rows["properties"].combine_chunks(), [*_OF_RULE, DELIVER_AT, DELIVER_AFTER])
+        self._texts = texts = _values(rows["properties"].combine_chunks(), [*_OF_RULE, DELIVER_AT, DELIVER_AFTER])
         self._at, self._after = texts[DELIVER_AT], texts[DELIVER_AFTER]
         self._rules: list[Recurrence] = []
         self._rule_of, firsts = _groups([texts[name] for name in _OF_RULE])
         for i in firsts.tolist():
             given = {name: text for name in _OF_RULE if (text := texts[name][i].as_py()) is not None}
-            self._rules.append(recurrence_of(given))
+            self._rules.append(stored(given, 0)[0])
 
     @property
     def published(self) -> Int64Array:
@@ -70,7 +68,8 @@ class Recurrences:
 
     def one(self, i: int) -> tuple[Recurrence, int]:
         """Returns the rule of a message, and when its first occurrence is, ms since the epoch."""
-        properties = tuple(self._properties[i].as_py() or ())
+        names = (*_OF_RULE, DELIVER_AT, DELIVER_AFTER)
+        properties = tuple((name, text) for name in names if (text := self._texts[name][i].as_py()) is not None)
         return self.rule(i), _start(used(), properties, int(self._published[i]))
 
     def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
@@ -180,4 +179,4 @@ def _in_time(rule: Recurrence, times: Int64Array) -> Int64Array:
 
 @lru_cache(maxsize=100_000)
 def _start(of: TimeZones, properties: _Properties, published: int) -> int:
-    return first_of(dict(properties), published)
+    return stored(dict(properties), published)[1]

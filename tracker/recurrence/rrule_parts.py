@@ -37,11 +37,13 @@ class Parts(NamedTuple):
 def parse(text: str) -> Parts:
     """Reads a recurrence rule such as `FREQ=MONTHLY;BYDAY=-1FR`, with or without `RRULE:` before it.
 
+    A line break or semicolon at its end is taken, as other programs write them.
+
     Raises:
-        ValueError: it can't be read, or has parts that do not go together.
+        ValueError: it can't be read, or has parts that do not go together; its message goes on after "it".
     """
     given: dict[str, str] = {}
-    for part in text.upper().removeprefix("RRULE:").split(";"):
+    for part in text.upper().strip().removeprefix("RRULE:").rstrip(";").split(";"):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ValueError(f"has a part that is no NAME=VALUE: {part[:40]!r}")

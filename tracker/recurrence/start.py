@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conf.errors import one_line
 from tracker.properties.delivered import MESSAGE_ID, OCCURRENCE
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, TOO_FAR, BadScheduleError, deliver_at
 from tracker.recurrence.errors import RecurrenceError
-from tracker.recurrence.recurrence import REPEAT, REPEAT_UNTIL, recurrence_of
+from tracker.recurrence.recurrence import REPEAT, REPEAT_UNTIL, SHORTEST_MILLIS, Recurrence, recurrence_of
 
 
 def is_occurrence(properties: Mapping[str, str]) -> bool:
@@ -32,6 +33,48 @@ def counts_from(last: int, published: int, now: int) -> int:
     return max(last, min(published, now))
 
 
+def accepted_first(
+    properties: Mapping[str, str], published: int, max_delay_millis: int, shortest_millis: int = SHORTEST_MILLIS
+) -> int:
+    """Returns when the first occurrence of a new recurring message is, ms since the epoch.
+
+    Args:
+        properties: the message's. `deliverAt` or `deliverAfter` is the time of the first occurrence.
+        published: when it was published, ms since the epoch.
+        max_delay_millis: the longest delay of the first occurrence that is accepted, ms; 0: any.
+        shortest_millis: the shortest time between two occurrences that is accepted, ms.
+
+    Raises:
+        BadScheduleError: a property can't be read, or the rule is none that is accepted, or the first occurrence would
+            be after the schedule's end, or too late.
+    """
+    recurrence_of(properties).check(shortest_millis)
+    return first_of(properties, published, max_delay_millis)
+
+
+def stored(properties: Mapping[str, str], published: int) -> tuple[Recurrence, int]:
+    """Returns the rule of a message that was taken in, and when its first occurrence is, ms since the epoch.
+
+    What an earlier version has taken in may be none that this one reads, as of a time zone that is no more: then the
+    schedule has ended. A message without any properties has lost them, and has ended, too.
+
+    Args:
+        properties: the message's.
+        published: when it was published, ms since the epoch.
+    """
+    try:
+        rule = recurrence_of(properties)
+    except BadScheduleError as error:
+        return Recurrence.unreadable(properties, str(error)), published
+    except Exception as error:  # whatever it is, it is of this message alone
+        why = f"{REPEAT} fails with {type(error).__name__}: {one_line(error)[:200]}"
+        return Recurrence.unreadable(properties, why), published
+    try:
+        return rule, first_of(properties, published)
+    except Exception:
+        return rule, published
+
+
 def first_of(properties: Mapping[str, str], published: int, max_delay_millis: int = 0) -> int:
     """Returns when the first occurrence of a recurring message is, ms since the epoch.
 
@@ -51,7 +94,7 @@ def first_of(properties: Mapping[str, str], published: int, max_delay_millis: in
     if first is None:
         # The schedule may end by `repeatUntil`, by the rule's UNTIL, or with the year 9999: the error names the first.
         if rule.until_millis is None:
-            raise RecurrenceError(REPEAT, "has no occurrence up to the year 9999")
+            raise RecurrenceError(REPEAT, "has no occurrence up to the year 9999, or in 400 years")
         if properties.get(REPEAT_UNTIL) is None or int(properties[REPEAT_UNTIL]) > rule.until_millis:
             raise RecurrenceError(REPEAT, "has an UNTIL before the first occurrence")
         raise RecurrenceError(REPEAT_UNTIL, "is before the first occurrence")

@@ -7,6 +7,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 _WEEK = 7 * 86_400  # no time zone changes its offset there and back within a week
+_NEAR = 2 * 86_400  # a change of a clock is less than this
 
 
 class Rule(Protocol):
@@ -20,7 +21,7 @@ class Rule(Protocol):
     every_pass: bool
 
     def after(self, wall: int) -> int | None:
-        """Returns the first wall time of the rule after another; None: there is none within 50 years."""
+        """Returns the first wall time of the rule after another; None: there is none within 50 years, at least."""
 
 
 def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
@@ -54,15 +55,22 @@ def wall_time(zone: ZoneInfo | None, instant: int) -> int:
 def _every_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:
     offset = _offset(zone, after)
     shown = after + offset
-    while (wall := rule.after(shown)) is not None:
-        instant = wall - offset
-        change = _first_change(zone, after, instant)
-        if change is None:
+    while True:
+        wall = rule.after(shown)
+        instant = None if wall is None else wall - offset
+        near = after + _NEAR
+        change = _first_change(zone, after, near if instant is None else min(instant, near))
+        if change is not None:
+            # From the change on the clock shows other times: search again from the second before it.
+            after, offset = change, _offset(zone, change)
+            shown = after + offset - 1
+        elif instant is None or instant <= near:
             return instant
-        # From the change on the clock shows other times: search again from the second before it.
-        after, offset = change, _offset(zone, change)
-        shown = after + offset - 1
-    return None
+        else:
+            # The rule has no time until then, whatever the clock shows: the changes in between do not matter.
+            after = max(near, instant - _NEAR)
+            offset = _offset(zone, after)
+            shown = after + offset
 
 
 def _first_pass(rule: Rule, zone: ZoneInfo, after: int) -> int | None:

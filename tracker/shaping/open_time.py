@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 import numpy as np
 import numpy.typing as npt
 
-from tracker.recurrence.time_zones import time_zone
+from conf.time_zones import time_zone
 from tracker.shaping.rule import OpenWindow
 
 FloatArray = npt.NDArray[np.float64]

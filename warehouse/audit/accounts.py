@@ -246,7 +246,7 @@ def _fates(missed: str, own_missed: str) -> str:
         own_missed: the same condition for a row of the delayed index (i), which may be for the subscription alone.
     """
     from tracker.commands.schema import SEQUENCE_BITS
-    from warehouse.pending import LAST_COMMANDS, LAST_OCCURRENCES, is_cancelled, is_moved_on, join_commands, last
+    from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands, last, last_occurrences
 
     return f"""
 -- The state of a retried message is that of its last retry. If that retry was answered in the last batch, the delayed
@@ -262,7 +262,7 @@ delivered AS (
            max(CASE WHEN occurrence IS NOT NULL THEN batch_id END) AS recurring_until
     FROM (SELECT *, {_MESSAGE} FROM deliveries) AS d GROUP BY {_KEY}, subscription, attempt
 ),
-occurrences AS ({LAST_OCCURRENCES}),
+occurrences AS ({last_occurrences()}),
 commands AS ({LAST_COMMANDS}),
 -- Only `outcomes` has messages that were superseded in the batch that brought them, for all subscriptions.
 superseded AS (SELECT DISTINCT ledger_id, entry_id, {_MESSAGE} FROM outcomes WHERE result = 'SUPERSEDED'),

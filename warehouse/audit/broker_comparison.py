@@ -16,7 +16,8 @@ from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
-from conf.settings import Settings, partition_name
+from conf.partitions import partition_name
+from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 from warehouse.delta.tables import literal
 from warehouse.unseen_entries import GONE, find_not_seen

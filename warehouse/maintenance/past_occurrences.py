@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.messages import BoolArray, is_among
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.start import counts_from, first_of
+from tracker.recurrence.start import counts_from, stored
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
 
 _Message = tuple[int, int, int]  # ledger, entry, batch index
@@ -45,10 +45,7 @@ class OccurrenceRetention:
         )
         self._rules: dict[_Message, tuple[Recurrence, int, int]] = {}
         for *message, published, properties in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-            of_message = dict(properties or ())
-            if (rule := Recurrence.of_properties(of_message)) is not None:
-                self._rules[_message(*message)] = rule, first_of(of_message, published), published
-
+            self._rules[_message(*message)] = *stored(dict(properties or ()), published), published
         self._with_next = query(
             f"SELECT DISTINCT {columns} FROM delayed_index WHERE operation = 'DELAY' AND occurrence IS NOT NULL "  # noqa: S608
             f"AND sequence IS NOT NULL AND deliver_at >= {horizon} AND {of_ledgers}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, deliver_at
 from warehouse.delta.tables import literal
 
 # The columns by which a listing, of one topic, is ordered, all ascending.
@@ -128,6 +130,12 @@ class PendingMessage:
         return self.deliver_at >= PAUSED_DELIVER_AT
 
     @property
+    def cancel_at(self) -> int:
+        """A time for a cancel that names the message: its own, or that with which it came if it is held back."""
+        is_at_rest = self.deliver_at >= HELD_DELIVER_AT
+        return time_as_it_came(self.properties, self.publish_time) if is_at_rest else self.deliver_at
+
+    @property
     def place(self) -> tuple[int, int, int, int, int, int]:
         """The message's values of the columns ORDER."""
         ref = self.ref
@@ -159,6 +167,14 @@ class PendingMessage:
             "attempt": self.attempt,
             **({} if self.occurrence is None else {"occurrence": self.occurrence}),
         }
+
+
+def time_as_it_came(properties: Mapping[str, str], publish_time: int) -> int:
+    """Returns when a message was due at first, ms since the epoch, at least 1; one without a right time: at once."""
+    try:
+        return max(deliver_at(properties, publish_time, publish_time), 1)
+    except BadScheduleError:  # an imported message may have any properties
+        return min(max(publish_time, 1), MAX_TIME_MILLIS)
 
 
 @dataclass(frozen=True)

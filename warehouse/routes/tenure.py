@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.position import Position
+from conf.partitions import split_partition
 from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64
 from warehouse.delta.tables import Tables, exists, literal
@@ -274,5 +275,5 @@ def _partition(topic: str, name: str) -> int | None:
     """Returns the number of a topic's partition from its name; -1: the topic itself; None: it is not the topic's."""
     if name == topic:
         return -1
-    number = name.removeprefix(f"{topic}-partition-")
-    return int(number) if number.isdigit() else None
+    of, number = split_partition(name)
+    return number if of == topic and number >= 0 else None

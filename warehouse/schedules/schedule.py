@@ -44,7 +44,8 @@ class Progress:
 
     Attributes:
         delivered: the number of delivered occurrences, as far as the tables still have them.
-        last: the last occurrence that was delivered or skipped; None: none yet.
+        last: the last occurrence that was delivered or skipped, at the time that it had in the end: a command or a
+            subscription's rate may have given it another one than the rule; None: none yet.
         next: the occurrence that waits; None: none. It is at HELD_DELIVER_AT if held back, at PAUSED_DELIVER_AT if
             paused.
         next_by_rule: when the next occurrence is due by the rule, ms since the epoch, also if it was rescheduled.

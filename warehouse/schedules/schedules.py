@@ -17,11 +17,11 @@ from deltalake.exceptions import TableNotFoundError
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.recurrence.recurrence import Recurrence, recurrence_of
-from tracker.recurrence.start import counts_from, first_of
+from tracker.recurrence.recurrence import Recurrence
+from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
-from warehouse.pending import IS_CANCEL, IS_SKIPPED_OCCURRENCE
+from warehouse.pending import IS_CANCEL, last_occurrences
 from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
 from warehouse.routes.tenure import Tenures
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
@@ -142,8 +142,7 @@ class Schedules:
 
     def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
         properties = dict(row["properties"] or ())
-        rule = recurrence_of(properties)
-        start = first_of(properties, row["publish_time"])
+        rule, start = stored(properties, row["publish_time"])
         return Schedule(
             ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
             rule=rule,
@@ -174,11 +173,8 @@ class _Progress:
         of = f"topic = {literal(topic)} AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES))})"
         self._done = _by_message(
             tables,
-            f"SELECT {_MESSAGE}, max(occurrence) AS number, max(at) AS at, count(sent_at) AS delivered FROM ("  # noqa: S608
-            f"SELECT {_MESSAGE}, occurrence, coalesce(occurrence_at, deliver_at) AS at, sent_at FROM deliveries "
-            f"WHERE occurrence IS NOT NULL AND {of} UNION ALL "
-            f"SELECT {_MESSAGE}, occurrence, deliver_at, CAST(NULL AS BIGINT) FROM outcomes "
-            f"WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {of}) AS d GROUP BY {_MESSAGE}",
+            f"SELECT {_MESSAGE}, occurrence AS number, due AS by_rule, deliver_at AS at, delivered "  # noqa: S608
+            f"FROM ({last_occurrences(of)}) AS d",
         )
         self._next = _by_message(
             tables,
@@ -207,7 +203,8 @@ class _Progress:
         key = subscription, source["ledger_id"], source["entry_id"], max(source["batch_index"], 0)
         done = self._done.get(key) or self._done.get((*key[:3], source["batch_index"]))
         last = Occurrence(done["number"], done["at"]) if done else None
-        following, by_rule = self._following(key, source, rule, start, last)
+        by_rule_last = Occurrence(done["number"], done["by_rule"]) if done else None
+        following, by_rule = self._following(key, source, rule, start, by_rule_last)
         if self._is_cancelled(key):
             state = ScheduleState.CANCELLED
         elif following is None:
@@ -221,7 +218,11 @@ class _Progress:
     def _following(
         self, key: _Key, source: Mapping[str, Any], rule: Recurrence, start: int, last: Occurrence | None
     ) -> tuple[Occurrence | None, int | None]:
-        """Returns the next occurrence, and when it is due by the rule; None: there is none."""
+        """Returns the next occurrence, and when it is due by the rule; None: there is none.
+
+        Args:
+            last: the last occurrence that was delivered or skipped, when it was due by the rule.
+        """
         row = self._next.get(key) or self._next.get((*key[:3], source["batch_index"]))
         found: tuple[int, int] | None
         if row is not None and row["number"] is not None and row["number"] > (last.number if last else 0):

@@ -10,6 +10,8 @@ const WORDS = {
   restore: ["Restore", "Cancels and skips of them are undone: they are delivered at their time."],
 };
 const namesOf = (action) => (action === "retry" ? [$("retry-for").value] : JSON.parse(actions.dataset.names));
+// A message may have a row, and a box, for each time at which it is due for some of its subscriptions.
+function distinct() { return new Set(picked().map((box) => box.value)).size; }
 function picked() { return [...document.querySelectorAll(".pick:checked")]; }
 function update() { $("picked").textContent = count(picked().length); }
 function base(topic) { return `/admin/v2/${topic.replace("://", "/").split("/").map(encodeURIComponent).join("/")}`; }
@@ -83,7 +85,7 @@ if (actions) {
     action = button.dataset.action;
     $("answer").textContent = "";
     const [title, text] = WORDS[action];
-    let n = picked().length;
+    let n = distinct();
     let who = `for ${namesOf(action).join(", ")}`;
     if (isAll()) {
       $("answer").textContent = "counting what matches …";

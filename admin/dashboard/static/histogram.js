@@ -1,5 +1,6 @@
 "use strict";
-// The schedule's histogram: how many messages are due, by time, stacked by subscription.
+// The schedule's histogram: how many deliveries are due, by time. Their bars are stacked by subscription, but on a
+// logarithmic scale, where a part's height says nothing: there a bar is the sum.
 const schedule = $("schedule"), logScale = $("log-scale");
 const COLORS = 6; // --series-1 ... in app.css
 const color = (i) => `--series-${(i % COLORS) + 1}`;
@@ -10,7 +11,7 @@ const query = (more) => new URLSearchParams({ topic: schedule.dataset.topic, sub
 const messagesOf = (from, before) => `/ui/messages?${query({ dueFrom: isoTime(from), dueBefore: isoTime(before) })}`;
 const total = (bar) => bar.slice(1).reduce((sum, n) => sum + n, 0);
 
-// With a few bars that are far higher than the others these are not to be seen, unless the scale is logarithmic.
+// With a few bars that are far higher than the others these are hardly to be seen, unless the scale is logarithmic.
 function isSteep(bars) {
   const sizes = bars.map(total).filter((n) => n).sort((a, b) => a - b);
   return sizes.length > 1 && sizes.at(-1) > 30 * sizes[Math.floor(sizes.length / 2)];
@@ -20,6 +21,7 @@ function legend(place, i) {
   const bar = i === null ? null : found.bars[i];
   const sizes = found.subscriptions.map((name, s) => (bar ? bar[s + 1] : found.bars.reduce((sum, b) => sum + b[s + 1], 0)));
   const entries = found.subscriptions.map((name, s) => [css(color(s)), name, count(sizes[s])]);
+  if (logScale.checked && entries.length > 1) entries.unshift([css("--text"), "all", count(sizes.reduce((sum, n) => sum + n, 0))]);
   if (plot && isInView(plot)) entries.push([css("--soft"), "the senders at their best so far", count(capacity())]);
   showLegend(place, bar ? `${stamp(bar[0])}, ${span(found.width)}:` : "", entries);
 }
@@ -56,13 +58,14 @@ function draw() {
   const isLog = logScale.checked;
   plot = null;
   // The last of the stack is the highest and is drawn first; each next one covers what is below it.
-  const columns = found.subscriptions.map((name, s) => found.bars.map((bar) => bar.slice(1, s + 2).reduce((sum, n) => sum + n, 0)));
-  const order = found.subscriptions.map((name, s) => s).reverse();
-  const data = [found.bars.map((bar) => (bar[0] + found.width / 2) / 1000), ...order.map((s) => columns[s])];
+  const last = found.subscriptions.length - 1;
+  const stack = found.subscriptions.map((name, s) => [name, color(s), found.bars.map((bar) => total(bar.slice(0, s + 2)))]).reverse();
+  const shown = isLog && last ? [["all", "--text", found.bars.map(total)]] : stack;
+  const data = [found.bars.map((bar) => (bar[0] + found.width / 2) / 1000), ...shown.map(([, , sizes]) => sizes)];
   const highest = (high) => Math.max(isLog ? 10 : 1, high * (isLog ? 1.5 : 1.1), capacity() < high * (isLog ? 30 : 3) ? capacity() * 1.1 : 0);
   const powers = (u, axis, low, high) => [0, ...Array.from({ length: 12 }, (_, i) => 10 ** i)].filter((n) => n <= high);
   const brief = (n) => (n >= 1e6 ? `${n / 1e6} M` : n.toLocaleString("en-US"));
-  plot = chart($("bars"), order.map((s) => [found.subscriptions[s], color(s), { fill: css(color(s)), width: 0, paths: uPlot.paths.bars({ size: [0.9, 60] }) }]), data, legend, {
+  plot = chart($("bars"), shown.map(([name, hue]) => [name, hue, { fill: css(hue), width: 0, paths: uPlot.paths.bars({ size: [0.9, 60] }) }]), data, legend, {
     cursor: { drag: { x: true, y: false, setScale: false } },
     scales: { x: { range: () => [found.bars[0][0] / 1000, (found.bars.at(-1)[0] + found.width) / 1000] }, y: { ...(isLog ? { distr: 4, asinh: 1 } : {}), range: (u, low, high) => [0, highest(high)] } },
     axisY: isLog ? { splits: powers, filter: (u, splits) => splits, values: (u, values) => values.map(brief) } : { values: (u, values) => values.map(brief) },
@@ -95,11 +98,12 @@ function asTable() {
 
 function note() {
   const due = found.bars.reduce((sum, bar) => sum + total(bar), 0);
-  const parts = [`${count(due)} messages due in this window, ${span(found.width)} a bar`];
+  const parts = [`${count(due)} deliveries due in this window, ${span(found.width)} a bar`];
   if (found.before) parts.push(`${count(found.before)} going out now`);
   if (found.after) parts.push(`${count(found.after)} later`);
   if (found.mostPerSecond) parts.push(`the senders' best so far: ${rate()}`);
   parts.push(`version ${found.version} of delayed_index, as of ${stamp(found.asOf)}`);
+  $("steep").hidden = logScale.checked || !isSteep(found.bars);
   $("schedule-note").textContent = parts.join(" · ");
 }
 
@@ -109,13 +113,12 @@ function note() {
   schedule.setAttribute("aria-busy", "false");
   if (!answer.ok) { $("schedule-note").textContent = answer.found.reason; return; }
   found = answer.found;
-  const kept = localStorage.getItem("log-scale");
-  logScale.checked = kept === null ? isSteep(found.bars) : kept === "yes";
+  logScale.checked = localStorage.getItem("log-scale") === "yes";
   note();
   draw();
   asTable();
 })();
-logScale.addEventListener("change", () => { localStorage.setItem("log-scale", logScale.checked ? "yes" : "no"); draw(); });
+logScale.addEventListener("change", () => { localStorage.setItem("log-scale", logScale.checked ? "yes" : "no"); note(); draw(); });
 addEventListener("drawn-anew", () => { if (found) { note(); draw(); } });
 addEventListener("resize", draw);
 

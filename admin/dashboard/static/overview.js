@@ -15,6 +15,9 @@ function answer(id, figure, hint, grade = "") {
   tile.querySelector(".hint").textContent = hint;
 }
 
+// What is counted for each subscription is called so, and what is counted once a message.
+const deliveries = (n) => `${count(n)} ${n === 1 ? "delivery" : "deliveries"}`;
+
 function answers(found) {
   const unknown = () => "figures are not shown: they are not of now";
   if (!found || found.trouble) for (const id of ["on-time", "keeps-up", "stuck"]) answer(id, "unknown", unknown());
@@ -25,19 +28,19 @@ function answers(found) {
       const hint = `99 % went out within ${span(late[4])}, half within ${span(late[3])}`;
       answer("on-time", late[4] <= LATE_MILLIS ? "yes" : "late", hint, late[4] <= LATE_MILLIS ? "" : late[4] <= 10 * LATE_MILLIS ? "warn" : "bad");
     }
-    const rates = `${count(found.takenPerSecond)} in, ${count(found.deliveredPerSecond)} out a second`;
+    const rates = `${count(found.takenPerSecond)} messages in, ${count(found.deliveredPerSecond)} deliveries out a second`;
     if (found.isHeldUp) answer("keeps-up", "no", "held up: the senders are behind, so nothing is read", "bad");
     else if (found.batchMillis > SLOW_BATCH_MILLIS) answer("keeps-up", "slowly", `the last batch took ${span(found.batchMillis)} · ${rates}`, "warn");
     else answer("keeps-up", "yes", rates);
-    const held = Number(waits?.held || 0), heldText = held ? `${count(held)} held back${waits.paused ? `, paused: ${waits.paused}` : ""}` : "";
+    const held = Number(waits?.held || 0), heldText = held ? `${deliveries(held)} held back${waits.paused ? `, paused: ${waits.paused}` : ""}` : "";
     if (found.troubles.length) answer("stuck", `${found.troubles.length} trouble${found.troubles.length === 1 ? "" : "s"}`, [found.troubles[0].name, heldText].filter(Boolean).join(" · "), "bad");
-    else answer("stuck", held ? `${count(held)} held back` : "nothing", waits?.paused ? `paused: ${waits.paused}` : held ? "a destination or a route is missing" : "no trouble, nothing is held back", held ? "warn" : "");
+    else answer("stuck", held ? `${deliveries(held)} held back` : "nothing", waits?.paused ? `paused: ${waits.paused}` : held ? "a destination or a route is missing" : "no trouble, nothing is held back", held ? "warn" : "");
   }
   if (!waits) return;
   const next = waits.next ? Math.max(0, Number(waits.next) - Date.now()) : null;
-  const soon = [["minute", waits.minute], ["hour", waits.hour], ["day", waits.day]].map(([name, n]) => `${count(Number(n))} in the next ${name}`);
+  const soon = [["minute", waits.minute], ["hour", waits.hour], ["day", waits.day]].map(([name, n]) => `${deliveries(Number(n))} in the next ${name}`);
   const isSoon = Number(waits.minute) > 0;
-  answer("next", next === null ? "nothing" : isSoon ? `${count(Number(waits.minute))} in a minute` : `in ${span(next)}`, soon.slice(isSoon ? 1 : 0).join(", "));
+  answer("next", next === null ? "nothing" : isSoon ? `${deliveries(Number(waits.minute))} in a minute` : `in ${span(next)}`, soon.slice(isSoon ? 1 : 0).join(", "));
 }
 document.addEventListener("loaded", () => {
   waits = $("waits") ? { ...$("waits").dataset } : null;
@@ -54,7 +57,7 @@ function draw() {
     showLegend(place, i === null ? "" : stamp(point[0]), names.map((name, n) => [css(`--series-${n + 1}`), name, point[of + n] === null ? "none" : text(point[of + n])]));
   };
   charts = [
-    chart($("rates"), [["in", "--series-1"], ["out", "--series-2"]], sets[0], legend(["in", "out"], 1, count)),
+    chart($("rates"), [["messages in", "--series-1"], ["deliveries out", "--series-2"]], sets[0], legend(["messages in", "deliveries out"], 1, count)),
     chart($("lateness"), [["median", "--series-1"], ["99 %", "--series-2"]], sets[1], legend(["median", "99 %"], 3, span)),
   ];
 }

@@ -27,8 +27,8 @@ from tracker.commands.schema import (
     SEQUENCE_BITS,
 )
 from tracker.messages import subscription_numbers
-from tracker.recurrence.recurrence import Misfire, Recurrence, recurrence_of
-from tracker.recurrence.start import counts_from, first_of
+from tracker.recurrence.recurrence import Misfire, Recurrence
+from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
@@ -161,7 +161,7 @@ class Schedules:
             return  # it waits for its first occurrence, as it came
         is_ended = is_cancelled and paused is None
         properties = dict(source["properties"] or ())
-        rule, start = recurrence_of(properties), first_of(properties, source["publish_time"])
+        rule, start = stored(properties, source["publish_time"])
         number = next_number(done, source["deliver_at"])
         before = self._after(done[number - 1], source, rule) if number > 1 else start - 1
         rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]

@@ -12,7 +12,7 @@ from tracker.properties.retry_of import RETRY_OF, RetryProperties, sent_back
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
 from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
 from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import first_of, is_occurrence
+from tracker.recurrence.start import accepted_first, is_occurrence
 
 # A message without any of these properties is due at once, and nothing else is said of its delivery.
 MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF})
@@ -47,7 +47,7 @@ def scheduling(properties: Mapping[str, str], published: int, now: int, max_dela
         if is_occurrence(properties):
             return Scheduling(due)
         if REPEAT in properties:
-            due, occurrence = first_of(properties, published, max_delay_millis), 1
+            due, occurrence = accepted_first(properties, published, max_delay_millis), 1
         key = schedule_key(properties) if SCHEDULE_KEY in properties else None
     except BadScheduleError as error:
         return Scheduling(min(published, now), str(error))

@@ -242,7 +242,7 @@ def test_skip_takes_every_form_of_ids(service: Service) -> None:
     objects = [{"ledgerId": ledger, "entryId": str(entry), "batchIndex": 0}, None]
     done(service.skip({"type": "MessageId", "messageIds": objects}))
     done(service.skip({"type": "byteArray", "messageIds": encoded[1:2]}))
-    done(service.skip(encoded[2:3]))
+    done(service.skip({"messageIds": [encoded[2].rstrip("=")]}))
     done(service.skip([f"{ledger}:{entry}:3"]))
     assert "INVALID" in reason(service.skip([f"{ledger}:{entry}:6"]), 400)
 
@@ -276,6 +276,11 @@ def test_partitions_are_found_by_ledger_or_named(service: Service) -> None:
     wrong = f"{service.parted}-partition-{1 - ids[0].partition()}"
     encoded = base64.b64encode(ids[0].serialize()).decode()
     assert "partition" in reason(service.skip([encoded], topic=wrong), 400)
+    # A cancel in advance would wait for a message that can't come.
+    for nowhere in (f"{service.parted}-partition-2", f"{service.plain}-partition-0", f"{service.parted}-partition-00"):
+        for operation in ("cancelDelayedMessage", "acknowledgeMessage"):
+            assert "no such topic" in reason(service.post(nowhere, operation, params=fields), 404)
+    assert "name a partition" in reason(service.post(service.parted, "subscription/a/skip/1"), 405)
 
 
 def test_each_of_many_concurrent_calls_gets_its_own_answer(service: Service) -> None:
@@ -391,6 +396,9 @@ def test_the_command_line_says_the_same_over_rest(service: Service) -> None:
             over_rest.stderr,
         ), command
     assert directly.returncode == 1
+    nowhere = topics(service, "acknowledgeMessage", f"{service.plain}-partition-0", *position)
+    assert nowhere.returncode == 1
+    assert nowhere.stderr == f"error: no such topic: {service.plain} has no partition 0\n"
     wrong = topics(service, *commands[0], "--admin-url", "http://127.0.0.1:1")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("error: no answer from http://127.0.0.1:1")

@@ -165,6 +165,35 @@ def test_actions_do_what_they_say(desk: Desk) -> None:
     assert (desk.arrived("a"), desk.arrived("b")) == (["moved", "now"], ["now"])
 
 
+def test_what_is_held_back_is_cancelled_from_the_list_and_from_its_page(desk: Desk) -> None:
+    subscription = f"{desk.api.url}/admin/v2/{desk.topic.replace('://', '/')}/subscription/a"
+    assert http.post(f"{subscription}/pause").status_code == 204
+    try:
+        listed, alone = (desk.send(text, 6, f"key of {text}") for text in ("held in a list", "held alone"))
+        page = desk.page()
+        desk.search(page, key="key of held in a list", state="held")
+        page.locator(".pick").check()
+        assert desk.act(page, "Cancel", "(for a, b)") == "Cancel: 1 APPLIED"
+        expect(page.locator("td.result")).to_have_text("a: APPLIED")
+        desk.search(page, id=alone, state="held")
+        page.goto(f"/ui/message?topic={desk.topic}&id={alone}")
+        due = page.locator("main dl dd").first
+        expect(due).to_contain_text("held back for a")
+        expect(due).to_contain_text("it does not wait for b")
+        answer = desk.act(page, "Cancel", "Cancel 1 message?")
+        assert "1 APPLIED" in answer
+        assert "INVALID" not in answer
+        # It waits no more for b, and the browser's console tells of a call that is refused.
+        desk.problems[:] = [problem for problem in desk.problems if "status of 412" not in problem]
+        log = page.context.new_page()
+        log.goto(f"/ui/control?topic={desk.topic}&result=INVALID")
+        expect(log.get_by_role("region", name="Commands").locator("tbody tr")).to_have_count(0)
+    finally:
+        assert http.post(f"{subscription}/resume").status_code == 204
+    assert not {m.payload for m in desk.collector.received[f"{desk.topic}-a"]} & {b"held in a list", b"held alone"}
+    assert listed != alone
+
+
 def test_what_a_message_has_is_text_and_never_a_program(desk: Desk) -> None:
     position = desk.send(ATTACK, 3600, ATTACK, **{ATTACK: ATTACK})
     page = desk.page()
@@ -204,7 +233,7 @@ def test_the_overview_is_of_now_and_says_when_the_job_is_gone(desk: Desk) -> Non
     expect(page.get_by_role("link", name="a", exact=True)).to_be_visible()
     _check_troubles(page)
     page.goto(f"/ui/schedule?topic={desk.topic}&span=day")
-    expect(page.locator("#schedule-note")).to_contain_text("messages due in this window")
+    expect(page.locator("#schedule-note")).to_contain_text("deliveries due in this window")
     page.get_by_text("As a table").click()
     page.locator("#bars-table a").first.click()
     expect(page).to_have_url(re.compile("dueFrom="))
@@ -215,6 +244,9 @@ def test_the_overview_is_of_now_and_says_when_the_job_is_gone(desk: Desk) -> Non
     assert f"delaylake_delivered_messages_total {n}.0" in figures
     assert "delaylake_job_up 1.0" in figures
     assert f'delaylake_source_backlog_messages{{topic="{desk.topic}"}}' in figures
+    # Under Pulsar's names: the memory of the job's state, and the size of the delayed index on disk.
+    for name in ("size_bytes", "bucket_snapshot_size_bytes", "bucket_total"):
+        assert float(re.findall(rf"^pulsar_delayed_message_index_{name} (.*)$", figures, re.M)[0]) > 0, name
     desk.job.kill9()
     try:
         page.goto("/")

@@ -100,6 +100,9 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Status]:
     write(tables, "deliveries", [{**over, "deliver_at": now - HOUR, "sent_at": now - HOUR}])
     cancel = {**at, "topic": ORDERS, "entry_id": 10, "subscription": "billing", "deliver_at": times[10], "sequence": 1}
     write(tables, "delayed_index", [*messages, {**cancel, "operation": "CANCEL"}])
+    move = {**at, "topic": ORDERS, "entry_id": 21, "subscription": "audit", "sequence": 2}
+    moved = {**waits, **move, "deliver_at": now + HOUR + HOUR // 2, "key": "k21"}
+    write(tables, "delayed_index", [moved, {**move, "operation": "MOVE", "deliver_at": times[21]}])
     skipped = {**at, "topic": ORDERS, "operation": "SKIP", "subscription": "billing", "issued_by": "ops"}
     outcomes = [{**skipped, "entry_id": i, "sequence": i, "request_id": f"{'a' * 32}.{i // 5}"} for i in range(10, 20)]
     retry = {**at, "topic": MAIL, "subscription": "mail", "deliver_at": now, "issued_by": "mailer", "reason": "no line"}
@@ -159,12 +162,14 @@ def test_the_overview_answers_what_is_asked_first_and_has_colours_only_for_what_
 ) -> None:
     page.goto("/")
     expect(tile(page, "on-time")).to_contain_text(re.compile("yes.*99 % went out within 20 ms, half within 1 ms", re.S))
-    expect(tile(page, "keeps-up")).to_contain_text("30 in, 31 out a second")
+    expect(tile(page, "keeps-up")).to_contain_text("30 messages in, 31 deliveries out a second")
     expect(tile(page, "stuck")).to_contain_text("nothing")
-    expect(tile(page, "next")).to_contain_text("3 in a minute")
+    expect(tile(page, "next")).to_contain_text(
+        re.compile(r"3 deliveries in a minute.*\d deliveries in the next hour", re.S)
+    )
     expect(page.locator(".tile.warn, .tile.bad")).to_have_count(0)
     # A legend has the last values before anybody points at the chart.
-    expect(page.locator("#rates .legend")).to_have_text(re.compile("in 30 *out 31"))
+    expect(page.locator("#rates .legend")).to_have_text(re.compile("messages in 30 *deliveries out 31"))
     status.set(is_held_up=True)
     expect(tile(page, "keeps-up")).to_have_class(re.compile("bad"))
     status.set(is_held_up=False, last_batch_at=0)
@@ -292,14 +297,19 @@ def test_the_histogram_shows_most_of_what_is_due_by_subscription_and_is_used_by_
     page.goto(f"/ui/schedule?topic={ORDERS}")
     note = page.locator("#schedule-note")
     expect(note).to_have_text(
-        re.compile(r"^\d+ messages due in this window, 2 min a bar · 2 going out now · \d+ later · ")
+        re.compile(r"^\d+ deliveries due in this window, 2 min a bar · 2 going out now · \d+ later · ")
     )
     expect(note).to_contain_text("the senders' best so far: 4 a second")
     legend = page.locator("#bars .legend")
     billing, audit = (int(n) for n in re.findall(r"(?:billing|audit) (\d+)", legend.text_content() or ""))
     # Nearly all of 501 messages each, of which billing does not want one, and one is a year away.
     assert (audit - billing, 450 < audit < 500) == (1, True)
+    expect(page.locator("#steep")).to_be_hidden()
     page.get_by_label("logarithmic").check()
+    # A stack on a logarithmic scale would say nothing of its parts: a bar is the sum.
+    series = "plot.series.slice(1).map(one => one.label)"
+    assert page.evaluate(series) == ["all"]
+    expect(legend).to_contain_text(f"all {billing + audit}")
     expect(legend).to_contain_text("the senders at their best so far 480")
     page.locator("#bars").focus()
     for _ in range(40):
@@ -316,9 +326,32 @@ def test_the_histogram_shows_most_of_what_is_due_by_subscription_and_is_used_by_
     expect(page).to_have_url(re.compile("start=.*end="))
     expect(note).to_contain_text(re.compile(r"\b(10|30) s a bar"))
     page.goto(f"/ui/schedule?topic={ORDERS}&span=all")
-    expect(note).to_contain_text("1,001 messages due in this window")
+    expect(note).to_contain_text("1,001 deliveries due in this window")
+    page.get_by_label("logarithmic").uncheck()
+    assert page.evaluate(series) == ["audit", "billing"]
     page.get_by_text("As a table").click()
     expect(page.locator("#bars-table thead")).to_contain_text("billing")
+    page.evaluate("localStorage.clear()")
+
+
+def test_the_scale_is_logarithmic_only_for_who_asks_for_it(page: Page) -> None:
+    def with_a_peak(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        for i, bar in enumerate(found["bars"]):
+            bar[1:] = [1_000_000, 500] if i == 5 else [3, 2]
+        route.fulfill(response=answer, json=found)
+
+    page.route("**/ui/data/schedule*", with_a_peak)
+    page.goto(f"/ui/schedule?topic={ORDERS}")
+    scale, hint = page.get_by_label("logarithmic"), page.locator("#steep")
+    expect(hint).to_be_visible()
+    expect(scale).not_to_be_checked()
+    scale.check()
+    expect(hint).to_be_hidden()
+    page.reload()
+    expect(scale).to_be_checked()
+    page.unroute("**/ui/data/schedule*")
     page.evaluate("localStorage.clear()")
 
 
@@ -414,6 +447,33 @@ def test_a_message_is_retried_for_one_subscription(page: Page) -> None:
     [(url, body)] = calls
     assert url.endswith("/subscription/audit/retry")
     assert body == {"messageIds": ["7:3"], "reason": "lost"}
+
+
+def test_a_message_is_cancelled_at_the_time_that_it_has_for_each_subscription(page: Page, status: Status) -> None:
+    came, moved = status.now + HOUR + 20 * 7_000, status.now + HOUR + HOUR // 2
+    page.goto(f"/ui/message?topic={ORDERS}&id=7:21")
+    due = page.locator("main dl dd").first
+    utc = [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at / 1000)) for at in (came, moved)]
+    expect(due.locator("div")).to_have_text(
+        [re.compile(f"{utc[0]}.* for billing"), re.compile(f"{utc[1]}.* for audit")]
+    )
+    calls: list[Any] = []
+
+    def answer(route: Route) -> None:
+        calls.append(route.request.post_data_json)
+        route.fulfill(json={"outcomes": []})
+
+    page.route("**/cancelDelayedMessage", answer)
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.locator("#confirm-title")).to_have_text("Cancel 1 message?")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#answer")).to_contain_text("Cancel: ")
+    page.unroute("**/cancelDelayedMessage")
+    named = {"ledgerId": "7", "entryId": "21"}
+    assert calls == [
+        {**named, "deliverAt": str(came), "subscriptionNames": ["billing"]},
+        {**named, "deliverAt": str(moved), "subscriptionNames": ["audit"]},
+    ]
 
 
 def test_a_message_shows_its_schedule_key_and_what_took_its_place(page: Page) -> None:

@@ -149,7 +149,7 @@ class Docs:
         if '"7:1"' in command:
             other = self._entry()
             command = command.replace('"7:1"', f'"{other.ledger_id()}:{other.entry_id()}"')
-        return command.replace("CAcQADAD", base64.b64encode(message.serialize()).decode())
+        return command.replace("CAcQACAD", base64.b64encode(message.serialize()).decode())
 
     def _entry(self, key: str = "customer-7", region: str = "eu") -> pulsar.MessageId:
         """Sends an entry of four messages that are due at DUE, and returns the id of the last."""

@@ -50,6 +50,8 @@ def test_each_occurrence_arrives_once_whatever_happens(
         send("paused by key", "@every 2s", repeatTimes="8", scheduleKey="k")
         send("skipped", "@every 1h", repeatTimes="2", deliverAfter="3600000")
         send("wrong", "every day")
+        send("never", "FREQ=MONTHLY;BYDAY=20MO")
+        send("rare", "FREQ=MONTHLY;BYMONTH=11;BYDAY=1MO,12TU", deliverAfter="5000")
         send("forged", "@every 1s", repeatTimes="1", **{"delaylake.occurrence": "77"})
         wait_until(lambda: len(numbers("beat", "b")) >= 3, 60, f"three occurrences\n{job.log}")
         paused = f"{ids['paused'].ledger_id()}:{ids['paused'].entry_id()}"
@@ -113,7 +115,7 @@ def test_each_occurrence_arrives_once_whatever_happens(
             assert sorted(numbers("cron", name)) == list(range(1, 16))
             assert sorted(numbers("paused", name)) == list(range(1, 11))
             assert sorted(numbers("paused by key", name)) == list(range(1, 9))
-            assert numbers("forged", name) == [1]
+            assert numbers("forged", name) == numbers("rare", name) == [1]
             ended = numbers("cancelled", name)
             assert sorted(ended) == list(range(1, len(ended) + 1))
             assert len(ended) <= last[name] + 3  # what was handed out when the command came
@@ -123,15 +125,16 @@ def test_each_occurrence_arrives_once_whatever_happens(
         # After a lost checkpoint it is rejected once more.
         reasons = {m.properties["delaylake.reason"] for m in collector.received[f"{topic}-rejects"]}
         assert {reason.split()[0] for reason in reasons} == {"repeat"}
+        assert "repeat never occurs: 'FREQ=MONTHLY;BYDAY=20MO'" in reasons
         assert pending() == [("b", 2)]
-        wait_until(lambda: run_audit(job.settings).taken_in == 8, 60, "all entries")
+        wait_until(lambda: run_audit(job.settings).taken_in == 10, 60, "all entries")
         audit = run_audit(job.settings)
         assert audit.is_clean, audit.findings
         assert all(row["occurrences"] >= TIMES + 15 for row in audit.counts)
         sql = "SELECT subscription, state, count(*) AS n FROM schedules GROUP BY 1, 2 ORDER BY 1, 2"
         states = [tuple(row.values()) for row in Warehouse(job.settings).sql(sql).to_pylist()]
-        of_b = [("b", "ended", 5), ("b", "takenBack", 1), ("b", "waiting", 1)]
-        assert states == [("a", "ended", 6), ("a", "takenBack", 1), *of_b]
+        of_b = [("b", "ended", 5), ("b", "takenBack", 1), ("b", "waiting", 2)]
+        assert states == [("a", "ended", 6), ("a", "takenBack", 1), ("a", "waiting", 1), *of_b]
         assert job.terminate() == 0
     finally:
         job.stop()

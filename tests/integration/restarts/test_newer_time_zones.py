@@ -11,10 +11,10 @@ import pulsar
 import pytest
 
 from broker.standalone import EmbeddedBroker
+from conf.time_zones import TIME_ZONE_DATA_VERSION
 from tests.conftest import PROGRAM
 from tests.support.service.harness import PATIENCE, Collector, Job, wait_until
 from tests.support.tracker.time_zones import VERSION, other_version
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
 
 EVERY_MILLIS = 10_000
 

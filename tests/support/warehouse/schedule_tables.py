@@ -52,13 +52,22 @@ class ScheduleTables:
             occurrence=1,
         )
 
-    def delivered(self, subscription: str, entry: int, number: int, at: int, batch_index: int = -1) -> None:
+    def delivered(
+        self,
+        subscription: str,
+        entry: int,
+        number: int,
+        at: int,
+        batch_index: int = -1,
+        by_rule: int | None = None,
+    ) -> None:
         """An occurrence was delivered."""
         self._append(
             "deliveries",
             **_position(entry, batch_index),
             subscription=subscription,
             occurrence=number,
+            occurrence_at=by_rule,
             deliver_at=at,
             sent_at=at,
         )

@@ -103,6 +103,13 @@ def test_what_can_not_be(client: httpx.Client, method: str, path: str, code: int
     reason(client.request(method, path), code)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/", f"{ORDERS}/delayed", "/nonsense", CANCEL])
+def test_head_is_answered_as_get_without_the_body(client: httpx.Client, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

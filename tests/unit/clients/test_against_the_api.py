@@ -31,6 +31,9 @@ class FakeControl:
         self.commands: list[ControlCommand] = []
         self._result = result
 
+    def partitions(self, topic: str) -> list[str] | None:
+        return None
+
     async def send(self, requests: Iterable[ControlRequest], _: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for request in requests:

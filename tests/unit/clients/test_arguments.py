@@ -313,6 +313,8 @@ def recurring(
         "@every 1d",
         "FREQ=MONTHLY;BYDAY=-1FR",
         "rrule:freq=daily;count=3",
+        "FREQ=DAILY;",
+        "FREQ=DAILY;BYDAY=MO;\r\n",
     ],
 )
 def test_a_rule_that_the_service_reads_is_sent(rule: str) -> None:
@@ -338,7 +340,6 @@ def test_a_rule_that_the_service_reads_is_sent(rule: str) -> None:
         "@every 0s",
         "@every 999999999999d",
         "FREQ=OFTEN",
-        "FREQ=DAILY;",
         "BYDAY=MO",
         "FREQ=DAILY COUNT",
         "0 0 * * * " + "0" * 512,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,12 @@ def test_the_default_file_names_every_setting_with_its_default() -> None:
         assert f"\n{section}:" in text
         for name in getattr(model.annotation, "model_fields", {}):
             assert f"\n  {name}:" in text
+
+
+def test_the_jars_of_delta_are_those_of_the_locked_package() -> None:
+    pom = (DEFAULT_SETTINGS_FILE.parent / "spark/pom.xml").read_text()
+    [found] = re.findall(r"<artifactId>delta-spark_[^<]*</artifactId>\s*<version>([^<]*)</version>", pom)
+    assert found == version("delta-spark")
 
 
 def test_an_unknown_setting_is_named(write: Callable[[str], Path]) -> None:
@@ -135,6 +143,69 @@ def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(
     write: Callable[[str], Path], text: str, expected: str
 ) -> None:
     assert expected in message(write(text))
+
+
+def routes_of(*pairs: tuple[str, str]) -> str:
+    """Routes from topics to others, by their short names."""
+    topic = "persistent://public/default/"
+    sources = dict.fromkeys(source for source, _ in pairs)
+    routes = [
+        f"{{source: '{topic}{source}', subscriptions: ["
+        + ", ".join(f"{{name: s{n}, destination: '{topic}{to}'}}" for n, (of, to) in enumerate(pairs) if of == source)
+        + "]}"
+        for source in sources
+    ]
+    return f"routes: [{', '.join(routes)}]"
+
+
+@pytest.mark.parametrize(
+    ("routes", "circle"),
+    [
+        ([("a", "b"), ("b", "a")], ["a", "b", "a"]),
+        ([("x", "a"), ("a", "b"), ("b", "c"), ("c", "a")], ["a", "b", "c", "a"]),
+        ([("a", "d"), ("a", "b"), ("b", "d"), ("b", "a")], ["a", "b", "a"]),
+        ([("a", "a-partition-0")], ["a", "a"]),
+        ([("a", "b-partition-1"), ("b", "a-partition-0")], ["a", "b", "a"]),
+        ([("a", "b"), ("a-rejects", "a")], ["a", "a-rejects", "a"]),
+        ([("a", "b"), ("b-dlq", "a")], ["a", "b-dlq", "a"]),
+        (
+            [("a", "b"), ("b-dlq", "c"), ("c", "d"), ("c-rejects", "a")],
+            ["a", "b-dlq", "c", "c-rejects", "a"],
+        ),
+    ],
+)
+def test_a_circle_of_routes_is_named_in_a_line(
+    write: Callable[[str], Path], routes: list[tuple[str, str]], circle: list[str]
+) -> None:
+    said = message(write(routes_of(*routes)))
+    path = " -> ".join(f"persistent://public/default/{topic}" for topic in circle)
+    assert said.endswith(f"routes go round in a circle, for ever: {path}")
+    assert "\n" not in said
+
+
+def test_routes_that_meet_again_but_go_round_nowhere_are_taken(write: Callable[[str], Path]) -> None:
+    pairs = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", "e"), ("a-rejects", "f"), ("e-dlq", "f")]
+    assert len(load_settings(write(routes_of(*pairs))).routes) == 6
+
+
+@pytest.mark.parametrize(
+    ("routes", "what"),
+    [
+        ([("a", "delaylake-control")], "delaylake-control, which is control.topic"),
+        ([("a", "delaylake-outcomes")], "delaylake-outcomes, which is control.outcome_topic"),
+        ([("a", "delaylake-control-partition-0")], "delaylake-control, which is control.topic"),
+    ],
+)
+def test_a_destination_that_is_a_topic_of_the_service_is_refused(
+    write: Callable[[str], Path], routes: list[tuple[str, str]], what: str
+) -> None:
+    said = message(write(routes_of(*routes)))
+    assert said.endswith(f"the route of persistent://public/default/a writes persistent://public/default/{what}")
+
+
+def test_the_rejects_of_a_route_are_no_commands(write: Callable[[str], Path]) -> None:
+    control = "control: {topic: 'persistent://public/default/a-rejects'}"
+    assert "a-rejects, which is control.topic" in message(write(f"{control}\n{routes_of(('a', 'b'))}"))
 
 
 def test_a_file_that_is_missing_or_no_yaml_is_said(write: Callable[[str], Path], tmp_path: Path) -> None:

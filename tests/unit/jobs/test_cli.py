@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
+from conf.time_zones import TIME_ZONE_DATA_VERSION
 from jobs import cli
 from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
 from tests.conftest import RUN_SECONDS
@@ -59,6 +60,12 @@ def test_every_command_explains_itself(
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(capsys, monkeypatch, "--version")[:2] == (0, "delaylake 0.1.0\n")
+    assert run(capsys, monkeypatch, "version")[:2] == (
+        0,
+        f"delaylake 0.1.0\ntime zones {TIME_ZONE_DATA_VERSION}\n",
+    )
+    as_json = run(capsys, monkeypatch, "version", "--output", "json")[1]
+    assert json.loads(as_json) == {"version": "0.1.0", "timeZones": TIME_ZONE_DATA_VERSION}
 
 
 @pytest.mark.parametrize("path", ALL_COMMANDS, ids=" ".join)

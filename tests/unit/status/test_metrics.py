@@ -37,7 +37,7 @@ def test_a_running_job_tells_what_it_does_and_that_it_has_ended(tmp_path: Path) 
     assert read_status(str(tmp_path)) is None
     with StatusWriter(str(tmp_path), max_in_flight=4) as writer:
         writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
-        writer.batch(BatchStatus(2, 3, 750, 2, COUNTS))
+        writer.batch(BatchStatus(2, 3, 750, 2, COUNTS, state_memory_bytes=3 << 20))
         writer.deliveries(deliveries([0, 3, 70_000]))
         writer.deliveries(deliveries([40], short_notice=True))
         names = ["orders-a", "orders-a-dlq", "orders-a-dlq-partition-1", "orders-dlq-a"]
@@ -49,7 +49,7 @@ def test_a_running_job_tells_what_it_does_and_that_it_has_ended(tmp_path: Path) 
     assert (status.schedule_keys, status.cold_schedule_keys) == (9, 6)
     assert (status.state, status.pending, status.in_flight, status.is_held_up) == ("running", 70, 5, True)
     assert (status.taken, status.delivered, status.rejected, status.batches) == (20, 8, 2, 2)
-    assert (status.lookahead_millis, status.batch_millis_sum) == (750, 600)
+    assert (status.lookahead_millis, status.batch_millis_sum, status.state_memory_bytes) == (750, 600, 3 << 20)
     assert (sum(status.planned.counts), status.planned.counts[-1], status.planned.sum_millis) == (3, 1, 70_003)
     assert sum(status.short_notice.counts) == 5
     told = read_status(str(tmp_path))

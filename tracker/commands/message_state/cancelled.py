@@ -223,7 +223,7 @@ class CancelledMessages:
         bits.part.run_optimize()
         whole, part = bits.whole.serialize(), bits.part.serialize() if bits.part else b""
         body = whole + part
-        codec = self._compression.codec if len(body) >= self._compression.threshold_bytes else "NONE"
+        codec = self._compression.codec if len(body) > self._compression.threshold_bytes else "NONE"
         header = _HEADER.pack(_CODECS.index(codec), len(body), len(whole), len(bits.whole) + len(bits.part))
         return header + _compress(codec, body)
 

@@ -158,7 +158,7 @@ def _check_rule(rule: str) -> None:
         if not every or not _SHORTEST_MILLIS <= round(float(every[1]) * _UNIT_MILLIS[every[2]]) <= MAX_MILLIS:
             raise ValueError(f"repeat needs a duration after @every, a second or more, as 90s, 5m or 1d: {rule!r}")
     elif "=" in rule:
-        parts = [part.partition("=") for part in rule.upper().removeprefix("RRULE:").split(";")]
+        parts = [part.partition("=") for part in rule.upper().strip().removeprefix("RRULE:").rstrip(";").split(";")]
         if not all(name and value for name, _, value in parts):
             raise ValueError(f"repeat is no RRULE, which has parts NAME=VALUE with ; between them: {rule!r}")
         if not any(name == "FREQ" and value in _FREQUENCIES for name, _, value in parts):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 
-from broker.position import partition_name
+from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from admin.dashboard.data import changes_log, history_of, outcomes_of, storage
+from admin.dashboard.data import changes_log, outcomes_of, storage
+from admin.dashboard.message import history_of, message_of, standings
 from broker.entries.message_ids import MessageRef
-from conf.settings import Settings
+from conf.settings import Route, Settings
 from tests.support.warehouse.tables import NOW, TOPIC, rows
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles, new_run
+from warehouse.queries.listing import time_as_it_came
 
 PUBLISHED, HOUR = NOW - 100_000_000, 3_600_000
 
@@ -70,6 +72,53 @@ def test_a_message_was_held_back_when_it_came_due(
     tables.append("outcomes", rows("outcomes", outcomes), {})
     events = history_of(Settings(warehouse=str(tmp_path)), TOPIC, MessageRef(1, 2))
     assert [(e["at"], e["subscription"]) for e in events if e["what"] == "held back"] == [(at, "a") for at in held_at]
+
+
+@pytest.fixture
+def at_times(tables: Tables, tmp_path: Path) -> tuple[Settings, Route, int]:
+    """A message that five subscriptions stand differently to, and a time that is not over."""
+    soon = time.time_ns() // 1_000_000 + HOUR
+    index = [
+        delay(soon, properties=[("deliverAt", str(soon))]),
+        delay(HELD_DELIVER_AT, properties=[("deliverAt", str(soon))], sequence=5, subscription="b"),
+        delay(soon + HOUR, properties=[("deliverAt", str(soon))], sequence=9, subscription="c"),
+    ]
+    moved = {"operation": "MOVE", "deliver_at": soon, "ledger_id": 1, "entry_id": 2}
+    cancelled = {"operation": "CANCEL", "deliver_at": soon, "ledger_id": 1, "entry_id": 2, "subscription": "d"}
+    index += [{**moved, "sequence": i, "subscription": name} for i, name in ((5, "b"), (9, "c"), (3, "e"))]
+    tables.append("delayed_index", rows("delayed_index", [*index, {**cancelled, "sequence": 7}]), {})
+    over = {"ledger_id": 1, "entry_id": 2, "subscription": "e", "deliver_at": NOW, "sent_at": NOW}
+    tables.append("deliveries", rows("deliveries", [over]), {})
+    routes = [{"source": TOPIC, "subscriptions": [{"name": name} for name in "abcde"]}]
+    settings = Settings.model_validate({"warehouse": str(tmp_path), "routes": routes})
+    return settings, settings.routes[0], soon
+
+
+def test_a_message_stands_differently_for_each_subscription(at_times: tuple[Settings, Route, int]) -> None:
+    settings, route, soon = at_times
+    found = message_of(settings, TOPIC, MessageRef(1, 2))
+    assert found is not None
+    assert found["deliver_at"] == found["came_due"] == soon
+    made = {
+        (*one.names,): (one.due, one.is_cancelled, one.cancel_at)
+        for one in standings(settings, route, MessageRef(1, 2), found)
+    }
+    assert made == {
+        ("a",): (soon, False, soon),
+        ("b",): (HELD_DELIVER_AT, False, soon),
+        ("c",): (soon + HOUR, False, soon + HOUR),
+        ("d",): (soon, True, soon),
+        ("e",): (None, False, soon),
+    }
+
+
+@pytest.mark.parametrize(
+    ("properties", "time"),
+    [({"deliverAt": "5"}, 5), ({"deliverAfter": "5"}, NOW + 5), ({}, NOW), ({"deliverAt": "soon"}, NOW)],
+)
+def test_a_cancel_of_what_is_held_back_names_the_time_with_which_it_came(properties: dict[str, str], time: int) -> None:
+    """Its own is beyond the year 9999, which a command must not name."""
+    assert time_as_it_came(properties, NOW) == time
 
 
 def test_the_history_tells_retries_and_dead_letters_and_occurrences_apart(tables: Tables, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from admin.rest.request_bodies import (
     parse_skip_map,
     parse_subscriptions,
 )
+from admin.rest.topics_schema import SKIP_BODY
 from broker.entries.message_ids import MessageIdError, MessageRef
 
 REFUSED = (BadRequestError, MessageIdError)
@@ -69,6 +70,20 @@ def test_a_type_is_in_any_case(kind: str) -> None:
     assert skip({"type": kind, "messageIds": ids}) == [MessageRef(1, 2), MessageRef(3, 4)]
 
 
+@pytest.mark.parametrize("content", [{}, {"type": None}, {"type": ""}, {"type": "BYTEARRAY"}])
+@pytest.mark.parametrize("text", ["CAcQAA==", "CAcQAA"])
+def test_without_a_type_ids_are_byte_arrays_with_padding_or_without(content: dict[str, Any], text: str) -> None:
+    assert skip({**content, "messageIds": [text]}) == skip([text]) == [MessageRef(7, 0)]
+
+
+def test_the_examples_of_the_description_name_the_same_message() -> None:
+    [body] = SKIP_BODY["requestBody"]["content"].values()
+    examples = {name: example["value"] for name, example in body["examples"].items()}
+    third = [MessageRef(7, 0, -1, 3)]
+    assert skip(examples["objects"]) == skip(examples["byte arrays"]) == skip(examples["base64"]) == third
+    assert skip(examples["triplets"])[:1] == third
+
+
 def test_null_is_passed_over_and_what_comes_twice_counts_once() -> None:
     assert skip(["1:2:3", None, "1:2:3"]) == [MessageRef(1, 2, -1, 3)]
     assert skip({"1": "2", "3": None}) == [MessageRef(1, 2)]
@@ -103,11 +118,16 @@ def test_null_is_passed_over_and_what_comes_twice_counts_once() -> None:
         {"a": "2"},
         {"1": {"2": 3}},
         {"type": "messageId"},
+        {"type": ""},
         {"messageIds": ["1:2:3"]},
+        {"messageIds": {"1": "2"}},
+        {"messageIds": []},
+        {"messageIds": [{"ledgerId": 1, "entryId": 2}]},
         {"type": "messageId", "messageIds": []},
         {"type": "messageId", "messageIds": {}},
         {"type": "nonsense", "messageIds": ["1:2:3"]},
         {"type": None, "messageIds": ["1:2:3"]},
+        {"type": " ", "messageIds": ["CAcQAA=="]},
         {"type": True, "messageIds": ["1:2:3"]},
         {"type": "byteArray", "messageIds": ["1:2:3"]},
         {"type": "byteArray", "messageIds": [{"ledgerId": 1, "entryId": 2}]},

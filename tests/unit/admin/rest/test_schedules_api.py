@@ -125,6 +125,9 @@ class FakeControl:
     def __init__(self) -> None:
         self.bodies: list[dict[str, int]] = []
 
+    def partitions(self, topic: str) -> list[str] | None:
+        return [f"{topic}-partition-{i}" for i in range(4)]
+
     async def send(self, requests: Iterable[ControlRequest], _: float) -> list[Outcome]:
         rules: Any = {TOPIC: [SubscriptionRule("a", False), SubscriptionRule("b", True)]}
         [request] = requests

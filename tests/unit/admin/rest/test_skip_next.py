@@ -36,13 +36,18 @@ class FakeControl:
 
     Args:
         fate: by entry id the result of skipping it.
+        n_partitions: of the topic; 0: it is not partitioned.
     """
 
     is_connected = True
 
-    def __init__(self, fate: Fate) -> None:
+    def __init__(self, fate: Fate, n_partitions: int = 0) -> None:
         self._fate = fate
+        self._n_partitions = n_partitions
         self.named: list[int] = []
+
+    def partitions(self, topic: str) -> list[str]:
+        return [f"{topic}-partition-{i}" for i in range(self._n_partitions)] or [topic]
 
     async def send_ahead(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> AsyncIterator[Outcome]:
         for request in requests:
@@ -55,7 +60,7 @@ class FakeControl:
 
 @contextmanager
 def api(
-    folder: Path, fate: Fate, partition: int = -1, timeout: int = 10_000
+    folder: Path, fate: Fate, partition: int = -1, timeout: int = 10_000, waits: bool = True
 ) -> Iterator[tuple[TestClient, FakeControl]]:
     """An API with N messages that wait, due a millisecond apart, in one entry each; those of odd entries came first."""
     subscriptions = [{"name": "a"}, {"name": "b"}, {"name": "x", "type": "Exclusive"}]
@@ -69,11 +74,11 @@ def api(
     )
     tables = Tables(settings.warehouse)
     tables.create()
-    for number, entries in enumerate([range(1, N, 2), range(0, N, 2)]):
+    for number, entries in enumerate([range(1, N, 2), range(0, N, 2)] if waits else []):
         rows = messages([(1, i, DUE + i) for i in entries], topic=TOPIC)
         rows = rows.set_column(1, rows.schema.field(1), pa.array([partition] * rows.num_rows, pa.int32()))
         tables.append("delayed_index", to_index(rows, 1), {"test": number + 1})
-    control = FakeControl(fate)
+    control = FakeControl(fate, partition + 1)
     app = create_app(settings)
     with TestClient(app, base_url="http://localhost") as client:
         app.state.control = control
@@ -133,11 +138,45 @@ def test_of_a_partitioned_topic_a_partition_is_to_be_named(tmp_path: Path) -> No
         assert control.named == [0, 1]
 
 
+def test_a_partition_that_there_is_not_is_not_found(tmp_path: Path) -> None:
+    with api(tmp_path, lambda entry: "APPLIED", partition=3) as (client, control):
+        for name in ("orders-partition-4", "orders-partition-03"):
+            orders = SUBSCRIPTION.replace("orders", name).removesuffix("/subscription/a")
+            calls = [
+                "/cancelDelayedMessage?ledgerId=1&entryId=2&deliverAt=3",
+                "/acknowledgeMessage?ledgerId=1&entryId=2",
+            ]
+            for call in [*calls, "/subscription/a/skip/2", "/subscription/a/pause", "/subscription/a/cancel"]:
+                answer = client.post(orders + call, json={"filter": {}} if call.endswith("/cancel") else None)
+                assert (answer.status_code, "no such topic" in answer.text) == (404, True), call
+        assert control.named == []
+
+
+def test_a_partitioned_topic_of_which_nothing_is_known_has_to_be_named_by_partition(tmp_path: Path) -> None:
+    orders = SUBSCRIPTION.removesuffix("/subscription/a")
+    protobuf = {"Accept": "application/x-protobuf"}
+    with api(tmp_path, lambda entry: "APPLIED", partition=3, waits=False) as (client, _):
+        for answer in (
+            client.post(f"{SUBSCRIPTION}/skip/5"),
+            client.get(f"{orders}/getMessageIdByIndex?index=0"),
+            client.get(f"{orders}/delayed", headers=protobuf),
+        ):
+            assert (answer.status_code, answer.json()["reason"]) == (405, "the topic is partitioned: name a partition")
+    with api(tmp_path / "whole", lambda entry: "APPLIED", waits=False) as (client, _):
+        assert client.post(f"{SUBSCRIPTION}/skip/5").status_code == 204
+        assert client.get(f"{orders}/getMessageIdByIndex?index=0").status_code == 404
+        assert client.get(f"{orders}/delayed", headers=protobuf).status_code == 200
+
+
 def test_cumulative_types_bodies_and_nothing(tmp_path: Path) -> None:
     with api(tmp_path, lambda entry: "APPLIED") as (client, control):
         assert client.post(f"{SUBSCRIPTION[:-1]}x/skip/5").status_code == 405
         assert client.post(f"{SUBSCRIPTION}/skip/5", json={"1": "2"}).status_code == 400
         assert client.post(f"{SUBSCRIPTION}/skip/00").status_code == 204
+        for nothing in ("", "{}", "null"):
+            assert client.post(f"{SUBSCRIPTION}/skip/0", content=nothing).status_code == 204
+        assert client.post(f"{SUBSCRIPTION}/skip/0", headers=TOLD).json() == {"outcomes": []}
+        assert client.post(f"{SUBSCRIPTION[:-1]}nobody/skip/0").status_code == 404
         assert control.named == []
 
 

@@ -35,7 +35,22 @@ def test_forms(text: str, expected: MessageRef) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "a:b", "1:2:3:4:5", "-1:2", "1:-2", "1.5:2", "\u0661:2", "1:2:3 ", "1 :2", "CAUQAA", "CAU=", "%%%"],
+    [
+        "",
+        "1",
+        "a:b",
+        "1:2:3:4:5",
+        "-1:2",
+        "1:-2",
+        "1.5:2",
+        "\u0661:2",
+        "1:2:3 ",
+        "1 :2",
+        "CAUQA",
+        "CAUQAA=",
+        "CAU=",
+        "%%%",
+    ],
 )
 def test_what_is_none(text: str) -> None:
     if text == "1:2:3 ":

@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from conf import time_zones
 from conf.settings import TrackerSettings
+from conf.time_zones import TIME_ZONE_DATA_VERSION, TimeZones
 from streaming.checkpoint import time_zone_files
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
@@ -22,8 +24,6 @@ from tests.support.tracker.recurring import recurring
 from tests.support.tracker.time_zones import VERSION, other_version
 from tracker.messages import MESSAGES, concat
 from tracker.packing import unpack
-from tracker.recurrence import time_zones
-from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION, TimeZones
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription
 
 HOUR = 3_600_000

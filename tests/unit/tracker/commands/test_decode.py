@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tracker.commands.decode as decoding
+from conf.partitions import without_partition
 from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.decode import Decoded, decode, resolve_topic
@@ -255,6 +256,22 @@ def test_a_topic_may_be_named_in_short_and_by_partition(name: str, partition: in
     row = read(cancel(topic=name)).commands.to_pylist()[0]
     assert (row["kind"], row["topic"], row["partition"]) == (CANCEL, ORDERS, partition)
     assert resolve_topic(name, ROUTES) == (ORDERS, partition)
+
+
+@pytest.mark.parametrize("number", ["05", "00", "-1", "+5", "", "x", "2147483648", "1.0", "5-partition-x"])
+def test_only_a_number_as_pulsar_writes_it_is_a_partition(number: str) -> None:
+    """As TopicName.getPartitionIndex has it: `orders-partition-05` is a topic of its own."""
+    name = f"{ORDERS}-partition-{number}"
+    assert resolve_topic(name, ROUTES) == (None, -1)
+    assert without_partition(name) == name
+    [row] = read(cancel(topic=name)).commands.to_pylist()
+    assert (row["kind"], row["result"], row["topic"]) == (ANSWER, Result.NOT_FOUND, name)
+
+
+@pytest.mark.parametrize("number", [0, 5, 10, 2**31 - 1])
+def test_a_partition_has_a_number_of_31_bits(number: int) -> None:
+    assert resolve_topic(f"{ORDERS}-partition-{number}", ROUTES) == (ORDERS, number)
+    assert without_partition(f"{ORDERS}-partition-{number}") == ORDERS
 
 
 def test_an_unknown_subscription_is_not_found_and_the_others_are_served() -> None:

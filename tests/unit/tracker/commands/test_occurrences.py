@@ -9,6 +9,7 @@ from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.tracker.recurring import NAMES, SECOND, Job, recurring
 from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT
+from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result
 
 MINUTE, DAY = 60_000, 86_400_000
@@ -265,3 +266,25 @@ def test_a_command_after_a_rebuild_is_for_the_first_occurrence_that_was_not_done
     assert outcome["occurrence"] == (None if got is None else 3)
     job.run(50 - job.now // SECOND)
     assert list(zip(job.numbers("a"), job.times("a"), strict=True)) == (got or [])
+
+
+def test_a_rule_that_can_t_be_read_or_chooses_no_day_ends_its_own_schedule_alone() -> None:
+    """An earlier version may have taken in what this one does not."""
+    job = Job()
+    rows = [
+        recurring(0, 5 * SECOND),
+        recurring(1, 5 * SECOND, "FREQ=MONTHLY;BYMONTH=11;BYDAY=1MO,12TU"),
+        recurring(2, 5 * SECOND, "FREQ=MONTHLY;BYDAY=20MO"),
+        recurring(3, 5 * SECOND, "0 9 * * *", timeZone="Middle/Earth"),
+        recurring(4, 5 * SECOND, "FREQ=NEVER"),
+        recurring(5, 5 * SECOND, "FREQ=SECONDLY", repeatTimes="many"),
+        recurring(6, 5 * SECOND, "FREQ=SECONDLY;INTERVAL=10", misfire="perhaps"),
+        recurring(7, 5 * SECOND, "* * * * *", scheduleKey="k"),
+    ]
+    effects = [job.step(concat(rows)), *(job.step() for _ in range(70))]
+    rejects = concat(one.rejects for one in effects).to_pylist()
+    assert sorted({row["entry_id"] for row in rejects}) == [3, 4, 5, 6]
+    assert all("repeat can't be read any more: " in row["reason"] for row in rejects)
+    assert job.numbers("a", 0) == job.numbers("b", 0) == [1, 2, 3, 4, 5, 6, 7]
+    assert [job.numbers("a", entry) for entry in range(1, 7)] == [[1]] * 6
+    assert job.numbers("a", 7) == [1, 2]

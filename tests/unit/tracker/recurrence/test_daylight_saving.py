@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 from croniter import croniter
 
+from conf.time_zones import time_zone
 from tests.unit.tracker.recurrence import vixie
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.time_zones import time_zone
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_the_table_of_the_docs(repeat: str, expected: list[str]) -> None:
 def test_time_zones_are_those_of_the_locked_package_and_not_the_machine_s() -> None:
     import tzdata
 
-    from tracker.recurrence.time_zones import TIME_ZONE_DATA_VERSION
+    from conf.time_zones import TIME_ZONE_DATA_VERSION
 
     assert tzdata.IANA_VERSION == TIME_ZONE_DATA_VERSION
     assert time_zone("Europe/Berlin").key == "Europe/Berlin"

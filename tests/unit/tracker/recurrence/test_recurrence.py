@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
 from tracker.properties.schedule import MAX_TIME_MILLIS
-from tracker.recurrence.recurrence import Misfire, Recurrence, RecurrenceError, recurrence_of
-from tracker.recurrence.start import first_of
+from tracker.recurrence.recurrence import (
+    Misfire,
+    Recurrence,
+    RecurrenceError,
+    _parsed,
+    _why_refused,
+    recurrence_of,
+)
+from tracker.recurrence.start import first_of, stored
 
 START = int(datetime(2026, 9, 21, 14, 13, 20, 123_000, tzinfo=UTC).timestamp() * 1_000)
 DAY = 86_400_000
@@ -78,7 +85,7 @@ def test_the_first_is_at_deliver_at_where_that_is_given() -> None:
             {"repeat": "FREQ=DAILY;UNTIL=20260922T000000Z", "repeatUntil": str(START)},
             "repeatUntil is before the first occurrence",
         ),
-        ({"repeat": "@every 2920000d"}, "repeat has no occurrence up to the year 9999"),
+        ({"repeat": "@every 2920000d"}, "repeat has no occurrence up to the year 9999, or in 400 years"),
         (
             {"repeat": "@every 2920000d", "repeatUntil": str(START + DAY)},
             "repeatUntil is before the first occurrence",
@@ -115,6 +122,12 @@ def test_every_counts_from_the_first_occurrence_and_not_from_the_one_before() ->
         ({"repeat": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}, "repeat"),
         ({"repeat": "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"}, "repeat"),
         ({"repeat": "FREQ=SECONDLY;BYMONTH=4;BYMONTHDAY=31"}, "repeat"),
+        ({"repeat": "FREQ=MONTHLY;BYDAY=20MO"}, "repeat"),
+        ({"repeat": "FREQ=YEARLY;BYWEEKNO=53;BYMONTH=3"}, "repeat"),
+        ({"repeat": "FREQ=YEARLY;BYMONTHDAY=1,2,3;BYMONTH=1;BYSETPOS=4"}, "repeat"),
+        ({"repeat": "CRON_TZ=Europe/Berlin 0 9 * * *"}, "repeat"),
+        ({"repeat": ";"}, "repeat"),
+        ({"repeat": "FREQ=DAILY;;COUNT=2"}, "repeat"),
         ({"repeat": "INTERVAL=2"}, "repeat"),
         ({"repeat": "FREQ=FORTNIGHTLY"}, "repeat"),
         ({"repeat": "FREQ=DAILY;BYEASTER=1"}, "repeat"),
@@ -140,11 +153,156 @@ def test_every_counts_from_the_first_occurrence_and_not_from_the_one_before() ->
 def test_what_is_wrong_is_refused_soon_and_named_by_its_property(properties: dict[str, str], name: str) -> None:
     began = time.process_time()
     with pytest.raises(RecurrenceError) as error:
-        Recurrence.of_properties(properties)
+        recurrence_of(properties).check()
     assert time.process_time() - began < 1
     assert error.value.property_name == name
     assert str(error.value) == f"{name} {error.value.reason}"
     assert "\n" not in str(error.value)
+
+
+@st.composite
+def recurrence_rules(draw: st.DrawFn) -> str:
+    frequency = draw(st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"]))
+
+    def numbers(low: int, high: int, from_end: bool = False) -> st.SearchStrategy[str]:
+        number = st.integers(low, high) | st.integers(-high, -low) if from_end else st.integers(low, high)
+        return st.lists(number, min_size=1, max_size=3, unique=True).map(lambda found: ",".join(map(str, found)))
+
+    weekdays = st.lists(st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"]), min_size=1, max_size=3).map(
+        ",".join
+    )
+    numbered = st.sampled_from(["1MO", "-1FR", "2TU,-2TH", "5WE"])
+    parts = {
+        "BYMONTH": numbers(1, 12),
+        "BYHOUR": numbers(0, 23),
+        "BYMINUTE": numbers(0, 59),
+        "BYSECOND": numbers(0, 59),
+        "BYDAY": numbered if frequency in ("YEARLY", "MONTHLY") and draw(st.booleans()) else weekdays,
+        "WKST": st.sampled_from(["MO", "SU"]),
+    }
+    if frequency != "WEEKLY":
+        parts["BYMONTHDAY"] = numbers(1, 31, from_end=True)
+    if frequency in ("YEARLY", "HOURLY", "MINUTELY", "SECONDLY"):
+        parts["BYYEARDAY"] = numbers(1, 366, from_end=True)
+    chosen = draw(st.lists(st.sampled_from(sorted(parts)), unique=True, max_size=3))
+    rule = [f"FREQ={frequency}", *(f"{name}={draw(parts[name])}" for name in chosen)]
+    interval = draw(st.sampled_from([1, 1, 2, 3, 5]))
+    of_time = {"BYHOUR", "BYMINUTE", "BYSECOND"} & set(chosen)
+    if interval > 1 and not (
+        frequency in ("MINUTELY", "SECONDLY") and of_time
+    ):  # of some dateutil says they are invalid
+        rule.append(f"INTERVAL={interval}")
+    if frequency in ("YEARLY", "MONTHLY", "DAILY") and set(chosen) - {"WKST"} and draw(st.booleans()):
+        rule.append(f"BYSETPOS={draw(numbers(1, 4, from_end=True))}")
+    return ";".join(rule)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "said"),
+    [
+        (
+            "FREQ=DAILY;BYDAY",
+            "repeat is no RRULE that can be read, it has a part that is no NAME=VALUE: 'BYDAY': 'FREQ=DAILY;BYDAY'",
+        ),
+        ("61 * * * *", "repeat is no cron expression that can be read, it has a bad minute: '61 * * * *'"),
+        (
+            "CRON_TZ=Europe/Berlin 0 9 * * *",
+            "repeat has its time zone before it, which belongs in timeZone: 'CRON_TZ=Europe/Berlin 0 9 * * *'",
+        ),
+        ("FREQ=MONTHLY;BYDAY=20MO", "repeat never occurs: 'FREQ=MONTHLY;BYDAY=20MO'"),
+    ],
+)
+def test_an_error_says_in_one_sentence_what_is_wrong(repeat: str, said: str) -> None:
+    with pytest.raises(RecurrenceError) as error:
+        recurrence_of({"repeat": repeat}).check()
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize("end", [";", "\n", ";\r\n", "; "])
+def test_a_line_break_or_semicolon_at_a_rule_s_end_is_taken(end: str) -> None:
+    assert some(Recurrence(f"FREQ=DAILY{end}"), START, 2) == some(Recurrence("FREQ=DAILY"), START, 2)
+    assert Recurrence(f"RRULE:FREQ=DAILY;COUNT=3{end}").times == 3
+
+
+def test_what_was_refused_is_remembered_unless_it_is_long() -> None:
+    recurrence_of({"repeat": "FREQ=DAILY"})
+    for repeat in ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "61 * * * *"):
+        before = None
+        for _ in range(2):
+            misses = (_parsed.cache_info().misses, _why_refused.cache_info().misses)
+            with pytest.raises(RecurrenceError):
+                recurrence_of({"repeat": repeat}).check()
+            assert before in (None, misses)
+            before = (_parsed.cache_info().misses, _why_refused.cache_info().misses)
+    size = _parsed.cache_info().currsize
+    for name in ("repeat", "timeZone", "misfire"):
+        with pytest.raises(RecurrenceError, match=name):
+            recurrence_of({"repeat": "@every 9s", name: "x" * 5_000})
+    assert _parsed.cache_info().currsize == size
+
+
+@pytest.mark.parametrize(
+    "properties", [{"repeat": "0 9 * * *", "timeZone": "Middle/Earth"}, {"repeat": "FREQ=NEVER"}, {"timeZone": "UTC"}]
+)
+def test_a_stored_message_whose_rule_can_t_be_read_any_more_has_ended(properties: dict[str, str]) -> None:
+    rule, start = stored(properties, START)
+    assert rule.why_unreadable is not None
+    assert start == START
+    assert rule.following(START, start) is None
+    assert rule.next_occurrence(1, START, START, START) is None
+
+
+def test_a_stored_message_whose_rule_has_no_first_occurrence_any_more_begins_when_it_was_published() -> None:
+    rule, start = stored({"repeat": "FREQ=MONTHLY;BYDAY=20MO"}, START)
+    assert (rule.why_unreadable, start) == (None, START)
+    assert rule.following(START, start) is None
+
+
+@pytest.mark.slow
+@effort(max_examples=examples(500))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "FREQ=",
+                "YEARLY",
+                "MONTHLY",
+                "WEEKLY",
+                "SECONDLY",
+                ";",
+                "BYDAY=",
+                "53MO",
+                "-53SU",
+                "BYWEEKNO=",
+                "-53",
+                ",",
+                "=",
+                ";",
+                "INTERVAL=",
+                "9",
+            ]
+        )
+        | st.sampled_from(
+            ["BYSETPOS=", "COUNT=", "UNTIL=", "00010101", "99991231T235959", "Z", "WKST=", "366", "L", "#5"]
+        )
+        | st.text(max_size=3),
+        max_size=12,
+    ).map("".join)
+    | st.lists(st.text("0123456789*/-,L#MONW ²٣", max_size=5), min_size=5, max_size=6).map(" ".join)
+    | st.text(max_size=30).map("@every ".__add__)
+    | recurrence_rules(),
+    st.sampled_from(["UTC", "Europe/Berlin", "Pacific/Apia", "America/Adak"]),
+    st.integers(0, MAX_TIME_MILLIS),
+)
+def test_whatever_a_rule_is_it_is_refused_or_computed(repeat: str, zone: str, after: int) -> None:
+    try:
+        rule = recurrence_of({"repeat": repeat, "timeZone": zone})
+        rule.check(2_000)
+    except RecurrenceError:
+        return
+    for start in (0, START, after, MAX_TIME_MILLIS):
+        found = rule.following(after, start)
+        assert found is None or after < found <= MAX_TIME_MILLIS
 
 
 def test_without_repeat_the_others_mean_nothing() -> None:
@@ -265,43 +423,6 @@ def test_occurrences_follow_each_other_as_a_naive_reading_has_it(
         number, place = number + 1, chosen[0]
 
 
-@st.composite
-def recurrence_rules(draw: st.DrawFn) -> str:
-    frequency = draw(st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"]))
-
-    def numbers(low: int, high: int, from_end: bool = False) -> st.SearchStrategy[str]:
-        number = st.integers(low, high) | st.integers(-high, -low) if from_end else st.integers(low, high)
-        return st.lists(number, min_size=1, max_size=3, unique=True).map(lambda found: ",".join(map(str, found)))
-
-    weekdays = st.lists(st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"]), min_size=1, max_size=3).map(
-        ",".join
-    )
-    numbered = st.sampled_from(["1MO", "-1FR", "2TU,-2TH", "5WE"])
-    parts = {
-        "BYMONTH": numbers(1, 12),
-        "BYHOUR": numbers(0, 23),
-        "BYMINUTE": numbers(0, 59),
-        "BYSECOND": numbers(0, 59),
-        "BYDAY": numbered if frequency in ("YEARLY", "MONTHLY") and draw(st.booleans()) else weekdays,
-        "WKST": st.sampled_from(["MO", "SU"]),
-    }
-    if frequency != "WEEKLY":
-        parts["BYMONTHDAY"] = numbers(1, 31, from_end=True)
-    if frequency in ("YEARLY", "HOURLY", "MINUTELY", "SECONDLY"):
-        parts["BYYEARDAY"] = numbers(1, 366, from_end=True)
-    chosen = draw(st.lists(st.sampled_from(sorted(parts)), unique=True, max_size=3))
-    rule = [f"FREQ={frequency}", *(f"{name}={draw(parts[name])}" for name in chosen)]
-    interval = draw(st.sampled_from([1, 1, 2, 3, 5]))
-    of_time = {"BYHOUR", "BYMINUTE", "BYSECOND"} & set(chosen)
-    if interval > 1 and not (
-        frequency in ("MINUTELY", "SECONDLY") and of_time
-    ):  # of some dateutil says they are invalid
-        rule.append(f"INTERVAL={interval}")
-    if frequency in ("YEARLY", "MONTHLY", "DAILY") and set(chosen) - {"WKST"} and draw(st.booleans()):
-        rule.append(f"BYSETPOS={draw(numbers(1, 4, from_end=True))}")
-    return ";".join(rule)
-
-
 @pytest.mark.slow
 @effort(max_examples=examples(300))
 @given(recurrence_rules(), st.integers(0, 1_400 * 86_400))
@@ -311,6 +432,7 @@ def test_a_recurrence_rule_means_what_dateutil_says(repeat: str, seconds: int) -
     ours: list[datetime] = []
     try:
         rule = Recurrence(repeat)
+        rule.check()
     except RecurrenceError as error:
         wrong = error.reason
     else:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from importlib import resources
 from pathlib import Path
+from zoneinfo import ZoneInfo, reset_tzpath
 
 import numpy as np
 import pytest
 
+from conf.time_zones import TimeZones, packaged, time_zone, using
+from conf.times import parse_zone, time_text
 from tests.support.tracker.recurring import recurring
 from tests.support.tracker.time_zones import other_version
 from tracker.recurrence.columns import Recurrences
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.time_zones import TimeZones, packaged, time_zone, using
 from tracker.shaping.open_time import OpenTime
 from tracker.shaping.rule import OpenWindow
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
+
+
+def test_times_are_shown_by_the_zones_that_they_are_computed_with(tmp_path: Path) -> None:
+    machines = tmp_path / "Africa" / "Casablanca"
+    machines.parent.mkdir()
+    machines.write_bytes(resources.files("tzdata").joinpath("zoneinfo/Asia/Kathmandu").read_bytes())
+    ZoneInfo.clear_cache()
+    reset_tzpath((str(tmp_path),))
+    try:
+        assert ZoneInfo("Africa/Casablanca").utcoffset(datetime(2026, 11, 27)) == timedelta(hours=5, minutes=45)
+        found = Recurrence("0 9 * * *", "Africa/Casablanca").first(1_790_000_000_000, None)
+        assert found is not None
+        assert "T09:00:00" in time_text(found, parse_zone("Africa/Casablanca"))
+    finally:
+        reset_tzpath()
+        ZoneInfo.clear_cache()
 
 
 def test_packed_they_are_the_same() -> None:

@@ -51,6 +51,20 @@ def test_a_new_schedule_waits_for_its_first_occurrence_for_all_subscriptions(tab
     assert schedule.upcoming(0) == []
 
 
+def test_the_last_delivery_is_when_it_was_and_what_follows_goes_by_the_rule(tables: ScheduleTables) -> None:
+    """The third occurrence was delivered at once by a command, a day before its time."""
+    tables.came(1)
+    for subscription in "ab":
+        tables.delivered(subscription, 1, 2, NINE + DAY, by_rule=NINE + DAY)
+    tables.delivered("a", 1, 3, NINE + DAY + 5, by_rule=NINE + 2 * DAY)
+    a, b = found(tables, 1).progress
+    assert (a.last, a.next) == (Occurrence(3, NINE + DAY + 5), Occurrence(4, NINE + 3 * DAY))
+    assert (b.last, b.next) == (Occurrence(2, NINE + DAY), Occurrence(3, NINE + 2 * DAY))
+    assert a.to_json()["lastDeliverAt"] == NINE + DAY + 5
+    rows = Warehouse(tables.settings).sql("SELECT last_occurrence, last_at FROM schedules ORDER BY subscription")
+    assert [tuple(row.values()) for row in rows.to_pylist()] == [(3, NINE + DAY + 5), (2, NINE + DAY)]
+
+
 def test_what_follows_the_last_delivery_is_next_where_it_has_no_row_yet(tables: ScheduleTables) -> None:
     tables.came(1)
     for number in range(1, 4):

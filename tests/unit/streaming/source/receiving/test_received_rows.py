@@ -47,6 +47,7 @@ def test_what_is_rejected_is_due_at_once_and_not_when_it_was_to_be_delivered(fie
         ({"props": {"deliverAt": "soon"}}, "deliverAt is no whole number of milliseconds: 'soon'"),
         ({"props": {"deliverAfter": str(MAX_TIME_MILLIS)}}, "is beyond the year 9999"),
         ({"props": {"repeat": "every day"}}, "repeat is no cron expression"),
+        ({"props": {"repeat": "FREQ=MONTHLY;BYDAY=20MO"}}, "repeat never occurs: 'FREQ=MONTHLY;BYDAY=20MO'"),
         ({"props": {"repeat": "@every 1m", "misfire": "never"}}, "misfire is none of once, all, skip: 'never'"),
         ({"props": {"repeat": "@every 1m", "repeatUntil": "5"}}, "repeatUntil is before the first occurrence"),
         ({"props": {"k": "\ud800"}}, "it can't be"),
