@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -29,7 +28,6 @@ from streaming.source.receiving.recurring import Recurring
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
-from warehouse.schedules.live_schedules import live_schedules
 
 _log = logging.getLogger(__name__)
 
@@ -138,12 +136,7 @@ class Receivers:
 
     def _recurring_of(self, topic: str) -> Recurring:
         """Returns what takes in the recurring messages of a source topic: one for all of its partitions."""
-
-        def count() -> int:
-            live = live_schedules(self._settings, time.time_ns() // 1_000_000)
-            return max((n for (of, _), n in live.items() if of == topic), default=0)
-
-        return self._recurring.setdefault(topic, Recurring(topic, self._settings.tracker, count))
+        return self._recurring.setdefault(topic, Recurring.of(self._settings, topic))
 
     def is_control(self, receiver: Receiver) -> bool:
         """Whether a receiver is of the control topic."""

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from conf.errors import DelayLakeError, one_line
-from conf.settings import TrackerSettings
+from conf.settings import Settings, TrackerSettings
 from tracker.properties.schedule import BadScheduleError
 from tracker.recurrence.start import accepted_first
+from warehouse.schedules.live_schedules import live_schedules
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,16 @@ class Recurring:
         self._most = settings.max_recurring_messages
         self._counted_at: float | None = None
         self._n = 0  # those that were counted, and those that have come since: no fewer than there are
+
+    @classmethod
+    def of(cls, settings: Settings, topic: str) -> Recurring:
+        """Returns the limits of a source topic, whose recurring messages are counted in the tables."""
+
+        def count() -> int:
+            live = live_schedules(settings, time.time_ns() // 1_000_000)
+            return max((n for (source, _), n in live.items() if source == topic), default=0)
+
+        return cls(topic, settings.tracker, count)
 
     def first(self, properties: Mapping[str, str], published: int) -> int:
         """Returns when the first occurrence of a new recurring message is, ms since the epoch.

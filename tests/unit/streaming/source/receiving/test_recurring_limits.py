@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from conf.settings import TrackerSettings
 from streaming.source.receiving.recurring import Recurring
 from tests.support.servers.fake_pulsar import FakeConsumer, one
 from tests.support.service.receiver_harness import TOPIC, Harness
+from tests.support.warehouse.schedule_tables import TOPIC as SCHEDULES_TOPIC
+from tests.support.warehouse.schedule_tables import ScheduleTables
 from tracker.properties.schedule import BadScheduleError
 
 MINUTE = {"repeat": "@every 1m"}
@@ -84,6 +87,18 @@ def test_a_topic_has_no_more_recurring_messages_than_the_setting(monkeypatch: py
 def test_none_is_rejected_because_they_can_t_be_counted() -> None:
     limits = recurring([], max_recurring_messages=1)
     assert limits.first(MINUTE, 7) == 60_007
+
+
+@pytest.mark.slow
+def test_they_are_counted_in_the_tables(tmp_path: Path) -> None:
+    tables = ScheduleTables(tmp_path)
+    for entry in (1, 2):
+        tables.came(entry)
+    tracker = tables.settings.tracker.model_copy(update={"max_recurring_messages": 3})
+    limits = Recurring.of(tables.settings.model_copy(update={"tracker": tracker}), SCHEDULES_TOPIC)
+    limits.first(MINUTE, 7)
+    with pytest.raises(BadScheduleError, match="the topic has 3 recurring messages"):
+        limits.first(MINUTE, 7)
 
 
 def test_without_a_limit_they_are_not_counted() -> None:
