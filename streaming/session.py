@@ -31,6 +31,7 @@ __all__ = ["SparkSession"]  # the type, for those that import no PySpark
 
 _log = logging.getLogger(__name__)
 
+_SLOW_SLOTS = 8  # for tasks that send to slow destinations; as many as `streaming.release.attempt.MOST_CONNECTIONS`
 _SECRET_VARIABLE = "_SPARK_AUTH_SECRET"  # noqa: S105  Spark's own
 
 
@@ -255,7 +256,7 @@ def _with_slots(master: str, settings: Settings) -> str:
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
     # Planned and short notice, and twice each: lanes from before the clock was set back may wait for late messages.
-    slots = threads + 4 * settings.release.lanes * settings.tracker.shards
+    slots = threads + 4 * settings.release.lanes * settings.tracker.shards + _SLOW_SLOTS
     if any(subscription.order == "key" for route in settings.routes for subscription in route.subscriptions):
         slots += 4 * settings.release.lanes  # releases in order have lanes of their own, and one task each
     return f"local[{slots},{_TASK_FAILURES}]"
