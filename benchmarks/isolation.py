@@ -1,11 +1,12 @@
-"""Measures how late messages of nine destinations are while a tenth is unwritable, and when that one has its own.
+"""Measures how late messages of nine destinations are while a tenth is unwritable or slow, and when it is not.
 
-usage: isolation.py [RATE [SECONDS [PAIRS]]]
+usage: isolation.py [RATE [SECONDS [PAIRS [LIMIT]]]]
 
 RATE (1,000) messages a second over ten routes, 100 bytes each, are due 5 to 10 seconds after they are sent. After 30
 seconds to warm up come PAIRS (6) times a window of SECONDS (60) with all ten destinations, and one with the tenth
 terminated, on the same job: what the machine does in one minute and not in the next is in both. At the end of such a
-window that destination is made anew, and gets the messages that it missed. Lateness is taken at the consumer of the
+window that destination is made anew, and gets the messages that it missed. With a LIMIT the tenth is not terminated: in
+these windows it has a publish rate limit of so many messages a second. Lateness is taken at the consumer of the
 other nine, of what is due after the first quarter of a window, ten seconds at most: until then the job goes over from
 one to the other. Prints one JSON object.
 """
@@ -100,6 +101,15 @@ class Tenth:
         self._admin.post(f"{self._path}/terminate").raise_for_status()
         self.read()
 
+    def limit(self, rate: int) -> None:
+        """Limits the rate at which it may be published to, messages a second; 0: lifts the limit."""
+        if rate:
+            body = {"publishThrottlingRateInMsg": rate, "publishThrottlingRateInByte": -1}
+            self._admin.post(f"{self._path}/publishRate", json=body).raise_for_status()
+        else:
+            self._admin.delete(f"{self._path}/publishRate").raise_for_status()
+            self.back_at = time.time()
+
     def make_anew(self, until: float) -> None:
         """Makes it anew, and has it consumed until a time, s since the epoch, or until all of it is there."""
         self._admin.delete(self._path, params={"force": "true"}).raise_for_status()
@@ -170,6 +180,7 @@ def main() -> None:
     rate = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
     pairs = int(sys.argv[3]) if len(sys.argv) > 3 else 6
+    limit = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     total = MOST_DELAY_SECONDS + WARM_UP_SECONDS + 2 * pairs * seconds
     n = int(rate * total)
     n_well = sum(i % 10 > 0 for i in range(n))
@@ -183,15 +194,18 @@ def main() -> None:
             begin = time.time() + MOST_DELAY_SECONDS + WARM_UP_SECONDS
             end = begin + 2 * pairs * seconds
             well = Consumer(broker.settings, WELL, n_well, end + total + 60)
-            tenth = Tenth(broker.settings, n - n_well, begin + seconds)
+            tenth = Tenth(broker.settings, n - n_well, end + total if limit else begin + seconds)
             producer = multiprocessing.Process(target=produce, args=(broker.settings, rate, total))
             producer.start()
             for pair in range(pairs):
                 dies_at, back_at = begin + (2 * pair + 1) * seconds, begin + (2 * pair + 2) * seconds
                 time.sleep(max(0, dies_at - time.time()))
-                tenth.terminate()
+                tenth.limit(limit) if limit else tenth.terminate()
                 time.sleep(max(0, back_at - time.time()))
-                tenth.make_anew(back_at + seconds if pair + 1 < pairs else end + total)
+                if limit:
+                    tenth.limit(0)
+                else:
+                    tenth.make_anew(back_at + seconds if pair + 1 < pairs else end + total)
             producer.join()
             tenth.read()
             found = well.found()
@@ -211,6 +225,7 @@ def main() -> None:
                 "rate": rate,
                 "seconds": seconds,
                 "pairs": pairs,
+                "limit": limit,
                 **said,
                 "lost_of_others": n_well - len(found),
             }

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 # Python client takes 0 for none.
 FIRST_SEQUENCE_ID = 1
 
+_MOST_INCOMPLETE = 100  # chunked messages of a topic partition that come at the same time
+
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # the default ports of URLs
 _LOOK_SECONDS = 1.0
 
@@ -142,7 +144,8 @@ def subscribe(
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
         receiver_queue_size=2_000,
-        max_pending_chunked_message=0,  # no limit: with one the client drops the oldest chunked messages
+        # Beyond it the client drops the oldest incomplete one: their chunks are in its memory.
+        max_pending_chunked_message=_MOST_INCOMPLETE,
         crypto_key_reader=key_reader,
         # With CONSUME the client writes beyond its memory if an encrypted message is in chunks.
         crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,

@@ -146,6 +146,7 @@ class ReleaseSettings(Section):
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
     max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
     retry_max_millis: Annotated[int, Field(ge=1_000)] = 30_000
+    slow_after_millis: Millis = 3_000
     unwritable: Literal["wait", "reject"] = "wait"
     unwritable_after_millis: PositiveMillis = 3_600_000
 

@@ -19,7 +19,9 @@ from recovery.rebuild.rebuild import last_entries, rebuild
 from recovery.restore.another_broker import change_broker
 from recovery.restore.rewind import check_alone, check_broker, rewind
 from status.job_status import STALE_MILLIS, known_status
-from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
+from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
+from streaming.checkpoint.prepared import PreparedState
+from streaming.source.watch.beginnings import Beginning, Beginnings
 from warehouse.backup.marker import read_marker, remove_marker
 from warehouse.backup.restoring import restore
 from warehouse.delta.tables import OnProgress, Tables, exists
@@ -135,7 +137,10 @@ def import_and_rebuild(
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
                 # The name has microseconds, because a script may rebuild twice within a second.
+                beginnings = _beginnings_of_unread(settings, checkpoint) if backup is None else {}
                 query.rename(checkpoint / f"query.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+                for name, beginning in beginnings.items():
+                    Beginnings(settings).keep(name, beginning)
             tables.take_over(epoch)
             _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)
@@ -164,6 +169,16 @@ def import_and_rebuild(
         raise RebuildError(
             f"a job or `delaylake maintain` runs on the checkpoint {checkpoint}: stop it first"
         ) from None
+
+
+def _beginnings_of_unread(settings: Settings, checkpoint: Path) -> dict[str, Beginning]:
+    """Returns where topic partitions began of which the job with the old checkpoint had not read any message."""
+    try:
+        newest = Checkpoint(checkpoint).newest_offset() or PreparedState(checkpoint).offset
+    except (CheckpointError, OSError, ValueError):
+        return {}
+    read = newest.positions if newest is not None else {}
+    return {name: beginning for name, beginning in Beginnings(settings).all().items() if name not in read}
 
 
 def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warning: Callable[[str], None]) -> None:

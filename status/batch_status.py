@@ -20,3 +20,4 @@ class BatchStatus:
     state_memory_bytes: int = 0  # memory that Spark's state store took a few seconds ago, of all shards
     # (source topic, message or command, why) of those that were rejected because something has failed for them.
     failures: list[tuple[str, str, str]] = field(default_factory=list)
+    outcome_producer: str = ""  # the name under which the job publishes outcomes

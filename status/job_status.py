@@ -104,6 +104,7 @@ class JobStatus:
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0
     commands: int = 0
+    outcome_producer: str = ""  # the name under which the job publishes outcomes; empty: an earlier version's job
     shaped: int = 0  # messages that got a later time, because of their subscription's rate or windows
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -124,6 +124,7 @@ class StatusWriter:
                 "state_memory_bytes": status.state_memory_bytes,
                 "shaped_until": status.shaped_until,
                 "paused": status.paused,
+                "outcome_producer": status.outcome_producer,
             }
             self._totals["batches"] += 1
             self._totals["batch_millis_sum"] += counts["sink_millis"]

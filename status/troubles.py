@@ -15,9 +15,12 @@ STANDING = "standing"  # a source topic that is not read although it has message
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
 UNWRITABLE = "unwritable"  # a destination that takes no messages
+SLOW = "slow"  # a destination that takes fewer messages than are due for it
 NO_BROKER = "no_broker"  # the broker does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
+SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
+NATIVE_DELAY = "native_delay"  # a source topic with messages that only Pulsar itself would delay
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 DISK = "disk"  # a folder whose disk is full, or nearly so
@@ -25,6 +28,9 @@ NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and i
 
 # Troubles of these kinds are counted, and last until the job is started anew.
 COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
+
+# Troubles of these kinds tell of something that is over: no process reports it again.
+_EVENTS = (*COUNTED, SUBSCRIPTION_RESET)
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,11 @@ class Troubles:
     def follow(self, file: Path) -> None:
         """Adds the troubles that another process writes to a file, in place of those of the process followed before.
 
-        The earlier process's troubles of the kinds COUNTED stay, because no process reports those entries again.
+        The earlier process's troubles that tell of events stay, because no process reports those again.
         """
         with self._lock:
             for trouble in self._followed_troubles:
-                if trouble.kind in COUNTED:
+                if trouble.kind in _EVENTS:
                     self._own[trouble.kind, trouble.name] = _merged(self._own, trouble)
             self._followed_troubles, self._followed = [], file
 

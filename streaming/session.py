@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from broker.jvm.class_archive import archive_options, discard_archive, make_archive
 from broker.jvm.jars import cache_folder
+from conf.errors import DelayLakeError
 from conf.files import OWNER_ALONE
 from conf.settings import Settings
 from streaming.spark_imports import import_without_pandas
@@ -29,6 +30,14 @@ from streaming.spark_imports import import_without_pandas
 __all__ = ["SparkSession"]  # the type, for those that import no PySpark
 
 _log = logging.getLogger(__name__)
+
+_SLOW_SLOTS = 8  # for tasks that send to slow destinations; as many as `streaming.release.attempt.MOST_CONNECTIONS`
+_SECRET_VARIABLE = "_SPARK_AUTH_SECRET"  # noqa: S105  Spark's own
+
+
+class ClusterError(DelayLakeError):
+    """A cluster can't be used as the settings say. The message is one line."""
+
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's default manager forks processes for links on local disks, which takes 50 to 150 ms a batch. The rename of this
@@ -57,6 +66,16 @@ _CONF = {
     # Release tasks mostly sleep; speculative copies of them would only wait for the same producer's name.
     "spark.speculation": "false",
 }
+
+# On a cluster, between driver and executors: who does not know the secret of the application is refused, and what goes
+# over the network, or is spilled to disks of executors, is encrypted.
+_PROTECTION = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+    "spark.io.encryption.enabled": "true",
+}
+_SECRET = "spark.authenticate.secret"  # noqa: S105
 
 # The JVM's quick compiler (C1) only: Spark's JVM plans batches and passes rows on, all other work is in Python. The
 # second compiler (C2) takes a sixth of a core for minutes, makes the first batches last seconds, and gains hardly
@@ -92,6 +111,9 @@ def create_session(
         jars: files to add to the class path.
         delta: whether Spark itself reads and writes Delta tables; `jars` must then contain Delta's JARs.
         is_job: whether the session runs the job; else it does heavy work, which keeps a core busy for each task.
+
+    Raises:
+        ClusterError: a standalone cluster's secret is missing.
     """
     home = _use_compiled_pyspark()
     import_without_pandas()
@@ -116,6 +138,7 @@ def create_session(
         # Before a Python worker looks for what Spark ships, it starts with `streaming.daemon`.
         archive = _archive()
         conf |= {"spark.executor.extraJavaOptions": _JVM_OPTIONS, "spark.executorEnv.PYTHONPATH": archive.name}
+        conf |= _PROTECTION
     if delta:
         conf["spark.sql.extensions"] = "io.delta.sql.DeltaSparkSessionExtension"
         conf["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -125,6 +148,8 @@ def create_session(
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
     conf |= own
+    if not is_local:
+        _check_secret(master, conf)
     of_archive: list[str] = []
     if home is not None and _JVM_OPTIONS_KEY not in own:
         of_archive = _archive_options(home, conf)
@@ -139,6 +164,20 @@ def create_session(
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark
+
+
+def _check_secret(master: str, conf: Mapping[str, str]) -> None:
+    """Checks that a standalone cluster's secret is known: YARN and Kubernetes make one for each application.
+
+    Raises:
+        ClusterError: it is not.
+    """
+    is_on = conf["spark.authenticate"].lower() == "true"
+    if is_on and master.startswith("spark://") and not (conf.get(_SECRET) or os.environ.get(_SECRET_VARIABLE)):
+        raise ClusterError(
+            f"{master} needs a secret: set {_SECRET} in `spark.conf`, the same as of its master and workers "
+            "(docs/deployment.md), or `spark.authenticate: false` for a network that nobody else reaches"
+        )
 
 
 def _start(conf: Mapping[str, str]) -> SparkSession:
@@ -217,7 +256,7 @@ def _with_slots(master: str, settings: Settings) -> str:
     cores = os.cpu_count() or 1
     threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
     # Planned and short notice, and twice each: lanes from before the clock was set back may wait for late messages.
-    slots = threads + 4 * settings.release.lanes * settings.tracker.shards
+    slots = threads + 4 * settings.release.lanes * settings.tracker.shards + _SLOW_SLOTS
     if any(subscription.order == "key" for route in settings.routes for subscription in route.subscriptions):
         slots += 4 * settings.release.lanes  # releases in order have lanes of their own, and one task each
     return f"local[{slots},{_TASK_FAILURES}]"

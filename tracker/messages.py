@@ -104,6 +104,12 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select([*schema.names, *(name for name in known if name not in schema.names)])
 
 
+def in_order_of_dues(rows: pa.Table) -> pa.Table:
+    """Sorts rows that are held back by when they were due; MESSAGES, or the columns that it sorts by."""
+    names = ("was_due", "sequence", "ledger_id", "entry_id", "batch_index")
+    return rows.sort_by([(name, "ascending") for name in names]) if rows.num_rows else rows
+
+
 def int64(rows: pa.Table, column: str) -> Int64Array:
     """Returns a column of integers without nulls as an int64 array, (rows,)."""
     values: Int64Array = rows[column].to_numpy().astype(np.int64, copy=False)

@@ -41,12 +41,13 @@ from tracker.messages import (
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
+from tracker.stages.draining import Draining
 from tracker.stages.failed_rows import give_up, without_failed
 from tracker.stages.named_messages import Named, NamedMessages
 from tracker.stages.new_messages import Accepted, NewMessages
 from tracker.stages.releasing import Releasing
 from tracker.stages.tick_in_progress import TickInProgress
-from tracker.stages.unwritable import held_back, open_releases, sent_rejects
+from tracker.stages.unwritable import held_back, open_releases, recalled_releases, sent_rejects
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
@@ -97,7 +98,7 @@ class Shard:
         self._subscriptions = Subscriptions.of(subscriptions)
         self._names = self._subscriptions.names
         self._min_index_count = min_index_count_per_bucket
-        self._tracker = DelayedDeliveryTracker(store)
+        self._tracker = DelayedDeliveryTracker(store, self._subscriptions.retried_topics)
         self._control = Control(store, subscriptions, tick_time_millis, compression, shard_id)
         self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
         self._in_flight = InFlight(store, self._names)
@@ -106,6 +107,7 @@ class Shard:
         self._entries = EntryLog(store, shard_id.is_home)
         self._new = NewMessages(self._subscriptions, self._tracker, self._control, self._keys)
         self._named = NamedMessages(self._tracker, self._entries, self._control, shard_id)
+        self._draining = Draining(self._tracker, self._control)
 
     def apply(self, tick: Tick, tick_input: TickInput) -> Effects:
         """Applies one tick: adds messages, applies commands, seals and loads buckets, releases due messages.
@@ -132,6 +134,8 @@ class Shard:
             self._rebuild(step, tick_input.rebuilt)
         if tick_input.reinstated:
             self._control.reinstate(tick_input.reinstated, self._named.held(tick_input), step.moment)
+
+        step.effects.drained = self._draining.drain(step)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         accepted = self._new.accept(step)
@@ -170,11 +174,13 @@ class Shard:
         )
 
     def _confirm_releases(self, step: TickInProgress) -> pa.Table:
-        """Forgets releases that have arrived, and rejects messages in flight that are given up.
+        """Forgets releases that have arrived, and holds back or rejects messages in flight that are not sent.
 
         Returns:
             as MESSAGES: rows to be sealed, for messages of confirmed releases that have not arrived.
         """
+        recalled = self._in_flight.take_given_up(recalled_releases(step.tick.unwritable, self._names))
+        self._control.recall(recalled, step.moment)
         releases = open_releases(step.tick.unwritable, self._names)
         opened = self._in_flight.confirm(step.tick.confirmed, releases)
         kept_open = concat([self._control.keep_open(release.rows, step.moment) for release in opened])

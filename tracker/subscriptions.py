@@ -46,6 +46,11 @@ class Subscriptions:
         """Returns how messages of a topic's subscription, given by its number, are retried."""
         return self.backoffs.get(topic, {}).get(subscription, DEFAULT_BACKOFF)
 
+    @property
+    def retried_topics(self) -> list[str]:
+        """The topics with a subscription that has a backoff: a retry by id finds all of their messages."""
+        return [topic for topic, of_topic in self.backoffs.items() if of_topic]
+
     def most_retries(self, subscription: int, topic: str) -> int:
         """Returns how many retries a message gets at most for a topic's subscription, given by its number."""
         return self.backoff(topic, subscription).attempts

@@ -41,9 +41,13 @@ class Tick:
     ingested_through: int = 0  # a tick's number: all messages published before its and earlier commands have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
     # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
-    # [tick, kind] that have not arrived there. `rejects`: the reason why messages that come due for the destination
+    # [tick, kind] that have not arrived there. `recalled`: those of which nothing was sent there, and which are held
+    # back from this tick on. `rejects`: the reason why messages that come due for the destination
     # are rejected; without it they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Slow destinations that get some of the messages that are held back for them, in this tick: by source topic and
+    # subscription the most messages that a shard adds to those of `TickInput.drained`.
+    drains: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
 
 
@@ -74,6 +78,10 @@ class TickInput:
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     # Topics with a route again, or with a new subscription: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
+    # The first sealed rows that are held back for the targets in `Tick.drains`; and by source topic and subscription
+    # whether these are all, over all shards.
+    drained: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
+    are_all_drained: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     pace: Pace = field(default_factory=dict)  # the pace at which rows that were held back go out, over all shards
     # Where the tick has failed without these: rows that are rejected instead of being loaded, and the positions (ledger
     # id, entry id, batch index) of those that are rejected instead of being handed out.
@@ -99,5 +107,7 @@ class Effects:
     # By source topic and subscription name: the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic: names of the paused subscriptions
+    # By source topic and subscription name, of `Tick.drains`: how many messages go out, and whether others wait.
+    drained: dict[str, dict[str, tuple[int, bool]]] = field(default_factory=dict)
     # By source topic and subscription name: how many rows wait for the next tick's places, and the last place given.
     waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)

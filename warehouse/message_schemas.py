@@ -16,6 +16,7 @@ import pulsar
 import pyarrow as pa
 
 from broker.pulsar_admin.admin_rest import AdminClient
+from broker.remembered import Remembered
 from conf.errors import DelayLakeError
 from warehouse.delta.tables import Tables, exists, literal
 from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
@@ -31,7 +32,13 @@ COLUMNS = pa.schema(
     ]
 )
 
-_VERSION_BYTES = 8
+VERSION_BYTES = 8
+
+# Whoever publishes chooses the versions of messages, and may register schemas.
+MOST_VERSIONS = 10_000  # of a topic in the table
+_MOST_UNKNOWN = 100  # of these those that the topic's registry does not have
+_MOST_REFUSED = 1_000  # versions that are remembered as not stored
+_MOST_INFOS = 1_000  # schemas of destinations that a sender remembers
 
 # The types of schemas with which Pulsar's C++ client can send. Messages with other types are sent without a schema.
 _CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE")
@@ -39,12 +46,12 @@ _CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE"
 
 def version_bytes(version: int) -> bytes:
     """Returns a schema version as messages have it: 8 bytes, big-endian."""
-    return version.to_bytes(_VERSION_BYTES, "big", signed=True)
+    return version.to_bytes(VERSION_BYTES, "big", signed=True)
 
 
 def version_number(version: bytes) -> int:
     """Returns the number of a schema version, from the bytes that messages have."""
-    return int.from_bytes(version[:_VERSION_BYTES], "big", signed=True)
+    return int.from_bytes(version[:VERSION_BYTES], "big", signed=True)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class SchemaKeeper:
         self._admin = admin
         self._lock = threading.Lock()
         self._stored: dict[tuple[str, bytes], MessageSchema | None] | None = None
+        # Versions that are not stored, because too many are.
+        self._refused: Remembered[tuple[str, bytes], None] = Remembered(_MOST_REFUSED)
 
     def keep(self, topic: str, version: bytes, registry: str) -> MessageSchema | None:
         """Returns a version of a topic's schema, and writes it to the table if it is not there yet.
@@ -80,7 +89,8 @@ class SchemaKeeper:
             registry: the topic whose schema registry is asked.
 
         Returns:
-            the schema; None: the registry had no such version when it was first asked.
+            the schema; None: the registry had no such version when it was first asked, or the table has MOST_VERSIONS
+            of the topic.
 
         Raises:
             PulsarError: the broker does not answer, or refuses.
@@ -92,12 +102,20 @@ class SchemaKeeper:
         with self._lock:
             if self._stored is None:
                 self._stored = read(self._warehouse)
-            if key not in self._stored:
+            if key not in self._stored and key not in self._refused:
                 found = self._admin.schema(registry, version_number(version))
                 schema = None if found is None else MessageSchema(*found)
-                self._write(topic, version, schema)
-                self._stored[key] = schema
-            return self._stored[key]
+                if self._has_room(topic, schema is None):
+                    self._write(topic, version, schema)
+                    self._stored[key] = schema
+                else:
+                    self._refused[key] = None
+            return self._stored.get(key)
+
+    def _has_room(self, topic: str, is_unknown: bool) -> bool:
+        """Whether the table may have a further version of a topic, or one that the topic's registry does not have."""
+        of_topic = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
+        return len(of_topic) < MOST_VERSIONS and not (is_unknown and of_topic.count(None) >= _MOST_UNKNOWN)
 
     def _write(self, topic: str, version: bytes, schema: MessageSchema | None) -> None:
         self._tables.create({TABLE: COLUMNS})
@@ -142,7 +160,7 @@ class DestinationSchemas:
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
         self._admin = admin
-        self._infos: dict[tuple[str, str, bytes], _pulsar.SchemaInfo] = {}
+        self._infos: Remembered[tuple[str, str, bytes], _pulsar.SchemaInfo] = Remembered(_MOST_INFOS)
 
     def info(self, client: pulsar.Client, destination: str, topic: str, version: bytes) -> _pulsar.SchemaInfo:
         """Registers a version of a source topic's schema with a destination, once, and returns it for a producer.

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from admin.control.outcome_source import OutcomeSource
 from admin.control.requests import ControlError, ControlRequest, Outcome
 from admin.control.window import Window
 from conf.settings import Settings
@@ -63,6 +64,7 @@ class AsyncControlClient:
         self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
+        self._source = OutcomeSource(settings.warehouse)
         self._trouble = "not connected yet"
         self._has_tried = False  # to connect, with success or without
         self._stopped = threading.Event()
@@ -232,7 +234,7 @@ class AsyncControlClient:
             while not self._stopped.is_set():
                 with contextlib.suppress(pulsar.Timeout):
                     message = reader.read_next(_POLL_MILLIS)
-                    if message.partition_key() in self._waiting:
+                    if message.partition_key() in self._waiting and self._source.is_of_job(message):
                         self._loop.call_soon_threadsafe(self._take, message.data())
                 if self.is_connected:
                     connected_at = time.monotonic()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pulsar
 
+from admin.control.outcome_source import OutcomeSource
 from admin.control.requests import (
     Cancel,
     ControlError,
@@ -47,6 +48,7 @@ class ControlClient:
     """
 
     def __init__(self, settings: Settings, issued_by: str) -> None:
+        self._source = OutcomeSource(settings.warehouse)
         self._settings = settings
         self._issued_by = issued_by
         self._client = connect(settings.pulsar, operation_timeout_seconds=10)
@@ -289,7 +291,10 @@ class ControlClient:
         Raises:
             pulsar.Timeout: no outcome came before the deadline.
         """
-        left = int((deadline - time.monotonic()) * 1000)
-        if left <= 0:
-            raise pulsar.Timeout
-        return ControlOutcome.FromString(self._outcomes.read_next(left).data())
+        while True:
+            left = int((deadline - time.monotonic()) * 1000)
+            if left <= 0:
+                raise pulsar.Timeout
+            message = self._outcomes.read_next(left)
+            if self._source.is_of_job(message):
+                return ControlOutcome.FromString(message.data())

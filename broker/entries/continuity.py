@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from broker.position import START, Position
 from tracker.messages import int64
 
-_NOT_KNOWN = -1
+_NOT_KNOWN = -2  # -1 is the index before a topic's first message
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,15 @@ class Continuity:
         """The last entry that came, or the one before the first; START: unknown."""
         return self._last
 
-    def begin_after(self, position: Position) -> None:
-        """Sets the entry before the next one."""
+    def begin_after(self, position: Position, index: int | None = None) -> None:
+        """Sets the entry before the next one.
+
+        Args:
+            position: of the entry; with entry_id -1 the beginning of a ledger.
+            index: the broker entry index of the last message up to there, -1 before a topic's first one; None: unknown.
+        """
         self._last = position
+        self._last_index = _NOT_KNOWN if index is None else index
 
     def gaps(self, rows: pa.Table) -> list[Gap]:
         """Returns the gaps before and between the entries of the next messages.

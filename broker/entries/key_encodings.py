@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator
 
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
-from broker.pulsar_admin.silent_producers import SilentProducers
+from broker.pulsar_admin.silent_producers import MOST_PRODUCERS, SilentProducers
+from broker.remembered import Remembered
 from tracker.wire.entry_pb2 import SingleMessageMetadata
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class KeyEncodings:
     def __init__(self, admin: AdminClient, topic: str) -> None:
         self._admin = admin
         self._topic = topic
-        self._sends_bytes: dict[str, bool] = {}  # by name of the producer
+        self._sends_bytes: Remembered[str, bool] = Remembered(MOST_PRODUCERS)  # by name of the producer
         self._silent_producers = SilentProducers()
 
     def of(self, key: str, producer: str, ledger_id: int, entry_id: int, batch_index: int) -> str | None:

@@ -134,6 +134,21 @@ class AdminClient:
         index = response.headers.get(_INDEX_HEADER)
         return None if index is None else int(index)
 
+    def entry_of_index(self, topic: str, index: int) -> tuple[int, int] | None:
+        """Returns the entry (ledger, entry) of a message by its index; (-1, -1): it is trimmed.
+
+        Returns:
+            None: no message has had this index yet.
+
+        Raises:
+            PulsarError: also if the broker keeps no indexes, or can't look them up (Pulsar before 4.1).
+        """
+        response = self._admin.request("GET", f"{_path(topic)}/getMessageIdByIndex?index={index}")
+        if response.status_code == 404:
+            return None
+        found = self._admin.body(response)
+        return int(found["ledgerId"]), int(found["entryId"])
+
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[Mapping[str, str], bytes] | None:
         """Returns the HTTP headers that describe an entry of a topic or partition, and its content, decompressed.
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from broker.remembered import Remembered
+
+MOST_PRODUCERS = 1_000  # of a topic partition that are remembered: whoever publishes chooses their names
+
 _MOST_IN_A_ROW = 3
 _SILENT_SECONDS = 600.0
 
@@ -22,8 +26,8 @@ class SilentProducers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._in_a_row: dict[str, int] = {}
-        self._silent_until: dict[str, float] = {}
+        self._in_a_row: Remembered[str, int] = Remembered(MOST_PRODUCERS)
+        self._silent_until: Remembered[str, float] = Remembered(MOST_PRODUCERS)
 
     def is_silent(self, producer: str) -> bool:
         """Whether the broker should not be asked about a producer's entries now."""

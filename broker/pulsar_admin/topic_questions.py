@@ -73,6 +73,18 @@ class TopicQuestions:
             return Position(*found.acknowledged[self._subscription])
         return Position(min(found.ledgers), -1) if found.ledgers else START
 
+    def index_up_to(self, topic: str, position: Position) -> int | None:
+        """Returns the broker entry index of the last message up to a position, -1 before the first; None: unknown.
+
+        Args:
+            topic: the topic partition.
+            position: of an entry; with entry_id -1 the beginning of a ledger.
+        """
+        if position.entry_id >= 0:
+            return self.last_index(topic, position)
+        first = self._admin.entry_of_index(topic, 0)
+        return -1 if first is None or Position(*first) > position else None
+
     def connection(self, topic: str) -> str | None:
         """Returns a text for the connection of the subscription's only consumer, which changes at a reconnection.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.logs import LogFormat, configure, name_settings
+from jobs.open_topics import warn_of_open_topics
 from jobs.options import Output, OutputOption, global_options
 from jobs.reporter import Reporter
 from jobs.spark_log import output_of_children, rotate, spark_log_of
@@ -98,6 +99,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
         make_folder(Path(local_path(settings.warehouse)), "warehouse")
     if has_broker := is_listening(settings.pulsar):
         warn_of_namespaces(settings)
+        warn_of_open_topics(settings)
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
@@ -231,6 +233,7 @@ def _deliver(
             worker.join(0.2)
         if warns_when_ready and job.is_ready:
             warn_of_namespaces(settings)
+            warn_of_open_topics(settings)
         archive_classes(spark)
         # Maintenance begins only after the job has taken the warehouse over: an earlier epoch may not commit.
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():

@@ -15,14 +15,11 @@ import pyarrow.compute as pc
 from broker.entries.continuity import Gap
 from broker.position import Position
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
+from streaming.source.watch.native_delays import OWN_TIME
 from tracker.messages import int64, with_columns
-from tracker.properties.retry_of import RETRY_OF
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS, TOO_FAR
-from tracker.recurrence.recurrence import REPEAT
+from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
 
 _ASKED_AT_ONCE = 8
-
-_OWN_TIME = {DELIVER_AT, DELIVER_AFTER, REPEAT, RETRY_OF}  # properties that give a message a time
 
 
 def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, max_delay_millis: int) -> pa.Table:
@@ -45,7 +42,7 @@ def with_native_times(messages: pa.Table, admin: AdminClient, partition: str, ma
     """
     is_alone = (int64(messages, "batch_index") < 0) & ~np.asarray(pc.is_valid(messages["reason"]))
     properties = messages["properties"].to_pylist()
-    rows = [i for i in np.flatnonzero(is_alone).tolist() if _OWN_TIME.isdisjoint(name for name, _ in properties[i])]
+    rows = [i for i in np.flatnonzero(is_alone).tolist() if OWN_TIME.isdisjoint(name for name, _ in properties[i])]
     if not rows:
         return messages
     ledgers, entries = int64(messages, "ledger_id").tolist(), int64(messages, "entry_id").tolist()

@@ -57,8 +57,11 @@ class Offset:
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
     reinstated: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
-    held_version: int = 0  # the version of delayed_index with the messages held back for them; 0: index_version
+    # The version of delayed_index with the messages held back for them, and for `drains`; 0: index_version
+    held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
+    # Slow targets that get some of the messages held back for them: by source topic and subscription the most of them.
+    drains: dict[str, dict[str, int]] = field(default_factory=dict)
     rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are held back, by source
     rejects_version: int = 0  # the version of rejects with the messages held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(
@@ -69,12 +72,28 @@ class Offset:
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
     @property
     def known_routes(self) -> KnownRoutes:
         """The routes when the batch was made; empty before the first batch."""
         return KnownRoutes.from_json(self.routes)
+
+    @property
+    def newest_ledgers(self) -> dict[str, int]:
+        """By source topic the newest ledger when the batch's commands had come, where the broker told it."""
+        ends: dict[str, str | None] = next((ends for tick, ends in self.barriers if tick == self.tick), {})
+        known = self.known_routes.routes
+        newest: dict[str, int] = {}
+        unknown: set[str] = set()
+        for name, position in [*self.positions.items(), *ends.items()]:
+            topic = name if name in known else name.rpartition("-partition-")[0]
+            if position is None:
+                unknown.add(topic)
+            else:
+                newest[topic] = max(newest.get(topic, -1), int(position.split(":")[0]))
+        return {topic: ledger for topic, ledger in newest.items() if topic not in unknown}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
@@ -116,5 +135,6 @@ class Offset:
             ingested_through=self.ingested_through,
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
+            drains=self.drains,
             places=self.places,
         )

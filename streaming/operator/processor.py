@@ -120,7 +120,8 @@ class Operator:
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
-        status |= {"waiting": effects.waiting, "paused": effects.paused, "failures": effects.failures[:_MOST_NAMED]}
+        status |= {"drained": effects.drained, "waiting": effects.waiting, "paused": effects.paused}
+        status |= {"failures": effects.failures[:_MOST_NAMED]}
         yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
 
     def _tick_input(self, given: ShardInput) -> TickInput:
@@ -150,5 +151,7 @@ class Operator:
             find_keyed=find_keyed,
             reinstated={topic for topic, _ in given.offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
+            drained=concat(tables[InputKind.DRAINED]),
+            are_all_drained=given.are_all_drained,
             pace=given.pace,
         )

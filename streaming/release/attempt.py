@@ -26,6 +26,10 @@ def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
     return f"{LANE_KINDS[kind]}{number}"
 
 
+# The most connections of its own that a task makes for targets that may be slow.
+MOST_CONNECTIONS = 8
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A shard's release, for a task to send.
@@ -77,6 +81,9 @@ class Attempt:
     put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
     patience_seconds: float = 10.0  # how long the task waits for a broker that does not answer
     pace_file: str = ""  # the file with the rates' buckets, see `Paces`; empty: `put_off` alone slows the task down
+    apart: frozenset[Target] = frozenset()  # targets that do not share a connection with others, see `Connections`
+    slow_after_seconds: float = 0.0  # a producer is slow when a message is not answered for so long; 0: none is
+    most_seconds: float = 0.0  # then producers that have not sent all are ended as slow ones; 0: never
     turn_file: str = ""  # the task sends nothing before this file exists, see `Turns`; empty: it need not wait
 
 
@@ -93,6 +100,8 @@ class FailedProducer:
     # Messages up to this sequence id have arrived; -1: none. The broker knows it, too, unless the topic is made anew.
     arrived_to: int = -1
     is_behind: bool = False  # a message had to wait for one of another producer, which has failed
+    is_slow: bool = False  # the broker has answered, but too late
+    is_untouched: bool = False  # none of its messages can be at the broker
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ class Feedback:
     in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
     is_stopping: bool = False  # the clock is to make no more ticks
     # Unwritable targets, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
-    # releases [tick, kind] with messages that have not arrived; `rejects`, the reason with which due messages are
-    # rejected, absent where they wait. None: not known yet in this run.
+    # releases [tick, kind] with messages that have not arrived; `recalled`, those of which nothing was sent, and which
+    # the shards are to hold back; `round`, of a slow one, rises when it wants `most` of what is held back; `rejects`,
+    # the reason with which due messages are rejected, absent where they wait. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
     # (tick, shards): after that tick, by source topic and subscription, for each shard [number of messages that wait
     # for places of the next tick, last place that the shard gave, ms since the epoch].

@@ -81,7 +81,8 @@ class BatchSink:
         # messages in flight, those of that tick, too, in the order in which the broker must get them.
         if statuses[0]["run"] == self._run_id:
             next_due = min(s["next_due"] for s in statuses)
-            self._releaser.submit(tick, now, cutoff, next_due, releases, statuses[0]["unwritable"], _waiting(statuses))
+            unwritable, drained = statuses[0]["unwritable"], _drained(statuses)
+            self._releaser.submit(tick, now, cutoff, next_due, releases, unwritable, _waiting(statuses), drained)
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             # The table gets outcomes before they are published: a published outcome holds, whatever happens afterwards.
@@ -110,7 +111,8 @@ class BatchSink:
         paused = statuses[0]["paused"]  # all shards know of each pause
         releaser = self._releaser
         done = BatchStatus(tick, now, releaser.lookahead_millis, releaser.sending, totals, shaped_until, paused)
-        self._on_batch(replace(done, failures=[tuple(one) for s in statuses for one in s.get("failures", [])]))
+        failures = [tuple(one) for s in statuses for one in s.get("failures", [])]
+        self._on_batch(replace(done, failures=failures, outcome_producer=self._outcomes.name))
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
@@ -125,6 +127,17 @@ def _latest(of_shards: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[st
             for name, last in names.items():
                 of_topic = found.setdefault(topic, {})
                 of_topic[name] = max(last, of_topic.get(name, last))
+    return found
+
+
+def _drained(statuses: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int, bool]]:
+    """Returns by target how many messages all shards let go to a slow destination, and whether others wait for it."""
+    found: dict[tuple[str, str], tuple[int, bool]] = {}
+    for status in statuses:
+        for topic, names in status.get("drained", {}).items():
+            for name, (n, others_wait) in names.items():
+                before = found.get((topic, name), (0, False))
+                found[topic, name] = before[0] + n, before[1] or others_wait
     return found
 
 

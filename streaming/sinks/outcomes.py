@@ -78,6 +78,11 @@ class OutcomePublisher:
         self._producer: pulsar.Producer | None = None
         self._published = -1  # the producer's last sequence id when it was opened, as the broker knows it
 
+    @property
+    def name(self) -> str:
+        """The name of the producer: other programs tell the job's outcomes by it from those of others."""
+        return self._name
+
     def publish(self, outcomes: pa.Table, tick: int, now: int) -> None:
         """Publishes outcomes, and waits until the broker has them.
 

@@ -312,6 +312,7 @@ class Intake:
             destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
+            max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
@@ -335,6 +336,9 @@ class Intake:
             versions = self._tables.version("delayed_index"), self._tables.version("rejects")
             pairs = [list(pair) for pair in sorted(reinstated)]
             offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
+        if drains := _drains(last.unwritable, offset.unwritable):
+            version = offset.held_version or self._tables.version("delayed_index")
+            offset = replace(offset, drains=drains, held_version=version)
         if ends is None and (offset.reinstated or offset.lookup_versions):
             # Commands begin to wait in this tick, too: for messages that are published until the ends are known.
             ends = dict.fromkeys(self._sources)
@@ -371,6 +375,16 @@ def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
         for name, one in names.items()
         if "rejects" not in one and not without_dead_letters(name)[1]
     }
+
+
+def _drains(before: Mapping[str, Mapping[str, Any]], unwritable: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Returns `Offset.drains`: the slow targets for which the driver has asked again since the last offset."""
+    found: dict[str, dict[str, int]] = {}
+    for topic, names in unwritable.items():
+        for name, one in names.items():
+            if one.get("round", 0) > before.get(topic, {}).get(name, {}).get("round", 0):
+                found.setdefault(topic, {})[name] = one["most"]
+    return found
 
 
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

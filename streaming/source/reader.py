@@ -25,13 +25,14 @@ from streaming.operator_input import InputKind, split, split_copies, split_notes
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
-from tracker.commands.decode import decode
+from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import concat, int64, where
 from tracker.packing import pack, unpack
 from warehouse.delta.tables import Tables
+from warehouse.queries.drained_rows import find_first_held
 from warehouse.queries.held_rejects import find_rejects
 from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_segment
 from warehouse.routes.known_routes import KnownRoutes
@@ -53,6 +54,7 @@ class CommandsPart(InputPartition):
     routes: dict[str, Any]  # as `Offset.routes`
     changed: dict[str, Any]  # as `Offset.changed`: commands for later subscriptions apply to the added ones
     keyed: list[str]  # as `Offset.keyed`
+    limits: Limits  # of what they may name
 
 
 @dataclass
@@ -69,6 +71,14 @@ class HeldPart(InputPartition):
 
     version: int  # of delayed_index
     subscriptions: list[list[str]]  # [topic, subscription]
+
+
+@dataclass
+class DrainPart(InputPartition):
+    """The first of the messages that are held back for slow destinations."""
+
+    version: int  # of delayed_index
+    drains: dict[str, dict[str, int]]  # as `Offset.drains`
 
 
 @dataclass
@@ -122,6 +132,8 @@ class SourceReader:
             parts.append(RebuiltPart(last.index_version, last.routes))
         elif last.reinstated:
             parts.append(HeldPart(last.held_version or last.index_version, last.reinstated))
+        if last.drains:
+            parts.append(DrainPart(last.held_version or last.index_version, last.drains))
         since = {
             topic: first.rejects_since[topic]
             for topic, name in last.reinstated
@@ -131,7 +143,8 @@ class SourceReader:
             parts.append(RejectsPart(last.rejects_version, since))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
-            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed))
+            limits = Limits(last.max_delay_millis, last.newest_ledgers)
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed, limits))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -150,6 +163,8 @@ class SourceReader:
         elif isinstance(partition, HeldPart):
             chosen = [(topic, name) for topic, name in partition.subscriptions]
             parts = self._held_parts(find_held(self._tables, partition.version, chosen))
+        elif isinstance(partition, DrainPart):
+            parts = self._drained_parts(partition)
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
             parts = split(rows, InputKind.REJECTED, self._shard_keys)
@@ -172,7 +187,7 @@ class SourceReader:
 
     def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
-        decoded = decode(unpack(partition.messages), routes.command_routes)
+        decoded = decode(unpack(partition.messages), routes.command_routes, partition.limits)
         later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
         commands, pause_changes = concat([later, decoded.commands], COMMAND_ROWS), pause_changes + decoded.pause_changes
         known_messages = find_known_messages(self._tables, partition.versions, commands, partition.keyed)
@@ -219,6 +234,19 @@ class SourceReader:
         steps = json.dumps(pace(rows)).encode()
         parts = [(key, InputKind.PACE, steps) for key in self._shard_keys]
         return [*parts, *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
+
+    def _drained_parts(self, partition: DrainPart) -> list[tuple[int, str, bytes]]:
+        """Packs the messages that go out to slow destinations, and whether these are all."""
+        found: list[pa.Table] = []
+        are_all: dict[str, dict[str, bool]] = {}
+        for topic, names in partition.drains.items():
+            for name, most in names.items():
+                rows, is_all = find_first_held(self._tables, partition.version, topic, name, most)
+                found.append(rows)
+                are_all.setdefault(topic, {})[name] = is_all
+        body = json.dumps(are_all).encode()
+        parts = [(key, InputKind.ARE_ALL_DRAINED, body) for key in self._shard_keys]
+        return [*parts, *split(concat(found), InputKind.DRAINED, self._shard_keys)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Notes that Spark has committed the batches up to an offset."""

@@ -10,7 +10,7 @@ from functools import partial
 
 import pulsar
 
-from broker.client import PulsarError, connect, crypto_key_reader, subscribe
+from broker.client import PulsarError, close_quietly, connect, crypto_key_reader, subscribe
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
@@ -111,7 +111,13 @@ class Receivers:
 
             def open_consumer() -> pulsar.Consumer:
                 self._watch.begin(source)
-                return subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+                consumer = subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+                try:
+                    self._watch.begin(source)  # now also of a topic that was not there
+                except PulsarError:
+                    close_quietly(consumer)  # the next one could not have the subscription
+                    raise
+                return consumer
 
             receivers[name] = Receiver(
                 source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,21 +28,24 @@ class DelayedDeliveryTracker:
     before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
     them to `load_segment`. `get_scheduled_messages` removes the messages that are due.
 
-    A recurring message is needed as long as it recurs. So the row with which it came is sealed, however soon it is due.
+    A recurring message is needed as long as it recurs, and a message that may be retried after its delivery. So the row
+    with which such a message came is sealed, however soon it is due.
 
     All state is in the store: after `save` another tracker on the same store continues from there. The same calls
     give the same results. Tables have the columns of `tracker.messages.MESSAGES`; times are ms since the epoch.
 
     Args:
         store: where the state is kept.
+        retried_topics: the topics of which all messages are sealed, for a retry by id.
 
     Attributes:
         near_until: new messages due before it go to a time slot.
         load_horizon: all messages due before it are in state.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, retried_topics: Collection[str] = ()) -> None:
         self._store = store
+        self._retried_topics = pa.array(sorted(retried_topics), pa.string())
         saved = store.get(_TABLE, (0, 0))
         meta = json.loads(saved) if saved else {}
         self._mutable = MutableBucket(store, meta.get("mutable"))
@@ -51,8 +54,9 @@ class DelayedDeliveryTracker:
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
         self.near_until: int = meta.get("near_until", 0)
-        # Rows of recurring messages that are to be sealed, and are in a time slot, too, or have come due already.
-        self._recurring = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
+        # Rows that are to be sealed, and are in a time slot, too, or have come due already. The table's name in the
+        # store is of an earlier program, which had rows of recurring messages alone there.
+        self._to_seal = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved
 
@@ -68,8 +72,8 @@ class DelayedDeliveryTracker:
 
     @property
     def number_of_unsealed_messages(self) -> int:
-        """The number of messages in the mutable bucket."""
-        return len(self._mutable)
+        """The number of messages that are to be sealed."""
+        return len(self._mutable) + self._to_seal.n_rows
 
     @property
     def next_due(self) -> int | None:
@@ -96,7 +100,7 @@ class DelayedDeliveryTracker:
             raise ValueError(f"entry ids must be from 0 to {MAX_ENTRY_ID}")
         is_due = int64(rows, "deliver_at") <= cutoff
         due, delayed = where(rows, is_due), where(rows, ~is_due)
-        self._keep_recurring(due)
+        self.keep_to_seal(due)
         if not delayed.num_rows:
             return due
         ledger_ids, entry_ids = int64(delayed, "ledger_id"), int64(delayed, "entry_id")
@@ -104,7 +108,7 @@ class DelayedDeliveryTracker:
         if not is_new.all():
             delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
         self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
-        self._keep_recurring(where(delayed, int64(delayed, "deliver_at") < self.near_until))
+        self.keep_to_seal(where(delayed, int64(delayed, "deliver_at") < self.near_until))
         self._add(delayed)
         return due
 
@@ -160,6 +164,11 @@ class DelayedDeliveryTracker:
         times = set(times)
         return concat([self._mutable.all(), *self._slots.find(times), *self._waiting.find(times)])
 
+    def find_to_seal(self) -> pa.Table:
+        """Returns the rows of `keep_to_seal` that are not sealed yet, except recurring ones; keeps them."""
+        rows = self._to_seal.all()
+        return rows.filter(pc.is_null(rows["occurrence"]))
+
     def find_due(self, start: int, end: int) -> pa.Table:
         """Returns the rows in state that are due from `start` to `end`, both included, ms; keeps them."""
         within = (*self._slots.within(start, end), *self._waiting.within(start, end))
@@ -173,11 +182,12 @@ class DelayedDeliveryTracker:
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
 
-    def _keep_recurring(self, rows: pa.Table) -> None:
-        """Keeps the rows with which recurring messages came, for the next sealed bucket."""
-        if has_occurrences(rows):
-            has_come = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"]))
-            self._recurring.add(rows.filter(has_come))
+    def keep_to_seal(self, rows: pa.Table) -> None:
+        """Keeps those of some new rows that are sealed however soon they are due, for the next sealed bucket."""
+        if not len(self._retried_topics) and not has_occurrences(rows):
+            return
+        is_kept = pc.or_(pc.is_in(rows["topic"], self._retried_topics), pc.is_valid(rows["occurrence"]))
+        self._to_seal.add(rows.filter(pc.and_(is_kept, pc.is_null(rows["sequence"]))))
 
     def seal(self, load_horizon: int, near_until: int) -> pa.Table:
         """Makes an immutable bucket of the mutable one, and advances the load horizon.
@@ -187,12 +197,12 @@ class DelayedDeliveryTracker:
 
         Args:
             load_horizon: from now on all messages due before it are in state; a lower one than before is ignored.
-            near_until: from now on new messages due before it go to a time slot, and are never sealed. It is lower
-                than before if the clock has been set back.
+            near_until: from now on new messages due before it go to a time slot, and are not sealed, but for those of
+                `keep_to_seal`. It is lower than before if the clock has been set back.
 
         Returns:
             the immutable bucket, perhaps empty: rows by `deliver_at`, then position. Those due before the load horizon
-            are in state, too. After them come the rows of recurring messages that were not in the mutable bucket.
+            are in state, too. After them come the rows of `keep_to_seal`, which were not in the mutable bucket.
         """
         self.load_horizon = max(load_horizon, self.load_horizon)
         self.near_until = near_until
@@ -200,7 +210,7 @@ class DelayedDeliveryTracker:
         is_near = int64(bucket, "deliver_at") < self.load_horizon
         self._slots.add(where(bucket, is_near))
         self._sealed += int((~is_near).sum())
-        return concat([bucket, self._recurring.take_all()])
+        return concat([bucket, self._to_seal.take_all()])
 
     def load_segment(self, rows: pa.Table) -> None:
         """Adds rows of immutable buckets that are due before the new load horizon."""
@@ -218,7 +228,7 @@ class DelayedDeliveryTracker:
         if earliest is not None and earliest <= cutoff:
             rows = self._mutable.take_all()
             is_near = int64(rows, "deliver_at") < self.near_until
-            self._keep_recurring(where(rows, is_near))
+            self.keep_to_seal(where(rows, is_near))
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
         return self._slots.take_due(cutoff)
@@ -243,8 +253,8 @@ class DelayedDeliveryTracker:
         }
         if len(self._waiting):
             meta["waiting"] = self._waiting.meta
-        if self._recurring.n_chunks:
-            meta["recurring"] = [self._recurring.n_chunks, self._recurring.n_rows]
+        if self._to_seal.n_chunks:
+            meta["recurring"] = [self._to_seal.n_chunks, self._to_seal.n_rows]
         data = json.dumps(meta, separators=(",", ":")).encode()
         if data != self._saved:
             self._store.put(_TABLE, (0, 0), data)

@@ -232,6 +232,14 @@ class Control:
         """Moves to now the rows that are not held back any more: see `Holding.release`."""
         self._holding.release(rows, moment)
 
+    def recall(self, rows: pa.Table, moment: Moment) -> None:
+        """Holds back messages that were handed out, and of which nothing was sent: see `Holding.recall`."""
+        self._holding.recall(rows, moment)
+
+    def drain(self, rows: pa.Table, topic: str, name: str, moment: Moment) -> int:
+        """Moves messages that are held back for a slow destination to now: see `Holding.drain`."""
+        return self._holding.drain(rows, topic, name, moment)
+
     def apply_waiting(
         self,
         messages: pa.Table,

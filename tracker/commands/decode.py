@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ from tracker.commands.schema import (
     PauseChange,
     Routes,
 )
-from tracker.messages import MESSAGES, Int64Array, typed
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, Int64Array, typed
 from tracker.properties.retry_of import MAX_AFTER_MILLIS, MAX_REASON
 from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
 from tracker.properties.schedule_key import check_key
@@ -64,6 +64,12 @@ class _NoRequestIdError(InvalidCommandError):
     """A command that can't be answered, because it has no request id, or one that is too long."""
 
 
+# A ledger that is so far beyond the newest one of its topic can't be that of a message. The ledgers of all topics of a
+# cluster are counted together, so a topic's next one may be far from its last one.
+_LEDGERS_AHEAD = 1_000_000
+
+_CLOCKS_MILLIS = 60_000  # how much the clocks of a message's and a command's producers may differ
+
 # The columns in which the rows of a command may differ. All rows have the same values in the other ones.
 _POSITION = ("partition", "ledger_id", "entry_id", "batch_index", "deliver_at")
 
@@ -88,7 +94,23 @@ class _Part:
         return len(self.positions) * max(1, subscriptions)
 
 
-def decode(messages: pa.Table, routes: Routes) -> Decoded:
+@dataclass(frozen=True)
+class Limits:
+    """What the messages can be that commands name.
+
+    Attributes:
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+        newest_ledgers: by source topic the newest ledger that any of its partitions has; a topic without one: unknown.
+    """
+
+    max_delay_millis: int = 0
+    newest_ledgers: Mapping[str, int] = field(default_factory=dict)
+
+
+_NO_LIMITS = Limits()
+
+
+def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> Decoded:
     """Decodes the control topic's messages.
 
     Bytes that are no command, and commands without a valid request id, are rejected. A command that can be read but not
@@ -99,6 +121,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     Args:
         messages: as MESSAGES; the payload is a ControlCommand.
         routes: the subscriptions of all source topics.
+        limits: commands that name a time beyond them are INVALID, those that name a ledger beyond them NOT_FOUND.
 
     Returns:
         the commands, rejects and pause changes. No payload raises an error.
@@ -108,7 +131,7 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
     reasons: list[str | None] = []
     pause_changes: list[PauseChange] = []
     room = MAX_ANSWERS
-    for payload in messages["payload"].to_pylist():
+    for payload, published in zip(messages["payload"].to_pylist(), messages["publish_time"].to_pylist(), strict=True):
         command = ControlCommand()
         reason = None
         try:
@@ -116,7 +139,8 @@ def decode(messages: pa.Table, routes: Routes) -> Decoded:
             _check_request_id(command.request_id)
             keys = _keys(command)
             positions = _positions(command)
-            of_command, change = _rows(command, positions, keys, routes)
+            _check_times(command, positions, published, limits.max_delay_millis)
+            of_command, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
             answers = sum(part.answers for part in of_command)
             _check_answers(answers, room)
             room -= answers
@@ -177,7 +201,11 @@ def _check_request_id(request_id: str) -> None:
 
 
 def _rows(
-    command: ControlCommand, positions: Int64Array, keys: Sequence[str], routes: Routes
+    command: ControlCommand,
+    positions: Int64Array,
+    keys: Sequence[str],
+    routes: Routes,
+    newest_ledgers: Mapping[str, int],
 ) -> tuple[list[_Part], PauseChange | None]:
     operation = _kind(command)
     topic, partition = resolve_topic(command.topic, routes)
@@ -215,6 +243,16 @@ def _rows(
             rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
         positions = positions[~is_other]
         positions[:, 0] = partition
+    newest = newest_ledgers.get(topic, FIRST_IMPORTED_LEDGER)
+    ledgers = positions[:, _POSITION.index("ledger_id")]
+    is_beyond = (ledgers > newest + _LEDGERS_AHEAD) & (ledgers < FIRST_IMPORTED_LEDGER)
+    if is_beyond.any():
+        reason = f"the topic has no such message: the ledger is far beyond its newest, {newest}"
+        beyond = positions[is_beyond].copy()
+        beyond[:, _POSITION.index("deliver_at")] = 0
+        names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
+        rows += _answers(command, topic, names, Result.NOT_FOUND, reason, beyond)
+        positions = positions[~is_beyond]
     shared = _shared(command, operation, topic, mask)
     shared = shared | {"also_later": True} if also_later else shared
     if len(positions):
@@ -347,6 +385,23 @@ def _named(command: ControlCommand) -> list[_Position]:
                 raise InvalidCommandError(f"batch index {batch_index} is out of range")
             positions.append((partition, ledger_id, entry_id, batch_index, time))
     return positions
+
+
+def _check_times(command: ControlCommand, positions: Int64Array, published: int, max_delay_millis: int) -> None:
+    """Checks that no time is later than that of a message which was published when the command was.
+
+    Args:
+        command: it may have a time for messages that are named by key.
+        positions: as `_positions` returns them.
+        published: when the command was published, ms since the epoch.
+        max_delay_millis: the longest delay of a message, ms; 0: any.
+    """
+    if not max_delay_millis:
+        return
+    times = positions[:, _POSITION.index("deliver_at")]
+    last = max(int(times.max(initial=0)), command.reschedule.deliver_at)
+    if last > published + max_delay_millis + _CLOCKS_MILLIS:
+        raise InvalidCommandError(f"deliver_at is beyond the longest delay of a message, {max_delay_millis} ms: {last}")
 
 
 def _check_retry(command: ControlCommand) -> None:

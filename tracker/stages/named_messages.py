@@ -82,7 +82,7 @@ class NamedMessages:
             sealed: as MESSAGES: rows of these messages that the delayed index has.
 
         Returns:
-            two tables, as MESSAGES: all payload rows, and those of them in state, which have not been handed out.
+            two tables, as MESSAGES: all payload rows, and those of them in state that have not been handed out.
         """
         nothing = empty_table(MESSAGES)
         if not commands.num_rows:
@@ -94,7 +94,8 @@ class NamedMessages:
         known = known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
         in_state = of_entries(self._tracker.find(times), wanted)
-        return concat([of_entries(messages, wanted), in_state, of_entries(sealed, wanted)]), in_state
+        to_seal = of_entries(self._tracker.find_to_seal(), wanted)
+        return concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)]), in_state
 
     def held(self, tick_input: TickInput) -> pa.Table:
         """Returns all rows that are held back, sealed or in state, as MESSAGES."""

@@ -13,7 +13,7 @@ from tracker.commands.retries import take_sent_back
 from tracker.commands.schema import COMMAND_ROWS, PAST
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys.superseding import Superseding
-from tracker.messages import BoolArray, concat, has_keys, int64, is_rejected, where, with_columns
+from tracker.messages import BoolArray, are_recurring, concat, has_keys, int64, is_rejected, where, with_columns
 from tracker.stages.tick_in_progress import TickInProgress
 from tracker.subscriptions import Subscriptions
 
@@ -69,6 +69,7 @@ class NewMessages:
         new = where(messages, is_new)
         self._control.count_unwanted(new)
         done = where(messages, ~is_rejected(messages) & is_done)
+        self._tracker.keep_to_seal(where(done, ~are_recurring(done)))
         outcomes = self._control.apply_waiting(messages, step.moment, new, step.input.elsewhere, done)
         step.outcomes.append(outcomes)
         step.n_taken = messages.num_rows

@@ -25,13 +25,22 @@ def held_back(unwritable: Unwritable, names: Names) -> dict[str, int]:
 
 def open_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
     """Returns the releases that have not arrived at some destination, with the subscriptions as bits."""
+    return _releases(unwritable, names, "open")
+
+
+def recalled_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
+    """Returns the releases of which nothing was sent to some destination, with the subscriptions as bits."""
+    return _releases(unwritable, names, "recalled")
+
+
+def _releases(unwritable: Unwritable, names: Names, key: str) -> OpenReleases:
     found: dict[tuple[int, int], dict[str, int]] = {}
     for topic, of_topic in unwritable.items():
         for name, one in of_topic.items():
             subscription, is_dead = without_dead_letters(name)
             bit = _bit(names, topic, subscription) if name else REJECTED
             of = dead_letters_of(topic) if is_dead else topic
-            for of_tick, kind in one["open"]:
+            for of_tick, kind in one.get(key, ()):
                 release = found.setdefault((of_tick, kind), {})
                 release[of] = release.get(of, 0) | bit
     return found

@@ -53,12 +53,12 @@ def _troubles(warehouse: str, now: int) -> list[Trouble]:
     If the job does not run, there are none: those that it wrote last may be over.
     """
     from status.job_status import known_status
-    from status.troubles import STANDING, UNWRITABLE
+    from status.troubles import SLOW, STANDING, UNWRITABLE
 
     status = known_status(warehouse)
     if status is None or status.trouble(now) is not None:
         return []
-    return [trouble for trouble in status.troubles if trouble.kind in (STANDING, UNWRITABLE)]
+    return [trouble for trouble in status.troubles if trouble.kind in (STANDING, UNWRITABLE, SLOW)]
 
 
 def _json(result: Audit, troubles: Sequence[Trouble] = ()) -> dict[str, Any]:

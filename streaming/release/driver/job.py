@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streaming.release.attempt import Assignment
 from tracker.in_flight import IN_ORDER, SENDING
@@ -33,6 +34,8 @@ class Job:
     is_in_order: bool = False
     # (first, last) time at which messages in order are due, ms since the epoch; by source topic and order key.
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
+    # Source topics with messages that can't be held back any more: what was to come after them does already.
+    passed: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def release(self) -> tuple[int, int]:
@@ -89,7 +92,20 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
         shaped=shaped,
         is_in_order=is_in_order or bool(keys),
         keys=keys,
+        passed=frozenset().union(*(_passed(table) for table in tables)),
     )
+
+
+def _passed(rows: pa.Table) -> frozenset[str]:
+    """Returns the topics of occurrences, of retries and of messages with a schedule key.
+
+    A schedule has its next occurrence, a retry may be followed by another, and a key may have its next message.
+    """
+    topics: set[str] = set()
+    for name in ("occurrence", "attempt", "schedule_key"):
+        if name in rows.column_names and rows[name].null_count < rows.num_rows:
+            topics |= set(rows["topic"].filter(pc.is_valid(rows[name])).to_pylist())
+    return frozenset(topics)
 
 
 def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
-from streaming.release.attempt import Attempt, FailedProducer, SendReport, note_arrived
+from streaming.release.attempt import MOST_CONNECTIONS, Attempt, FailedProducer, SendReport, note_arrived
 from streaming.release.driver.job import Job
+from streaming.release.driver.open_parts import OpenPart
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.turns import Turns
-from streaming.release.driver.unwritable_destinations import OpenPart, UnwritableDestinations
+from streaming.release.driver.unwritable_destinations import UnwritableDestinations
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
 from tracker.messages import MESSAGES, concat
@@ -52,6 +53,7 @@ class JobSender:
         unwritable: takes over messages for unwritable destinations.
         admin: says whether the broker answers.
         stopped: when set, `send` ends.
+        slow_seconds: a destination that takes for longer what it is given is slow; 0: none is.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class JobSender:
         unwritable: UnwritableDestinations,
         admin: AdminClient,
         stopped: threading.Event,
+        slow_seconds: float,
     ) -> None:
         self._spark_jobs = spark_jobs
         self._names = names
@@ -71,6 +74,7 @@ class JobSender:
         self._unwritable = unwritable
         self._admin = admin
         self._stopped = stopped
+        self._slow_seconds = slow_seconds
 
     def send(self, job: Job) -> FinishedJob | None:
         """Sends a job until each message has arrived, or is left to `UnwritableDestinations`.
@@ -85,6 +89,7 @@ class JobSender:
         arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
+        apart, slow_seconds = self._unwritable.lately_slow, self._slow_seconds
         turn_file = self._turns.begin(job)
         put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
         while not self._stopped.is_set():
@@ -99,9 +104,11 @@ class JobSender:
                 put_off=put_off,
                 pace_file=self._spacing.pace_file,
                 patience_seconds=_PATIENCE_SECONDS,
+                apart=apart,
+                slow_after_seconds=slow_seconds,
                 turn_file=turn_file,
             )
-            is_first, turn_file = False, ""
+            was_first, is_first, turn_file = is_first, False, ""
             try:
                 tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
                 sent = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
@@ -117,13 +124,22 @@ class JobSender:
             failed = [one for s in sent for one in s.failed]
             note_arrived(arrived_to, failed)
             others = self._names.renew(failed, max(job.tick, job.sent_to))
-            given_up = self._given_up(others)
+            slow = frozenset(one.target for one in others if one.is_slow)
+            are_alone = slow <= apart and len(apart) <= MOST_CONNECTIONS
+            given_up = self._given_up([one for one in others if are_alone or one.target not in slow])
             left = {target: "" for one in sent for target in one.skipped}
-            self._leave(left | given_up, finished, arrived, arrived_to)
+            untouched = {*left, *_untouched(failed, finished)} if was_first else set()
+            self._leave(left | given_up, finished, arrived, arrived_to, slow, untouched)
             again = [one for one in others if one.target not in given_up]
             if again:
                 _log.warning("release %d is sent again: %s: %s", job.tick, again[0].topic, again[0].reason)
-                self._stopped.wait(_RETRY_SECONDS)
+                if slow - given_up.keys():
+                    # One of those that share a connection may hold up the others. Where all of many are slow, each with
+                    # few others, it is the broker.
+                    slow_seconds = 0.0 if slow == apart else slow_seconds
+                    apart = slow
+                else:
+                    self._stopped.wait(_RETRY_SECONDS)
             elif len(others) == len(failed):
                 return finished
         return None
@@ -134,6 +150,8 @@ class JobSender:
         finished: FinishedJob,
         arrived: frozenset[tuple[int, str, str]],
         arrived_to: dict[tuple[str, str], int],
+        slow: Collection[Target],
+        untouched: Collection[Target],
     ) -> None:
         """Leaves messages that have not arrived to `UnwritableDestinations`, and notes these parts in `finished`.
 
@@ -142,11 +160,13 @@ class JobSender:
             finished: the result of the job.
             arrived: as `OpenPart.done`.
             arrived_to: as `OpenPart.arrived_to`.
+            slow: the targets whose destinations are slow.
+            untouched: as `OpenPart.is_untouched`.
         """
         for target, reason in reasons.items():
-            part = OpenPart(finished.job, target, arrived, arrived_to)
+            part = OpenPart(finished.job, target, arrived, arrived_to, is_untouched=target in untouched)
             # In this order, so that the part is open before the job's result names it.
-            self._unwritable.add(target, reason, [part])
+            self._unwritable.add(target, reason, [part], is_slow=target in slow)
             finished.parts.append(part)
 
     def _given_up(self, failed: list[FailedProducer]) -> dict[Target, str]:
@@ -158,6 +178,16 @@ class JobSender:
         except PulsarError:
             is_broker_there = False
         return {one.target: one.reason for one in failed if (one.is_refused or is_broker_there) and not one.is_behind}
+
+
+def _untouched(failed: Iterable[FailedProducer], finished: FinishedJob) -> set[Target]:
+    """Returns the targets of failed producers to which nothing can have arrived of a job, after its first attempt."""
+    failed = list(failed)
+    touched = {one.target for one in failed if not one.is_untouched}
+    for rows in (finished.deliveries, finished.refused):
+        for topic, name in zip(rows["topic"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
+            touched.add((topic, name))
+    return {one.target for one in failed} - touched
 
 
 def refused_of(sent: Iterable[SendReport], release: tuple[int, int]) -> pa.Table:

@@ -76,6 +76,7 @@ class Releaser:
         troubles = troubles or Troubles()
         routes = (routes or KnownRoutes({})).updated_to(settings)
         rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
+        slow_seconds = settings.release.slow_after_millis / 1000
         self._app_id = app_id
         self._failure: str | None = None
         self._lock = threading.Condition()
@@ -102,12 +103,13 @@ class Releaser:
             troubles=troubles,
             stopped=self._stopped,
             reject_after_millis=rejects_after,
+            slow_seconds=slow_seconds,
             gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
         self._turns = Turns(self._lock, self._stopped, lambda: self._unwritable.targets, folder)
         admin = AdminClient(settings.pulsar)
         self._job_sender = JobSender(
-            self._spark_jobs, names, spacing, self._turns, self._unwritable, admin, self._stopped
+            self._spark_jobs, names, spacing, self._turns, self._unwritable, admin, self._stopped, slow_seconds
         )
         self._write_queue = WriteQueue(self._records, self._unconfirmed, self._unwritable, on_deliveries, self._stopped)
         self._writer = self._thread("write deliveries", self._write_queue.run)
@@ -136,6 +138,7 @@ class Releaser:
         bodies: Iterable[tuple[int, int, int, bytes]],
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
+        drained: Mapping[Target, tuple[int, bool]] | None = None,
     ) -> None:
         """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
 
@@ -146,6 +149,8 @@ class Releaser:
             next_due: no message that is in state after the batch is due before this time, ms since the epoch.
             bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too.
             unwritable: `Offset.unwritable` of the batch's offset.
+            drained: the slow targets to which the batch hands out messages that were held back: how many, and whether
+                others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
         """
         releases: dict[tuple[int, int], list[Assignment]] = {}
@@ -160,10 +165,11 @@ class Releaser:
             }
             if not self._unconfirmed.has_batch and unwritable:
                 self._unwritable.begin(unwritable, jobs)
-            self._unconfirmed.begin_batch(tick, unwritable or {})
-            self._unwritable.forget_rejected(unwritable or {})
+            self._unconfirmed.begin_batch(tick, unwritable or {}, drained or {})
+            self._unwritable.forget_taken_back(unwritable or {})
             for job in jobs.values():
                 self._enqueue(job)
+            self._unwritable.note_drained(drained or {})
             planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
             self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {})

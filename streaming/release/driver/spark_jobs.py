@@ -77,7 +77,7 @@ class SparkJobs:
             .collect()
         )
         ready = [one.ready_at for one in sent if one.ready_at]
-        if ready and not any(one.failed for one in sent):
+        if ready and not any(one.failed for one in sent) and attempt.only is None:
             self._lookahead.note_job(max(ready) - started)
         return sent
 

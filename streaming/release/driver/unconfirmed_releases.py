@@ -10,7 +10,7 @@ from typing import Any
 
 from streaming.release.driver.job import Job
 from streaming.release.driver.lookahead import Lookahead
-from streaming.release.driver.unwritable_destinations import OpenPart
+from streaming.release.driver.open_parts import OpenPart
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import Target
 
@@ -45,7 +45,9 @@ class UnconfirmedReleases:
         self._accepted: set[tuple[int, int]] = set()  # releases that were added in this run
         self._cutoffs: deque[tuple[int, int]] = deque()  # (tick, cutoff) of ticks that are not confirmed
         self._recorded: Mapping[str, Any] | None = None  # `unwritable` of the last batch's offset; None: no batch yet
-        self._held_since: dict[Target, int] = {}  # the first tick whose offset has it, of each target in `_recorded`
+        self._held_since: dict[
+            Target, int
+        ] = {}  # of each target in `_recorded` the first tick that hands out nothing for it
         self._feedback = Feedback(lookahead_millis=lookahead.millis)
         self._publish()
 
@@ -66,17 +68,19 @@ class UnconfirmedReleases:
         """Whether a release (tick, kind) was added in this run and is not known to be confirmed."""
         return release in self._accepted
 
-    def begin_batch(self, tick: int, recorded: Mapping[str, Any]) -> None:
+    def begin_batch(self, tick: int, recorded: Mapping[str, Any], drained: Iterable[Target] = ()) -> None:
         """Notes the unwritable targets in a batch's offset.
 
         Args:
             tick: of the batch.
             recorded: `Offset.unwritable` of the batch's offset.
+            drained: those of the targets to which the batch hands out messages that were held back.
         """
         held = {(source, name) for source, names in recorded.items() for name in names}
         with self._lock:
             self._recorded = recorded
             self._held_since = {target: self._held_since.get(target, tick) for target in held}
+            self._held_since |= dict.fromkeys(held & set(drained), tick + 1)
 
     def add(self, job: Job) -> None:
         """Adds a release that is to be sent."""
@@ -143,7 +147,7 @@ class UnconfirmedReleases:
                 ((source, subscription), (tick, kind))
                 for source, of_source in (self._recorded or {}).items()
                 for subscription, stuck in of_source.items()
-                for tick, kind in stuck["open"]
+                for tick, kind in [*stuck["open"], *stuck.get("recalled", ())]
             }
 
     def wait(self, timeout_seconds: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -10,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from status.troubles import UNWRITABLE, Troubles
+from status.troubles import SLOW, UNWRITABLE, Troubles
+from streaming.release.driver.drain import Drain
+from streaming.release.driver.open_parts import OpenPart, PartsSent, Release, is_held_back, oldest
 from streaming.release.naming import Target
-from tracker.dead_letter_targets import without_dead_letters
 
 if TYPE_CHECKING:
     from streaming.release.driver.job import Job
@@ -21,54 +21,49 @@ _log = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
 _POLL_SECONDS = 0.1
-_ROWS_AT_ONCE = 20_000  # the most rows of releases that are sent together, because one task has them all in memory
-
-Release = tuple[int, int]  # tick, kind
-
-
-@dataclass(frozen=True)
-class OpenPart:
-    """An open part: the messages of a release for one target that have not arrived."""
-
-    job: Job
-    target: Target
-    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived before, as `SendReport.done`
-    # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
-    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
-    is_resumed: bool = False  # of an earlier run: some messages may have arrived, and be written down
-
-    @property
-    def release(self) -> Release:
-        """The release (tick, kind) of the part."""
-        return self.job.release
+_LATELY_SECONDS = 600  # for so long one that was slow does not share a connection
 
 
 @dataclass
 class _Stuck:
-    """An unwritable destination of a target."""
+    """An unwritable or slow destination of a target."""
 
     since: int  # ms since the epoch
-    reason: str  # why it can't be written
+    reason: str  # why it can't be written, or is slow
     destination: str
     parts: dict[Release, OpenPart] = field(default_factory=dict)
     rejects: str = ""  # the reason with which due messages are rejected; empty: they wait
     delay: float = _FIRST_DELAY_SECONDS  # until the next attempt, seconds
+    is_slow: bool = False
+    drain: Drain = field(default_factory=Drain)  # of a slow one
+    sending_since: float = 0.0  # since when the oldest parts are sent, seconds, monotonic; 0: they are not
+
+    @property
+    def has_recalled(self) -> bool:
+        """Whether the shards are still to hold some messages back."""
+        return any(part.is_recalled for part in self.parts.values())
 
 
 class UnwritableDestinations:
-    """The unwritable destinations, and the open parts of releases for them. Thread-safe.
+    """The unwritable and the slow destinations, and the open parts of releases for them. Thread-safe.
 
     A thread for each target tries its destination again, at longer and longer intervals. It sends the open parts
     together, ordered by when messages are due. The destination is writable again when all open parts have arrived, or,
     without open parts, when it accepts a producer. Until then no more messages are handed out for the target, so that
     it gets all in order.
 
+    A slow destination has a connection of its own, and shares no lane with others. It gets what is held back for it in
+    rounds (`Drain`), as much as it takes, until it keeps up.
+
+    Of what was handed out, and of which nothing was sent, the shards are told to hold it back again: then it can be
+    cancelled.
+
     Args:
         destinations: the topic of each target.
         retry_max_seconds: the longest time between two attempts.
         wait_written: waits until the release of a part, and older ones of its lane, are written but for open parts.
-        send: sends parts of one target again, together, the oldest first, and writes their deliveries when all have
-            arrived. Returns why some have not; an empty text: all have.
+        send: called with parts of one target, the oldest first, and whether it is slow. Sends them again, together,
+            and writes their deliveries when all have arrived.
         probe: tries whether a topic accepts a producer. Returns why it does not; an empty text: it does.
         is_on_its_way: whether a lane may still have messages for a target that were handed out before it was held back.
         on_change: called when `recorded` has changed.
@@ -76,6 +71,7 @@ class UnwritableDestinations:
         stopped: set when the job stops; then the threads end.
         reject_after_millis: due messages of a subscription are rejected when its destination has been unwritable for so
             long; None: they wait. Rejects and dead letters always wait for their topic.
+        slow_seconds: a destination that takes for longer what it is given is slow.
         gone: targets that the settings no longer have; they are forgotten when they have no open parts.
     """
 
@@ -85,13 +81,14 @@ class UnwritableDestinations:
         retry_max_seconds: float,
         *,
         wait_written: Callable[[OpenPart], None],
-        send: Callable[[list[OpenPart]], str],
+        send: Callable[[list[OpenPart], bool], PartsSent],
         probe: Callable[[str], str],
         is_on_its_way: Callable[[Target], bool],
         on_change: Callable[[], None],
         troubles: Troubles,
         stopped: threading.Event,
         reject_after_millis: int | None = None,
+        slow_seconds: float = 2.0,
         gone: Collection[Target] = frozenset(),
     ) -> None:
         self._destinations = destinations
@@ -104,7 +101,10 @@ class UnwritableDestinations:
         self._troubles = troubles
         self._stopped = stopped
         self._reject_after_millis = reject_after_millis
+        self._slow_seconds = slow_seconds
         self._gone = gone
+        self._round = 0  # of all slow destinations together
+        self._slow_until: dict[Target, float] = {}  # when targets stopped being slow, seconds, monotonic
         self._lock = threading.RLock()
         self._stuck: dict[Target, _Stuck] = {}
 
@@ -115,14 +115,24 @@ class UnwritableDestinations:
             return frozenset(self._stuck)
 
     @property
+    def lately_slow(self) -> frozenset[Target]:
+        """The targets whose destinations were slow a short while ago."""
+        with self._lock:
+            since = time.monotonic() - _LATELY_SECONDS
+            return frozenset(target for target, until in self._slow_until.items() if until > since)
+
+    @property
     def recorded(self) -> dict[str, Any]:
         """The unwritable targets and their open parts, as `Feedback.unwritable` has them."""
         with self._lock:
             found: dict[str, dict[str, Any]] = {}
             for (source, subscription), stuck in sorted(self._stuck.items()):
-                open_releases = sorted([tick, kind] for tick, kind in stuck.parts)
-                one: dict[str, Any] = {"since": stuck.since, "open": open_releases}
-                found.setdefault(source, {})[subscription] = one | ({"rejects": stuck.rejects} if stuck.rejects else {})
+                one: dict[str, Any] = {"since": stuck.since, "open": []}
+                for (tick, kind), part in sorted(stuck.parts.items()):
+                    one.setdefault("recalled" if part.is_recalled else "open", []).append([tick, kind])
+                one |= {"rejects": stuck.rejects} if stuck.rejects else {}
+                one |= {"round": stuck.drain.round, "most": stuck.drain.most} if stuck.drain.round else {}
+                found.setdefault(source, {})[subscription] = one
             return found
 
     def begin(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
@@ -140,25 +150,39 @@ class UnwritableDestinations:
                     OpenPart(jobs[release], target, is_resumed=True) for release in open_releases if release in jobs
                 ]
                 rejects = stuck.get("rejects", "") if self._reject_after_millis is not None else ""
-                self.add(target, "so it was before the start", parts, stuck["since"], rejects)
+                self._round = max(self._round, stuck.get("round", 0))
+                self.add(target, "so it was before the start", parts, stuck["since"], rejects, "round" in stuck)
 
-    def forget_rejected(self, recorded: Mapping[str, Any]) -> None:
-        """Forgets open parts whose messages the shards reject.
+    def forget_taken_back(self, recorded: Mapping[str, Any]) -> None:
+        """Forgets open parts whose messages the shards reject, or hold back.
 
         Args:
-            recorded: `Offset.unwritable`, which says for which targets they are rejected.
+            recorded: `Offset.unwritable`, which says for which targets and releases they do.
         """
         with self._lock:
             for source, of_source in recorded.items():
                 for subscription, stuck in of_source.items():
-                    if "rejects" in stuck and (known := self._stuck.get((source, subscription))) is not None:
-                        for tick, kind in stuck["open"]:
+                    if (known := self._stuck.get((source, subscription))) is not None:
+                        for tick, kind in [*stuck.get("recalled", ()), *(stuck["open"] if "rejects" in stuck else ())]:
                             known.parts.pop((tick, kind), None)
 
+    def note_drained(self, drained: Mapping[Target, tuple[int, bool]]) -> None:
+        """Notes by target how many messages a tick has let go to a slow destination, and whether others wait."""
+        with self._lock:
+            for target, (n, others_wait) in drained.items():
+                if target in self._stuck:
+                    self._stuck[target].drain.note_answer(n, others_wait)
+
     def add(
-        self, target: Target, reason: str, parts: list[OpenPart], since: int | None = None, rejects: str = ""
+        self,
+        target: Target,
+        reason: str,
+        parts: list[OpenPart],
+        since: int | None = None,
+        rejects: str = "",
+        is_slow: bool = False,
     ) -> None:
-        """Notes that the destination of a target can't be written, and keeps open parts for it.
+        """Notes that the destination of a target can't be written, or is slow, and keeps open parts for it.
 
         Args:
             target: of the destination.
@@ -166,14 +190,19 @@ class UnwritableDestinations:
             parts: the open parts; may be empty.
             since: since when it can't be written, ms since the epoch; None: now. Ignored for a known target.
             rejects: the reason with which due messages are rejected; empty: they wait. Ignored for a known target.
+            is_slow: whether the destination is slow. Ignored for a known target.
         """
         with self._lock:
             stuck = self._stuck.get(target)
             if stuck is None:
                 destination = self._destinations[target]
                 now = time.time_ns() // 1_000_000
-                stuck = self._stuck[target] = _Stuck(since or now, reason, destination, rejects=rejects)
-                _log.warning("%s can't be written, and what is due for it waits: %s", destination, reason)
+                stuck = self._stuck[target] = _Stuck(
+                    since or now, reason, destination, rejects=rejects, is_slow=is_slow
+                )
+                stuck.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
+                what = "is slow" if is_slow else "can't be written"
+                _log.warning("%s %s, and what is due for it waits: %s", destination, what, reason)
                 thread = threading.Thread(target=self._retry, args=(target,), name=f"retry {destination}", daemon=True)
                 thread.start()
             if reason:
@@ -189,15 +218,35 @@ class UnwritableDestinations:
 
     def _tell(self, stuck: _Stuck, reason: str) -> None:
         stuck.reason = reason
-        what = "; what is due for it is rejected" if stuck.rejects else ""
-        self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
+        if stuck.is_slow:
+            why = reason.removeprefix("slow: ")
+            self._troubles.begin(SLOW, stuck.destination, f"is slow, and what is due for it waits: {why}")
+        else:
+            what = "; what is due for it is rejected" if stuck.rejects else ""
+            self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
+
+    def _set_slow(self, stuck: _Stuck, is_slow: bool) -> None:
+        """Notes that a destination that could not be written is only slow, or that a slow one can't be written."""
+        if is_slow != stuck.is_slow:
+            stuck.is_slow, stuck.drain = is_slow, Drain()
+            stuck.since, stuck.sending_since = time.time_ns() // 1_000_000, 0.0
+            self._end_trouble(UNWRITABLE if is_slow else SLOW, stuck)
+
+    def _end_trouble(self, kind: str, stuck: _Stuck) -> None:
+        with self._lock:
+            is_slow = kind == SLOW
+            others = [one for one in self._stuck.values() if one is not stuck and one.is_slow == is_slow]
+            if all(one.destination != stuck.destination for one in others):
+                self._troubles.end(kind, stuck.destination)
 
     def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
         """Begins to reject due messages of a subscription, if its destination has been unwritable for long enough.
 
         If it is too early, the next attempt is made at that time at the latest.
         """
-        if self._reject_after_millis is None or stuck.rejects or not target[1] or without_dead_letters(target[1])[1]:
+        if self._reject_after_millis is None or stuck.rejects or not is_held_back(target):
+            return
+        if stuck.is_slow or stuck.has_recalled:
             return
         left = stuck.since + self._reject_after_millis - time.time_ns() // 1_000_000
         if left > 0:
@@ -211,65 +260,82 @@ class UnwritableDestinations:
         while not self._stopped.wait(self._stuck[target].delay):
             stuck = self._stuck[target]
             try:
-                reason = self._try(target, stuck)
+                sent = self._try(target, stuck)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
+                sent = PartsSent(f"{type(error).__name__}: {error}")
             if self._stopped.is_set():
                 return
-            if reason:
-                stuck.delay = min(max(2 * stuck.delay, _FIRST_DELAY_SECONDS), self._retry_max_seconds)
-                stuck.reason = reason
+            if sent.reason:
+                self._set_slow(stuck, sent.is_slow)
+                longer = min(max(2 * stuck.delay, _FIRST_DELAY_SECONDS), self._retry_max_seconds)
+                stuck.delay = 0.0 if stuck.is_slow else longer
+                stuck.reason = sent.reason
                 self._reject_in_time(target, stuck)
-                self._tell(stuck, reason)
+                self._tell(stuck, sent.reason)
                 continue
             stuck.delay = 0.0
+            is_over = self._keeps_up(target, stuck)
             while self._is_on_its_way(target):
                 if self._stopped.wait(_POLL_SECONDS):
                     return
             with self._lock:
-                if stuck.parts:
-                    stuck.delay = _POLL_SECONDS if stuck.rejects else 0.0
+                if stuck.parts or not is_over:
+                    stuck.delay = _POLL_SECONDS if stuck.rejects or stuck.is_slow or stuck.has_recalled else 0.0
                     continue
                 del self._stuck[target]
-                if all(other.destination != stuck.destination for other in self._stuck.values()):
-                    self._troubles.end(UNWRITABLE, stuck.destination)
-            now = "is not in the settings, and nothing is open" if target in self._gone else "can be written again"
+                if stuck.is_slow:
+                    self._slow_until[target] = time.monotonic()
+                self._end_trouble(SLOW if stuck.is_slow else UNWRITABLE, stuck)
+            now = "keeps up again" if stuck.is_slow else "can be written again"
+            now = "is not in the settings, and nothing is open" if target in self._gone else now
             _log.warning("%s %s", stuck.destination, now)
             self._on_change()
             return
 
-    def _try(self, target: Target, stuck: _Stuck) -> str:
-        """Sends the open parts; without any, tries whether the destination accepts a producer.
+    def _keeps_up(self, target: Target, stuck: _Stuck) -> bool:
+        """Whether a destination to which all has arrived that was handed out for it is not slow any more.
 
-        Returns:
-            why that failed; an empty text: it worked.
+        If it is, this asks for the next messages that are held back for it, unless they are on their way.
         """
+        if not stuck.is_slow or not is_held_back(target) or stuck.drain.is_over(self._slow_seconds):
+            return True
+        self._ask(target, stuck)
+        return False
+
+    def _ask(self, target: Target, stuck: _Stuck) -> None:
+        """Asks the shards for the next messages for a slow destination, once all has come that was asked for before."""
+        if stuck.drain.is_answered and not stuck.has_recalled and not self._is_on_its_way(target):
+            with self._lock:
+                self._round += 1
+                stuck.drain.ask(self._round)
+            self._on_change()
+
+    def _try(self, target: Target, stuck: _Stuck) -> PartsSent:
+        """Sends the open parts; without any, tries whether the destination accepts a producer."""
         while not self._stopped.is_set():
             parts = self._oldest(stuck)
             if not parts or stuck.rejects:
-                return "" if target in self._gone else self._probe(stuck.destination)
+                is_known = target in self._gone or stuck.is_slow
+                return PartsSent() if is_known else PartsSent(self._probe(stuck.destination))
             for part in parts:
                 self._wait_written(part)
             if parts != self._oldest(stuck):
                 continue  # other parts have been added meanwhile
-            if reason := self._send(parts):
-                return reason
+            if stuck.is_slow and stuck.drain.others_wait and is_held_back(target):
+                self._ask(target, stuck)  # so that they are at hand when these have arrived
+            stuck.sending_since = stuck.sending_since or time.monotonic()
+            sent = self._send(parts, stuck.is_slow)
+            if sent.reason:
+                return sent
+            stuck.drain.note_sent(sent.messages, time.monotonic() - stuck.sending_since)
+            stuck.sending_since = 0.0
             with self._lock:
                 for part in parts:
                     stuck.parts.pop(part.release, None)
             self._on_change()
-        return ""
+        return PartsSent()
 
     def _oldest(self, stuck: _Stuck) -> list[OpenPart]:
-        """Returns the parts to send together: all, or those of the oldest ticks where all have too many rows."""
+        """Returns the parts to send together, without those whose messages the shards are to hold back."""
         with self._lock:
-            parts = [stuck.parts[release] for release in sorted(stuck.parts)]
-        chosen: list[OpenPart] = []
-        rows = 0
-        for _, of_tick in itertools.groupby(parts, lambda part: part.job.tick):
-            added = list(of_tick)
-            rows += sum(part.job.rows for part in added)
-            if chosen and rows > _ROWS_AT_ONCE:
-                break
-            chosen += added
-        return chosen
+            return oldest(part for _, part in sorted(stuck.parts.items()) if not part.is_recalled)

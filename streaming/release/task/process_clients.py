@@ -26,9 +26,14 @@ def pulsar_client(settings: Settings) -> pulsar.Client:
     url = settings.pulsar.service_url
     owner, client = _clients.get(url, (0, None))
     if client is None or owner != os.getpid():
-        client = connect(settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
+        client = new_client(settings)
         _clients[url] = (os.getpid(), client)
     return client
+
+
+def new_client(settings: Settings) -> pulsar.Client:
+    """Returns a client that the caller has to close."""
+    return connect(settings.pulsar, operation_timeout_seconds=_OPERATION_SECONDS)
 
 
 def destination_schemas(settings: Settings) -> DestinationSchemas:
@@ -52,11 +57,11 @@ def forget_clients(until_unused: Callable[[], None] = lambda: None) -> None:
             close_quietly(client)
 
     # In the background, because a connection that does not answer may take long to close.
-    if clients := _taken():
+    if clients := taken():
         threading.Thread(target=close, daemon=True).start()
 
 
-def _taken() -> list[pulsar.Client]:
+def taken() -> list[pulsar.Client]:
     """Returns this process's clients, and forgets them."""
     own = [client for owner, client in list(_clients.values()) if owner == os.getpid()]
     _clients.clear()
@@ -65,5 +70,5 @@ def _taken() -> list[pulsar.Client]:
 
 @atexit.register
 def _close_clients() -> None:
-    for client in _taken():
+    for client in taken():
         close_quietly(client)

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import pulsar
 from broker.client import close_quietly
 from conf.errors import DelayLakeError
 from streaming.release.sequence_ids import last_sequence_id, tick_of
+from streaming.release.task.lag import Lag
 from streaming.release.task.refusing_producer import RefusingProducer
 from streaming.release.task.shared_paces import Pace
 from warehouse.delivery_key import Key
@@ -73,6 +75,8 @@ class Line:
         last_id: the sequence id of the last batch's first message.
         max_id: the highest sequence id that the job can have used under this name.
         ids: the sequence ids of the line's messages, ascending. The job has used no others of their ticks.
+        n_bytes: the size of the line's payloads.
+        lag: says whether the broker's answers are too late: then the line has failed, and is slow.
         is_first_attempt: whether no message can have been sent before.
         producer: None: it is not made yet.
         resume_after: the last sequence id that had arrived before, -1: none. Messages up to it are not sent again. The
@@ -88,6 +92,8 @@ class Line:
     last_id: int = 0
     max_id: int = 0
     ids: list[int] = field(default_factory=list)
+    n_bytes: int = 0
+    lag: Lag = field(default_factory=lambda: Lag(0))
     is_first_attempt: bool = False
     producer: pulsar.Producer | None = None
     resume_after: int = -1
@@ -95,6 +101,7 @@ class Line:
     opened_at: int = 0  # when the producer was made, ms since the epoch
     error: str = ""  # why the line has failed; empty: it has not
     is_refused: bool = False  # the broker has refused, rather than not answered
+    is_slow: bool = False  # the broker answers, but too late
     is_behind: bool = False  # a message had to wait for one of another line, which has failed
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
     target: tuple[str, str] = ("", "")
@@ -113,6 +120,7 @@ class Line:
     _is_interrupted: bool = False  # the connection is lost
     _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
     _last_seen: int = -2  # the producer's last sequence id then
+    ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
     _is_closed: bool = False
     _is_repeated: bool = False  # the broker took the last message for a repetition, but it was new
     _is_in_batch: bool = False  # a batch has been begun and not ended
@@ -145,6 +153,11 @@ class Line:
         """Begins to make the producer, in a thread of its own."""
         self._thread = threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the client is asked for the producer, and has not answered."""
+        return self._thread is not None and self._thread.is_alive()
 
     def wait_opened(self) -> None:
         """Waits until the producer is made, or the client gives up, perhaps later than the line."""
@@ -204,6 +217,20 @@ class Line:
             self.error = error
         self.wake.set()
 
+    def fail_slow(self, why: str) -> None:
+        """Ends the line, unless it has failed already: the broker's answers are too late.
+
+        Its producer is not closed, which would take until the broker has answered all: its client has to be shut down.
+        """
+        if not self.error:
+            self.is_slow = self._is_closed = True
+            self.fail(f"slow: {why}")
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no message of the line can be at the broker."""
+        return self.is_first_attempt and self._handed < 0
+
     def _is_foreign(self, sequence_id: int) -> bool:
         """Whether a producer's last sequence id can't be one that the job has used."""
         if sequence_id > self.max_id:
@@ -240,6 +267,7 @@ class Line:
                 raise pulsar.MessageTooBig("the broker takes none of this size")
             self._handed = send.first_id
             self._needs_flush = True
+            self.lag.note_given(send.first_id)
         finally:
             self._is_in_batch = send.is_batched and not send.is_last
             if send.is_batched and send.is_last:
@@ -318,6 +346,12 @@ class Line:
         if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):
             self._flush()
         seen = self.producer.last_sequence_id()
+        if not self._is_interrupted and (why := self.lag.why_slow(seen, self.ids, self.n_bytes)):
+            self.fail_slow(why)
+            return
+        if self.ends_at and now > self.ends_at and not self.has_arrived():
+            self.fail_slow(f"{len(self.ids) - bisect_right(self.ids, seen):,} messages of its turn are left")
+            return
         if seen != self._last_seen or (self._arrived >= self._handed and not self._is_interrupted):
             self._last_seen, self._progress_at = seen, now
         elif now - self._progress_at > self.patience_seconds:

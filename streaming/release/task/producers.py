@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from typing import Any
 
 import pulsar
@@ -16,6 +17,8 @@ from streaming.release.attempt import Attempt, Generation
 from streaming.release.naming import PRODUCER_OPTIONS
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
+from streaming.release.task.connections import Connections
+from streaming.release.task.lag import Lag
 from streaming.release.task.planning.destinations import target_of
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.producer_line import Line
@@ -26,24 +29,30 @@ from warehouse.message_schemas import UnknownSchemaError, producer_with_schema, 
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
 
 
-def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSend, Plan]]) -> list[Line]:
+def lines_of(
+    settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSend, Plan]], connections: Connections
+) -> list[Line]:
     """Makes a line for each topic and producer's name in the plans, and sets `line` of the messages; opens none."""
-    client = process_clients.pulsar_client(settings)
     wake = threading.Event()
+    ends_at = time.monotonic() + attempt.most_seconds if attempt.most_seconds else 0.0
     lines: dict[tuple[str, str], Line] = {}
     since: dict[tuple[str, str], int] = {}  # ms since the epoch: no message of the line was sent before
     for send, plan in pending:
         key = (send.topic, send.producer)
         if key not in lines:
             generation = attempt.generations.get(key, Generation(0, 0))
+            target = target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead)
+            client = connections.client_of(target)
             lines[key] = Line(
                 *key,
                 functools.partial(_producer, settings, client, send, plan, generation.name(send.producer)),
                 attempt.patience_seconds,
                 is_first_attempt=attempt.is_first,
                 wake=wake,
-                target=target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead),
+                target=target,
                 resume_after=attempt.arrived_to.get(key, -1),
+                lag=Lag(attempt.slow_after_seconds),
+                ends_at=ends_at,
             )
             since[key] = send.at - _MARGIN_MILLIS
             if not attempt.is_first:
@@ -52,10 +61,12 @@ def lines_of(settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSe
         if line.read_arrived_keys is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
             # The message may have been sent under an earlier name. Only the topic says what has arrived: the noted
             # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
+            client = connections.client_of(line.target)
             line.read_arrived_keys = functools.partial(_arrived, client, *key, since[key])
             line.resume_after = -1
         line.last_id = send.first_id
         line.ids.append(send.sequence_id)
+        line.n_bytes += len(plan.columns["payload"][send.row] or b"")
         line.max_id = last_sequence_id(max(plan.tick, attempt.sent_to))
     by_topic: dict[str, list[Line]] = {}
     for line in lines.values():

@@ -19,6 +19,7 @@ from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
 from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
+from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows, traced_delivery
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
@@ -36,6 +37,8 @@ from warehouse.delta.epoch import PauseWatch
 from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)
+
+_GONE = "the settings no longer have the subscription; it may have arrived before"
 
 
 def send_releases(
@@ -87,37 +90,41 @@ def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarExcept
 
 def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> SendReport:
     pending = by_time(plans)
-    lines = lines_of(settings, attempt, pending)
+    connections = Connections(settings, attempt.apart)
+    lines = lines_of(settings, attempt, pending, connections)
     if attempt.pace_file:
         _set_paces(_paces(attempt.pace_file), pending)
-
-    def until_opened() -> None:
-        for line in lines:
-            line.wait_opened()
-
     refused: dict[int, str] = {}  # why a message can't be sent, by its index in `pending`
     try:
         sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
     except BaseException:
-        process_clients.forget_clients(until_opened)
-        raise
-    finally:
         for line in lines:
             line.close()
+        connections.end(lines, has_failed=True)
+        raise
+    for line in lines:
+        line.close()
     for line in lines:
         line.check_repeated()
-    failed = (*(one for plan in plans for one in plan.failed), *(_failed(line) for line in lines if line.has_failed))
-    if any(not one.is_refused for one in failed):
-        process_clients.forget_clients(until_opened)  # the client may hang
+    not_found = [one for plan in plans for one in plan.failed]
+    connections.end(lines, has_failed=any(not one.is_refused for one in not_found))
+    failed = (*not_found, *(_failed(line) for line in lines if line.has_failed))
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
+    dropped = [(send, plan, _GONE) for plan in plans for send in plan.dropped]
+    not_taken += dropped
     send_to_rejects_topics(settings, not_taken)
     _trace((*pending[i], sent_at[i]) for i in taken)
     return SendReport(
         deliveries=pack(delivery_rows([pending[i] for i in taken], [sent_at[i] for i in taken])),
         ready_at=max((line.opened_at for line in lines), default=0),
-        done=tuple({(pending[i][1].tick, pending[i][0].topic, pending[i][0].producer) for i in arrived}),
+        done=tuple(
+            {
+                (plan.tick, send.topic, send.producer)
+                for send, plan in (*(pending[i] for i in arrived), *(d[:2] for d in dropped))
+            }
+        ),
         failed=failed,
         skipped=frozenset(target for plan in plans for target in plan.skipped),
         refused=packed_by_release(not_taken),
@@ -171,6 +178,8 @@ def _failed(line: Line) -> FailedProducer:
         foreign_id=line.foreign_id,
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
+        is_slow=line.is_slow,
+        is_untouched=line.is_untouched,
     )
 
 

@@ -22,7 +22,7 @@ from tracker.messages import MESSAGES
 from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.wire.message_id_pb2 import MessageIdData
-from warehouse.message_schemas import version_number
+from warehouse.message_schemas import MOST_VERSIONS, version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
@@ -200,7 +200,10 @@ class ChunkBuilder:
             if version := _schema_version(message):
                 version, schema = self._details.schema(version)
                 if schema is None:
-                    reason = f"the source topic has no version {version_number(version)} of its schema any more"
+                    reason = (
+                        f"the source topic has no version {version_number(version)} of its schema any more, or has had "
+                        f"more than {MOST_VERSIONS:,}"
+                    )
             if key and len(key) % 4 == 0:  # else the key is no base64, in which the client gives keys of bytes
                 key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:

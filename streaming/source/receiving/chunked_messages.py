@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 # The client gives up a message whose chunks do not come within a minute, and acknowledges the chunks that it has.
 _INCOMPLETE_SECONDS = 90.0
-_MAX_QUESTIONS = 100  # the most entries to ask the broker about for one acknowledgement
+_MAX_QUESTIONS = 2_000  # the most entries to ask the broker about for one acknowledgement
 _ASKED_AT_ONCE = 8
 
 Gaps = Sequence[tuple[Position, Position]]  # (entry before, entry after) of each gap, ascending

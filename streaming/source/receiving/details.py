@@ -11,7 +11,7 @@ from broker.entries.key_encodings import BASE64, KeyEncodings
 from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError
-from warehouse.message_schemas import MessageSchema, SchemaKeeper
+from warehouse.message_schemas import VERSION_BYTES, MessageSchema, SchemaKeeper
 
 
 class NotKnownYetError(DelayLakeError):
@@ -45,11 +45,14 @@ class MessageDetails:
             version: the schema version of a message.
 
         Returns:
-            (version under which the schema is stored, schema); the schema is None where the topic has no such version.
+            (version under which the schema is stored, schema); the schema is None where the topic has no such version,
+            or too many.
 
         Raises:
             NotKnownYetError: the broker does not answer, or the schema can't be stored.
         """
+        if len(version) > VERSION_BYTES:
+            return version[:VERSION_BYTES], None
         version += self._suffix
         try:
             return version, self._schemas.keep(self._topic, version, self._registry)

@@ -13,14 +13,18 @@ import pulsar
 import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
-from broker.entries.continuity import Continuity, Gap
+from broker.clusters.new_cluster import never_had
+from broker.entries.continuity import Continuity, Gap, missing_ranges
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
-from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
 from streaming.source.receiving.receiver import Receiver
+from streaming.source.watch.beginnings import Beginning, Beginnings
+from streaming.source.watch.native_delays import NativeDelays
 from streaming.source.watch.standing import StandingTopics
+from streaming.source.watch.subscription_places import SubscriptionPlaces
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
 from warehouse.delta.tables import Tables
 from warehouse.unseen_entries import durable_index, find_not_seen, record
@@ -31,6 +35,8 @@ _LOOK_SECONDS = 10.0
 _LOOKS_A_SECOND = 20  # the most topic partitions that are looked at in a second, to spare the broker's admin API
 _TIMEOUT_SECONDS = 5.0
 _MAX_PARTS = 100  # the most entries at the end of a topic that are looked at, one by one
+_PLACE_MILLIS = 60_000  # how often the broker is asked up to where a topic partition is acknowledged
+_ASK_SECONDS = 1.0  # between two rounds of questions about delays
 _GAPS_AT_ONCE = 100  # the most gaps that are decided before topics are looked at again
 
 
@@ -67,6 +73,10 @@ class SourceWatch:
         self._tables = tables
         self._standing = StandingTopics()
         self._gaps = UndecidedGaps(settings)
+        self._beginnings = Beginnings(settings)
+        self._places = SubscriptionPlaces(settings)
+        self._place_asked_at: dict[str, int] = {}  # ms since the epoch, by topic partition
+        self._native_delays = NativeDelays(troubles)
         self._counts: dict[str, int] = defaultdict(int)  # number of entries that were not seen, by topic partition
         self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
@@ -102,21 +112,42 @@ class SourceWatch:
         return functools.partial(self._came_in, source)
 
     def begin(self, source: SourceTopic) -> None:
-        """Notes the first entry of a topic partition for the job. Call it after `follow`, before opening the consumer.
+        """Notes where a topic partition begins for the job. Call it after `follow`, before opening the consumer.
 
-        The client acknowledges entries that it can't read. So later the first entry of a topic that was never read
-        could not be found out.
+        Call it again when the consumer is open, for a topic that was not there before. The client acknowledges entries
+        that it can't read, and the broker expired ones. So later the first entry of a topic that was never read could
+        not be found out.
 
         Raises:
             PulsarError: the broker does not answer.
         """
         continuity = self._continuity[source.name]
-        if continuity.last == START:
-            continuity.begin_after(TopicQuestions(self._admin, self._subscription).begin(source.name))
+        if continuity.last != START:
+            return
+        beginning = self._beginnings.get(source.name)
+        if beginning is None or self._is_of_another_cluster(source.name, beginning.position):
+            questions = TopicQuestions(self._admin, self._subscription)
+            position = questions.begin(source.name)
+            if position == START:
+                return
+            try:
+                index = questions.index_up_to(source.name, position)
+            except PulsarError as error:
+                _log.debug("%s: the index at its beginning is not known: %s", source.name, error)
+                index = None
+            beginning = Beginning(position, index)
+            self._beginnings.keep(source.name, beginning)
+        continuity.begin_after(beginning.position, beginning.index)
+
+    def _is_of_another_cluster(self, name: str, position: Position) -> bool:
+        stats = self._admin.internal_stats(name)
+        return stats is not None and never_had(stats, position)
 
     def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
         if gaps := self._continuity[source.name].gaps(rows):
             self._add(source, gaps)
+        if source.topic != self._control_topic:
+            self._native_delays.came_in(source, rows, time.time_ns() // 1_000_000)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
         self._gaps.add((source, gap) for gap in gaps)
@@ -133,10 +164,12 @@ class SourceWatch:
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS
         while not self._stopped.is_set():
-            self._wake.wait(max(0.0, next_look - time.monotonic()))
+            rest = next_look - time.monotonic()
+            self._wake.wait(max(0.0, min(rest, _ASK_SECONDS) if self._native_delays.has_questions else rest))
             self._wake.clear()
             try:
                 self.decide_gaps()
+                self._native_delays.ask(self._admin, time.time_ns() // 1_000_000)
                 if time.monotonic() >= next_look:
                     self.look(time.time_ns() // 1_000_000)
             except Exception as error:  # the watch ends with the job alone
@@ -229,12 +262,16 @@ class SourceWatch:
             except PulsarError as error:
                 self._troubles.begin(NO_ADMIN, self._admin.url, f"source topics can't be watched: {error}")
                 return
+        self._places.write()
         self._troubles.end(NO_ADMIN, self._admin.url)
 
     def _look_at(self, receiver: Receiver, now: int) -> None:
         name = receiver.source.name
         taken = receiver.last_in_batch
         backlog = self._admin.backlog(name, self._subscription)
+        if now - self._place_asked_at.get(name, 0) >= _PLACE_MILLIS:
+            self._look_at_subscription(name, now)
+            self._place_asked_at[name] = now
         try:
             end = receiver.topic_end()
         except pulsar.PulsarException:
@@ -253,6 +290,25 @@ class SourceWatch:
         else:
             why = f"none was taken in: {self._why(receiver)}"
             self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _look_at_subscription(self, name: str, now: int) -> None:
+        """Notices that somebody has deleted the job's subscription of a topic partition, or reset it."""
+        stats = self._admin.internal_stats(name)
+        if stats is None or self._subscription not in stats.acknowledged:
+            return
+        place = Position(*stats.acknowledged[self._subscription])
+        before = self._places.look(name, place, now)
+        if before is None:
+            return
+        again = sum(last - first + 1 for _, first, last in missing_ranges(Gap(place, before.next), stats.ledgers))
+        if not again:
+            return  # the same place in other words: the end of a ledger, or the beginning of the next one
+        text = (
+            f"the job's subscription {self._subscription} went back from {before} to {place}: it was deleted or reset; "
+            f"{again:,} entries come again, and are not delivered again"
+        )
+        self._troubles.begin(SUBSCRIPTION_RESET, name, text)
+        _log.error("%s: %s", name, text)
 
     def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
         """Whether the waiting entries are no messages, such as chunks of a message whose producer ended in between."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pulsar
 import pytest
@@ -13,13 +14,15 @@ from admin.control.requests import ControlError, Outcome
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Settings
+from jobs.open_topics import open_topics
+from status.job_status import JobStatus, write_status
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 
 @pytest.fixture
-def settings(broker: EmbeddedBroker, topic: str) -> Settings:
+def settings(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Settings:
     control = ControlSettings(topic=f"{topic}_control", outcome_topic=f"{topic}_outcomes")
-    return Settings(pulsar=broker.settings, control=control)
+    return Settings(pulsar=broker.settings, control=control, warehouse=f"file:{tmp_path}")
 
 
 def test_commands_are_sent_ahead_of_their_answers_but_not_all(
@@ -55,6 +58,34 @@ def test_commands_are_sent_ahead_of_their_answers_but_not_all(
         sending.join()
     assert [len(c.skip.entries) for c in sent] == [1_000] * 4 + [500]
     assert [outcome.result for outcome in given] == ["APPLIED"] * 5
+
+
+def test_an_outcome_of_another_producer_than_the_jobs_is_not_believed(
+    settings: Settings, pulsar_client: pulsar.Client
+) -> None:
+    commands = pulsar_client.subscribe(settings.control.topic, "job")
+    status = JobStatus(state="running", updated_at=1, started_at=1, outcome_producer="the-jobs-outcomes")
+    write_status(settings.warehouse, status)
+    forger = pulsar_client.create_producer(settings.control.outcome_topic)
+    job = pulsar_client.create_producer(settings.control.outcome_topic, producer_name="the-jobs-outcomes")
+    given: list[Outcome] = []
+    with ControlClient(settings, "tester") as client:
+        sending = threading.Thread(target=lambda: given.extend(client.skip("t", [MessageRef(1, 2)], ["a"], 90)))
+        sending.start()
+        asked = ControlCommand.FromString(commands.receive(60_000).data())
+        answer = ControlOutcome(request_id=asked.request_id, subscription="a", ledger_id=1, entry_id=2, batch_index=-1)
+        answer.result = Result.APPLIED
+        forger.send(answer.SerializeToString(), partition_key=asked.request_id)
+        answer.result = Result.TOO_LATE
+        job.send(answer.SerializeToString(), partition_key=asked.request_id)
+        sending.join()
+    assert [outcome.result for outcome in given] == ["TOO_LATE"]
+
+
+def test_topics_on_which_anybody_may_produce_are_found(settings: Settings) -> None:
+    """The broker of the tests asks nobody for credentials."""
+    topics = [settings.control.topic, settings.control.outcome_topic]
+    assert open_topics(settings.pulsar, topics) == topics
 
 
 def test_a_command_without_an_answer_is_sent_once_more(settings: Settings, pulsar_client: pulsar.Client) -> None:

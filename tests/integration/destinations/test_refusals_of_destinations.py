@@ -17,6 +17,7 @@ import pytest
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
+from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt, SendReport
 from streaming.release.task.can_write import can_write
 from streaming.release.task.sender import send_releases
@@ -27,6 +28,7 @@ from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.messages import with_columns
 from tracker.packing import pack, unpack
 from warehouse.message_schemas import SchemaKeeper, version_bytes
+from warehouse.routes.known_routes import known_routes
 
 ROWS = 20
 NAMESPACE = "namespaces/public/default"
@@ -294,6 +296,29 @@ def test_what_arrived_before_its_schema_was_refused_is_not_rejected_when_it_is_s
     assert delivered(sent) == {"a": 5}
     assert sorted(unpack(sent.refused[1, True])["entry_id"].to_pylist()) == list(range(5, ROWS))
     assert received(cluster.client, there) == payloads[:5]
+
+
+def test_what_was_handed_out_to_a_subscription_that_is_gone_is_rejected_once_and_the_others_get_theirs(
+    cluster: Cluster, topic: str
+) -> None:
+    before, after = (
+        Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in names]}])  # type: ignore[arg-type]
+        for names in ("ab", "b")
+    )
+    settings = cluster.settings.model_copy(update={"routes": after.routes})
+    well, rejects = (cluster.make(f"{topic}-{name}") for name in ("b", "rejects"))
+    rows = with_columns(messages([(1, i, now()) for i in range(3)], topic=topic), payload=pa.array([b"0", b"1", b"2"]))
+    sending = Offset(routes=known_routes(before).to_json()).to_tick().sending
+    what = Assignment("app", 0, 1, True, pack(release_rows(rows, 3, sending)))
+    for _ in range(2):  # as after a crash before it was written down
+        sent = send(settings, Attempt(), what)
+        assert (sent.failed, delivered(sent)) == ((), {"b": 3})
+        gone = unpack(sent.refused[1, True])
+        assert gone["entry_id"].to_pylist() == [0, 1, 2]
+        assert set(gone["subscription"].to_pylist()) == {"a"}
+        assert all("no longer have the subscription" in reason for reason in gone["reason"].to_pylist())
+    assert not send(settings, Attempt(done=frozenset(sent.done)), what).refused
+    assert received(cluster.client, well) == received(cluster.client, rejects) == [b"0", b"1", b"2"]
 
 
 def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(cluster: Cluster, topic: str) -> None:

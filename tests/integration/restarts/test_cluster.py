@@ -1,10 +1,11 @@
-"""The job on a Spark cluster of several workers, one of which is lost."""
+"""The job on a Spark cluster of several hosts, one of which is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pulsar
@@ -21,6 +23,7 @@ import pytest
 import jobs
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Collector, Job, check_exactly_once, now, wait_until
+from tests.support.service.hosts import Host, Network, network
 from warehouse.audit.accounts import run_audit
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -28,19 +31,36 @@ PROGRAM = Path(jobs.__file__).with_name("__main__.py")
 ENTRY_POINT = PROGRAM.parents[1] / "conf" / "kubernetes" / "entrypoint.sh"
 
 
-class Cluster:
-    """A Spark standalone master and workers on this machine."""
+SECRET = "only-who-knows-this-word-may-join"
+PROTECTION = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
 
-    def __init__(self, folder: Path, workers: int) -> None:
+
+class Cluster:
+    """A Spark standalone master on this machine and a worker on each host, which let in only who knows their secret.
+
+    Args:
+        folder: for logs, and the workers' files.
+        network: the hosts, beside this machine.
+
+    Attributes:
+        master: its URL.
+        address: this machine's, for the hosts.
+    """
+
+    def __init__(self, folder: Path, network: Network) -> None:
         self._folder = folder
+        self.address = network.address
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            self._start("master", "--host", "127.0.0.1", "--port", "0")
+            self._start("master", network.address, [], "--port", "0")
             self.master = self._told("master", r"Starting Spark master at (spark://\S+)")
-            for number in range(workers):
-                work = ("--work-dir", str(folder / f"work{number}"), "--cores", "12", "--memory", "1g")
-                self._start(f"worker{number}", "--host", "127.0.0.1", *work, self.master)
-            for number in range(workers):
+            for number, host in enumerate(network.hosts):
+                self._start_worker(f"worker{number}", host, SECRET)
+            for number in range(len(network.hosts)):
                 self._told(f"worker{number}", "(Successfully registered with master)")
         except BaseException:
             self.stop()
@@ -50,19 +70,41 @@ class Cluster:
         """Kills a worker with its executor and their Python workers, as if its machine were gone."""
         _kill_all(self._processes[1 + number].pid)
 
+    def start_stranger(self, host: Host) -> str:
+        """Starts a worker that does not know the secret; returns what it logs when it is turned away."""
+        self._start_worker("worker9", host, "what-somebody-has-guessed-as-a-word")
+        told = self._told("worker9", r"(New auth protocol failed.*)")
+        assert "Successfully registered" not in (self._folder / "worker9.log").read_text()
+        return told
+
     def stop(self) -> None:
         for process in self._processes:
             _kill_all(process.pid)
             process.wait()
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _start_worker(self, name: str, host: Host, secret: str) -> None:
+        work = ("--work-dir", str(self._folder / f"work-{name}"), "--cores", "12", "--memory", "1g")
+        self._start(name, host.address, host.command(), *work, self.master, secret=secret)
+
+    def _start(self, name: str, address: str, there: list[str], *arguments: str, secret: str = SECRET) -> None:
         role = name.rstrip("0123456789")
         main_class = f"org.apache.spark.deploy.{role}.{role.capitalize()}"
-        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+        protection = " ".join(f"-D{name}={value}" for name, value in PROTECTION.items())
+        java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {protection} -Dspark.authenticate.secret={secret}"
+        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java}
         with open(self._folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-class", main_class, "--webui-port", "0", *arguments],
-                env={**os.environ, **options, "SPARK_LOCAL_IP": "127.0.0.1"},
+                [
+                    *there,
+                    SPARK_HOME / "bin" / "spark-class",
+                    main_class,
+                    "--webui-port",
+                    "0",
+                    "--host",
+                    address,
+                    *arguments,
+                ],
+                env={**os.environ, **options, "SPARK_LOCAL_IP": address},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -84,10 +126,87 @@ def _kill_all(pid: int) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, workers=2)
+def hosts(broker: EmbeddedBroker) -> Iterator[Network]:
+    """Two hosts that reach the broker as this machine does."""
+    with network(2) as made:
+        for url in (broker.settings.service_url, broker.settings.admin_url):
+            made.forward(urlsplit(url).port or 0)
+        yield made
+
+
+@pytest.fixture
+def cluster(hosts: Network, tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, hosts)
     yield cluster
     cluster.stop()
+
+
+class Eavesdropper:
+    """Reads along what goes over a network, and counts where some words are in it."""
+
+    def __init__(self, network: Network, words: bytes) -> None:
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+        self._socket.bind((network.name, 0))
+        self._socket.settimeout(0.2)
+        self._words = words
+        self.n_bytes = self.n_found = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                frame = self._socket.recv(1 << 16)
+                self.n_bytes += len(frame)
+                self.n_found += self._words in frame
+
+
+@pytest.mark.long
+def test_executors_on_two_hosts_know_the_driver_and_nobody_reads_along(
+    broker: EmbeddedBroker, cluster: Cluster, hosts: Network, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
+) -> None:
+    eavesdropper = Eavesdropper(hosts, b"org.apache.spark.")  # in all of Spark's messages, where they are not encrypted
+    job = job_on(cluster, broker, topic, tmp_path)
+    collector = Collector(pulsar_client).collect(f"{topic}-a")
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+    sent: dict[str, int] = {}
+    try:
+        job.start()
+        for i in range(200):
+            sent[f"m{i}"] = now() + 3_000 + 20 * i
+            producer.send_async(b"m%d" % i, None, properties={"deliverAt": str(sent[f"m{i}"])})
+        producer.flush()
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(sent), 60, f"all messages\n{job.log}")
+        check_exactly_once(sent, collector.received[f"{topic}-a"])
+        assert cluster.start_stranger(hosts.hosts[0])
+        assert job.terminate() == 0
+    finally:
+        eavesdropper.stop()
+        collector.stop()
+        job.stop()
+    assert eavesdropper.n_bytes > 100_000
+    assert eavesdropper.n_found == 0
+
+
+def job_on(cluster: Cluster, broker: EmbeddedBroker, topic: str, folder: Path) -> Job:
+    spark: dict[str, Any] = {
+        "master": cluster.master,
+        "conf": {
+            "spark.driver.host": cluster.address,
+            "spark.driver.bindAddress": cluster.address,
+            "spark.executor.memory": "512m",
+            "spark.authenticate.secret": SECRET,
+        },
+    }
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 6000}
+    return Job(folder, broker.settings, routes, spark=spark, tracker=tracker, release={"lanes": 2})
 
 
 @pytest.mark.chaos
@@ -95,13 +214,7 @@ def test_a_lost_worker_loses_doubles_and_hurries_nothing(
     broker: EmbeddedBroker, cluster: Cluster, pulsar_client: pulsar.Client, topic: str, tmp_path: Path
 ) -> None:
     """Then the job goes on from its checkpoint by spark-submit, as the image's entry point starts it."""
-    spark: dict[str, Any] = {
-        "master": cluster.master,
-        "conf": {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"},
-    }
-    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
-    tracker = {"max_seal_interval_millis": 1500, "load_ahead_millis": 6000}
-    job = Job(tmp_path, broker.settings, routes, spark=spark, tracker=tracker, release={"lanes": 2})
+    job = job_on(cluster, broker, topic, tmp_path)
     producer = pulsar_client.create_producer(topic, batching_enabled=False)
     collector = Collector(pulsar_client).collect(f"{topic}-a")
     sent: dict[str, int] = {}
@@ -130,7 +243,7 @@ def test_a_lost_worker_loses_doubles_and_hurries_nothing(
         variables = {
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_HOME": SPARK_HOME,
-            "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
+            "SPARK_DRIVER_BIND_ADDRESS": cluster.address,
         }
         environment = [f"{name}={value}" for name, value in variables.items()]
         program = "--class", "org.apache.spark.deploy.PythonRunner", f"local://{PROGRAM}"

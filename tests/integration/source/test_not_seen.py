@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, Troubles
+from status.troubles import NATIVE_DELAY, NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
@@ -62,7 +63,9 @@ def client(broker: EmbeddedBroker) -> Iterator[pulsar.Client]:
 class Watched:
     """A source topic with its receiver and its watch, which looks when it is told to."""
 
-    def __init__(self, broker: EmbeddedBroker, client: pulsar.Client, topic: str, folder: Path) -> None:
+    def __init__(
+        self, broker: EmbeddedBroker, client: pulsar.Client, topic: str, folder: Path, is_there: bool = True
+    ) -> None:
         self.topic = topic
         self.why: str | None = None
         self.troubles = Troubles()
@@ -80,15 +83,28 @@ class Watched:
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
         self.client = client
         self.admin = AdminClient(broker.settings)
-        self.producer = client.create_producer(topic, batching_enabled=False)
+        self._producer: pulsar.Producer | None = None
         self.http = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/")
-        self.subscribe().close()
+        if is_there:
+            self.send()
+            self.subscribe().close()
+
+    def run_anew(self) -> None:
+        """The job is started again, with the same checkpoint."""
+        for receiver in self.receivers:
+            receiver.stop()
+            receiver._thread.join()
+        self.watch.stop()
+        self.troubles = Troubles()
+        self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
 
     def subscribe(self) -> pulsar.Consumer:
         return subscribe(self.client, self.topic, SUBSCRIPTION, None)
 
     def send(self, *texts: str) -> list[Position]:
-        sent = [self.producer.send(text.encode()) for text in texts]
+        if self._producer is None:
+            self._producer = self.client.create_producer(self.topic, batching_enabled=False)
+        sent = [self._producer.send(text.encode()) for text in texts]
         return [Position(id.ledger_id(), id.entry_id()) for id in sent]
 
     def post(self, path: str) -> None:
@@ -103,7 +119,9 @@ class Watched:
 
         def open_consumer() -> pulsar.Consumer:
             self.watch.begin(source)
-            return (subscribe or self.subscribe)()
+            consumer = (subscribe or self.subscribe)()
+            self.watch.begin(source)
+            return consumer
 
         receiver = Receiver(
             source,
@@ -163,7 +181,8 @@ class Watched:
             receiver.stop()
         self.watch.stop()
         self.admin.close()
-        self.producer.close()
+        if self._producer is not None:
+            self._producer.close()
         self.http.close()
 
 
@@ -260,6 +279,104 @@ def test_expired_messages_are_found(watched: Watched) -> None:
     watched.receive_to(last[0], after=first[0])
     watched.watch.decide_gaps()
     assert [p for p, _, _ in watched.rejects()] == old
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("n", [3, 7])  # the broker has trimmed the first ones of 7: ledgers have 5
+@pytest.mark.parametrize("comes_more", [False, True])
+def test_what_expired_while_the_job_was_down_is_found_on_a_topic_that_was_empty_at_its_start(
+    broker: EmbeddedBroker,
+    client: pulsar.Client,
+    topic: str,
+    tmp_path: Path,
+    is_there: bool,
+    n: int,
+    comes_more: bool,
+) -> None:
+    watched = Watched(broker, client, topic, tmp_path, is_there)
+    if is_there:
+        assert watched.http.delete(f"subscription/{SUBSCRIPTION}").status_code == 204
+    try:
+        receiver = watched.receive()
+        wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
+        watched.run_anew()
+        lost = watched.send(*(f"lost {i}" for i in range(n)))
+        deadline = time.monotonic() + 1.5
+        wait_until(lambda: time.monotonic() > deadline, 5, "the messages' age")
+        watched.post("expireMessages/1")
+        wait_until(lambda: not watched.admin.backlog(watched.topic, SUBSCRIPTION), 20, "they have expired")
+        if n > 5:
+            wait_until(lambda: lost[0].ledger_id not in _ledgers(watched), 30, "the broker trims a ledger")
+        last = watched.send("new") if comes_more else []
+        receiver = watched.receive_to(last[0]) if comes_more else watched.receive()
+        wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
+        watched.watch.look(now())
+        watched.watch.decide_gaps()
+        found = watched.rejects()
+        kept = [position for position in lost if position.ledger_id in _ledgers(watched)]
+        assert {position for position, _, _ in found} >= set(kept)
+        assert len(watched.told(NOT_SEEN)) == 1
+        if n == 3:
+            assert [(p, payload) for p, _, payload in found] == [(p, f"lost {i}".encode()) for i, p in enumerate(lost)]
+            assert watched.told(NOT_SEEN)[0].startswith("3 entries were not seen")
+    finally:
+        watched.close()
+
+
+def _ledgers(watched: Watched) -> set[int]:
+    stats = watched.admin.internal_stats(watched.topic)
+    assert stats is not None
+    return set(stats.ledgers)
+
+
+def test_a_subscription_that_was_deleted_or_reset_is_a_trouble(watched: Watched) -> None:
+    sent = watched.send("a", "b", "c")
+    receiver = watched.receive_to(sent[-1])
+    receiver.acknowledge(sent[1])
+    wait_until(lambda: watched.admin.backlog(watched.topic, SUBSCRIPTION) == 1, 20, "the acknowledgement")
+    began = now()
+    for seconds in (0, 60, 120, 180):
+        watched.watch.look(began + seconds * 1_000)
+    assert watched.told(SUBSCRIPTION_RESET) == []
+    watched.run_anew()
+    assert watched.http.delete(f"subscription/{SUBSCRIPTION}").status_code == 204
+    receiver = watched.receive(after=sent[-1])
+    wait_until(lambda: receiver._consumer, 20, "the receiver is connected")
+    watched.watch.look(began + 200_000)
+    before = Position(sent[0].ledger_id, -1)
+    assert watched.told(SUBSCRIPTION_RESET) == [
+        f"the job's subscription delaylake went back from {sent[1]} to {before}: it was deleted or reset; 2 entries "
+        "come again, and are not delivered again"
+    ]
+    # It is told once, and again after another reset.
+    receiver.acknowledge(sent[-1])
+    wait_until(lambda: not watched.admin.backlog(watched.topic, SUBSCRIPTION), 20, "the acknowledgement")
+    for seconds in (300, 360, 420):
+        watched.watch.look(began + seconds * 1_000)
+    watched.post("resetcursor/0")
+    watched.watch.look(began + 500_000)
+    assert f"from {sent[-1]} to " in watched.told(SUBSCRIPTION_RESET)[0]
+    assert "; 3 entries come again" in watched.told(SUBSCRIPTION_RESET)[0]
+
+
+def test_a_native_delay_is_a_trouble_that_names_topic_and_producer(watched: Watched) -> None:
+    name = f"of {watched.topic[-20:]}"
+    producer = watched.client.create_producer(watched.topic, producer_name=name)
+    in_an_hour = timedelta(hours=1)
+    producer.send(b"with our time, too", deliver_after=in_an_hour, properties={"deliverAfter": "3600000"})
+    end = watched.send("at once, of another producer")[0]
+    receiver = watched.receive_to(end)
+    watched.watch._native_delays.ask(watched.admin, now())
+    assert watched.troubles.current() == []
+    deadline = time.monotonic() + 1
+    wait_until(lambda: time.monotonic() > deadline, 5, "the next look at what comes in")
+    sent = producer.send(b"delayed", deliver_after=in_an_hour)
+    producer.close()
+    assert receiver.wait_for(Position(sent.ledger_id(), sent.entry_id()), 100)
+    watched.watch._native_delays.ask(watched.admin, now())
+    [told] = watched.troubles.current()
+    assert (told.kind, told.name) == (NATIVE_DELAY, watched.topic)
+    assert told.text.endswith(f"of producer {name} (as {sent.ledger_id()}:{sent.entry_id()}, 3,600 s early)")
 
 
 def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: EmbeddedBroker, watched: Watched) -> None:

@@ -28,6 +28,9 @@ from warehouse.schemas import DELIVERIES
 NAMES = ["a", "b"]
 SENDING = '{"lanes": 2}'
 
+# Messages that are not held back again once they have been handed out.
+PASSED = {"schedule_key": "k"}
+
 
 @dataclass
 class Tables:
@@ -112,8 +115,11 @@ class Job:
         self.is_short_well = False  # short notice arrives there
         self.told: list[dict[tuple[str, str], int]] = []  # up to where it has arrived, in each attempt
         self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
+        self.throttled: set[str] = set()  # subscriptions whose destinations are slow, and hold up the others
+        self.apart: list[frozenset[str]] = []  # in each attempt the subscriptions with connections of their own
         self.arrived_to = -1  # of what is sent to them
         self.known: list[int] = []  # what of that each attempt was told
+        self.is_passed = True  # what is handed out has schedule keys, so that the shards do not hold it back again
         self.is_silent = False  # they do not answer, rather than refuse
         self.is_broker_there = True
         self.slow: set[int] = set()  # ticks whose releases take their time, as the first one of a run does
@@ -149,6 +155,7 @@ class Job:
         while self.is_stuck.is_set() and not self.releaser._stopped.wait(0.05):
             pass
         self.told.append(dict(attempt.arrived_to))
+        self.apart.append(frozenset(name for _, name in attempt.apart))
         assignments = list(assignments)
         plans = [plan_release(self.settings, assignment, attempt) for assignment in assignments]
         if "a" not in self.broken:
@@ -174,6 +181,8 @@ class Job:
                         FailedProducer(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to)
                     )
                     self.known.append(attempt.arrived_to.get(line, -1))
+                elif self._is_late(attempt, name):
+                    failed.append(FailedProducer(*line, target, "slow: it took 0", False, None, is_slow=True))
                 elif name in self.refused:
                     done.append(done_line)
                     refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
@@ -188,6 +197,12 @@ class Job:
             not_taken = {release: pack(pa.Table.from_pylist(refused, schema=MESSAGES))} if refused else {}
             yield SendReport(pack(table), now(), tuple(done), tuple(failed), frozenset(skipped), not_taken)
 
+    def _is_late(self, attempt: Attempt, name: str) -> bool:
+        """Whether a destination is slow, or shares its connection with one that is, and is sent to."""
+        apart = {of for _, of in attempt.apart}
+        shared = {name} if name in apart else set(NAMES) - apart - {of for _, of in attempt.skipped}
+        return attempt.only is None and bool(self.throttled & shared)
+
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:
         for topic in topics:
             self.probed.append(topic)
@@ -201,6 +216,7 @@ class Job:
         masks: Any = None,
         due: int = 1,
         attempt: int | None = None,
+        drained: Any = None,
     ) -> None:
         """A batch that hands out releases, and whose offset has what the feedback had, if nothing else is said.
 
@@ -211,10 +227,10 @@ class Job:
         bodies = []
         for of_tick in releases:
             bits = (masks or {}).get(of_tick, 3)
-            rows = messages([(1, of_tick, due)], attempt=attempt)
+            rows = messages([(1, of_tick, due)], attempt=attempt, **(PASSED if self.is_passed else {}))
             bodies.append((0, of_tick, True, pack(release_rows(rows, bits, SENDING))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
-        self.releaser.submit(tick, 1, 1, 1, bodies, recorded)
+        self.releaser.submit(tick, 1, 1, 1, bodies, recorded, drained=drained)
 
     def has_confirmed(self, tick: int) -> None:
         wait_until(lambda: self.feedback.last.confirmed >= tick, 5, f"{tick}: {self.feedback.last}")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from fastapi.testclient import TestClient
 
 from admin.app import create_app
 from admin.security.authentication import check_address
+from admin.security.refusals import TABLE as REFUSALS
 from conf.settings import Settings, load_settings, local_path
 from jobs import cli
 from tests.conftest import RUN_SECONDS
@@ -54,9 +56,14 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(file)
 
 
+def place(volume: dict[str, Any]) -> str:
+    """What a volume is: a claim, or scratch space."""
+    return "scratch" if "emptyDir" in volume else f"claim {volume['persistentVolumeClaim']['claimName']}"
+
+
 def mounts(part: dict[str, Any]) -> dict[str, str]:
     """What a driver or executor has, by path."""
-    volumes = {v["name"]: f"claim {v['persistentVolumeClaim']['claimName']}" for v in JOB["volumes"]}
+    volumes = {v["name"]: place(v) for v in JOB["volumes"]}
     return {
         **{m["mountPath"]: volumes[m["name"]] for m in part["volumeMounts"]},
         **{m["path"]: f"config {m['name']}" for m in part.get("configMaps", [])},
@@ -70,7 +77,7 @@ def api_mounts() -> dict[str, str]:
             return f"config {volume['configMap']['name']}"
         if "secret" in volume:
             return f"secret {volume['secret']['secretName']}"
-        return f"claim {volume['persistentVolumeClaim']['claimName']}"
+        return place(volume)
 
     volumes = {v["name"]: source(v) for v in API_POD["volumes"]}
     return {m["mountPath"]: volumes[m["name"]] for m in API_CONTAINER["volumeMounts"]}
@@ -125,6 +132,8 @@ def test_what_is_mounted_exists_or_is_made_as_the_docs_say(settings: Settings) -
     assert secrets == {name: file.name for name, file in keys.items() if file}
     assert PODS["api"][str(of_api.parent)] == "secret delaylake-api"
     for source in {source for pod in PODS.values() for source in pod.values()}:
+        if source == "scratch":
+            continue
         kind, name = source.split()
         kinds = {"config": "ConfigMap", "claim": "PersistentVolumeClaim"}
         assert name in secrets if kind == "secret" else (kinds[kind], name) in MANIFESTS
@@ -243,9 +252,58 @@ def test_nothing_runs_as_root() -> None:
     (user,) = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
     assert f"useradd --uid {user} " in DOCKERFILE
     for context in (DRIVER["podSecurityContext"], EXECUTOR["podSecurityContext"], API_POD["securityContext"]):
-        assert context == {"runAsNonRoot": True, "fsGroup": int(user)}
+        seccomp = {"type": "RuntimeDefault"}
+        assert context == {"runAsNonRoot": True, "fsGroup": int(user), "seccompProfile": seccomp}
     (entry_point,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', DOCKERFILE, re.MULTILINE)
     assert f"COPY --chmod=755 {ENTRY_POINT.relative_to(ROOT)} {entry_point}" in DOCKERFILE
+
+
+def test_no_container_may_more_than_it_has_to() -> None:
+    for context in (DRIVER["securityContext"], EXECUTOR["securityContext"], API_CONTAINER["securityContext"]):
+        assert context == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    # Where the root is read-only there is a place for what is written: temporary files, what Spark ships, caches.
+    for pod in ("driver", "executor"):
+        (work,) = re.findall(r"^WORKDIR (/opt/\S+)$", DOCKERFILE, re.MULTILINE)
+        assert {path for path, source in PODS[pod].items() if source == "scratch"} == {"/tmp", "/home/delaylake", work}
+    assert PODS["api"]["/tmp"] == "scratch"
+
+
+def test_only_the_driver_has_a_token_of_kubernetes() -> None:
+    assert API_POD["automountServiceAccountToken"] is False
+    assert EXECUTOR["template"]["spec"]["automountServiceAccountToken"] is False
+    assert "serviceAccount" in DRIVER
+
+
+def test_the_tables_are_read_only_for_the_api_but_its_own(settings: Settings, tmp_path: Path) -> None:
+    of_data = [mount for mount in API_CONTAINER["volumeMounts"] if mount["name"] == "data"]
+    root = PurePosixPath(local_path(settings.warehouse)).parent
+    writable = [mount for mount in of_data if not mount.get("readOnly")]
+    assert [mount["mountPath"] for mount in of_data if mount.get("readOnly")] == [str(root)]
+    assert [mount["mountPath"] for mount in writable] == [f"{local_path(settings.warehouse)}/{REFUSALS}"]
+    assert [str(root / mount["subPath"]) for mount in writable] == [mount["mountPath"] for mount in writable]
+    (before,) = API_POD["initContainers"]
+    assert before["args"] == ["mkdir", "-p", writable[0]["mountPath"]]
+    assert before["securityContext"] == API_CONTAINER["securityContext"]
+    assert before["image"] == API_CONTAINER["image"]
+
+
+def test_who_may_reach_whom_is_said() -> None:
+    of_job, of_api = (MANIFESTS["NetworkPolicy", f"delaylake-{name}"]["spec"] for name in ("job", "api"))
+    roles = [{"key": "spark-role", "operator": "In", "values": ["driver", "executor"]}]  # Spark's own labels
+    assert of_job["podSelector"] == {"matchExpressions": roles}
+    assert of_job["ingress"] == [{"from": [{"podSelector": {"matchExpressions": roles}}]}]
+    labels = {"matchLabels": API["metadata"]["labels"]}
+    assert of_api["podSelector"] == labels
+    assert of_api["ingress"][0]["ports"] == [{"port": "http"}]
+    out = MANIFESTS["NetworkPolicy", "delaylake-out"]["spec"]
+    assert out["podSelector"] == labels
+    reached = {port["port"] for rule in out["egress"] for port in rule["ports"]}
+    config = yaml.safe_load(MANIFESTS["ConfigMap", "delaylake"]["data"]["delaylake.yaml"])["pulsar"]
+    assert {urlsplit(config[name]).port for name in ("service_url", "admin_url")} <= reached
 
 
 def executable(file: Path, text: str) -> None:

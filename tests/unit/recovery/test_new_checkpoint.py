@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from broker.position import Position
 from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
+from streaming.checkpoint.offset import Offset
+from streaming.source.watch.beginnings import Beginning, Beginnings
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import make
 from warehouse.backup.copying import back_up
@@ -44,3 +48,16 @@ def test_a_rebuild_that_is_refused_leaves_a_backup_as_it_was(tmp_path: Path) -> 
         rebuild_checkpoint(copy, discards_checkpoint=False)
     assert read_marker(copy.warehouse) is not None
     back_up(made, copy.warehouse)
+
+
+def test_a_rebuild_takes_over_where_topics_began_that_were_not_read_yet(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    began = Beginning(Position(7, -1), -1)
+    for name in ("empty", "read"):
+        Beginnings(made).keep(name, began)
+    offsets = tmp_path / "checkpoint" / "query" / "offsets"
+    offsets.mkdir()
+    (offsets / "0").write_text(f"v1\n{{}}\n{json.dumps(Offset(tick=1, positions={'read': '7:3'}).to_json())}")
+    with without_destinations():
+        rebuild_checkpoint(made, discards_checkpoint=True)
+    assert Beginnings(made).all() == {"empty": began}

@@ -103,3 +103,55 @@ def test_without_a_cache_it_starts_all_the_same(
     session.create_session(Settings(), "a")
     assert starts[0][OPTIONS] == session._JVM_OPTIONS
     assert list(Path(os.environ["SPARK_HOME"]).glob("jars/*.jar"))
+
+
+PROTECTED = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+    "spark.io.encryption.enabled": "true",
+}
+
+
+def started(starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch, master: str, **conf: Any) -> set[Any]:
+    """Returns what Spark is started with on a master."""
+    added: list[str] = []
+    context = SimpleNamespace(addPyFile=added.append)
+
+    def start(given: Mapping[str, str]) -> Any:
+        starts.append(given)
+        return SimpleNamespace(sparkContext=context)
+
+    monkeypatch.setattr(session, "_start", start)
+    settings = Settings(spark=SparkSettings(master=master, conf=conf))
+    session.create_session(settings, "a")
+    return set(starts[-1].items())
+
+
+@pytest.mark.parametrize("master", ["k8s://https://kubernetes:443", "yarn", "spark://master:7077"])
+def test_on_a_cluster_driver_and_executors_know_each_other_and_whisper(
+    starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    conf = {"spark.authenticate.secret": "s3cr3t"} if master.startswith("spark:") else {}
+    assert started(starts, monkeypatch, master, **conf) >= PROTECTED.items()
+
+
+def test_a_standalone_cluster_without_a_secret_is_refused(
+    starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        session.ClusterError, match=r"spark://master:7077 needs a secret: set spark.authenticate.secret"
+    ):
+        started(starts, monkeypatch, "spark://master:7077")
+    assert starts == []
+
+
+def test_who_turns_it_off_says_so(starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    off = {"spark.authenticate": False, "spark.network.crypto.enabled": "false"}
+    given = started(starts, monkeypatch, "spark://master:7077", **off)
+    assert ("spark.network.crypto.enabled", "false") in given
+
+
+def test_on_one_machine_nothing_changes(starts: list[Mapping[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict(started(starts, monkeypatch, "local[2]"))
+    assert not PROTECTED.keys() & given.keys()

@@ -10,7 +10,15 @@ import pytest
 from broker.client import PulsarError
 from broker.position import Position, SourceTopic
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
-from warehouse.message_schemas import DestinationSchemas, MessageSchema, SchemaKeeper, UnknownSchemaError, read
+from warehouse import message_schemas
+from warehouse.message_schemas import (
+    DestinationSchemas,
+    MessageSchema,
+    SchemaKeeper,
+    UnknownSchemaError,
+    read,
+    version_bytes,
+)
 
 TOPIC = "persistent://public/default/t"
 FIRST = b"\0" * 8
@@ -66,6 +74,32 @@ def test_that_there_is_none_is_kept_too_so_that_a_replay_says_the_same(tmp_path:
     assert SchemaKeeper(str(tmp_path), admin).keep(TOPIC, FIRST, TOPIC) is None
     admin.schemas[TOPIC, 0] = AVRO
     assert SchemaKeeper(str(tmp_path), admin).keep(TOPIC, FIRST, TOPIC) is None
+
+
+def test_of_ten_times_as_many_versions_as_a_topic_may_have_the_first_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, most in (("MOST_VERSIONS", 5), ("_MOST_UNKNOWN", 2), ("_MOST_REFUSED", 3)):
+        monkeypatch.setattr(message_schemas, name, most)
+    admin: Any = Admin({(TOPIC, n): AVRO for n in range(100, 150)})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    versions = [*range(20), *range(100, 150)]
+    found = [keeper.keep(TOPIC, version_bytes(n), TOPIC) for n in versions]
+    kept = {(TOPIC, version_bytes(n)): None for n in (0, 1)}
+    assert read(str(tmp_path)) == kept | {(TOPIC, version_bytes(n)): MessageSchema(*AVRO) for n in (100, 101, 102)}
+    assert [n for n, schema in zip(versions, found, strict=True) if schema] == [100, 101, 102]
+    assert len(keeper._refused) == 3
+    # Another topic has its own, and what is kept is still there.
+    admin.schemas["other", 0] = AVRO
+    assert keeper.keep("other", FIRST, "other") == MessageSchema(*AVRO)
+    assert keeper.keep(TOPIC, version_bytes(100), TOPIC) == MessageSchema(*AVRO)
+
+
+def test_a_version_that_is_longer_than_any_is_none(tmp_path: Path) -> None:
+    admin: Any = Admin({(TOPIC, 0): AVRO})
+    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
+    assert details.schema(FIRST + b"x" * 1_000_000) == (FIRST, None)
+    assert admin.asked == []
 
 
 def test_a_broker_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:

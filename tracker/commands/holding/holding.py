@@ -65,6 +65,7 @@ class Holding:
         self.pace: Pace = {}
         self._until = {(topic, number): until for topic, number, until in draining}
         self._cutoff = 0
+        self._let_through: dict[tuple[str, int], int] = {}  # by topic and number: moves from this sequence on
         self.n_queued_behind = 0
 
     @property
@@ -85,6 +86,7 @@ class Holding:
             cutoff: of this tick, ms since the epoch.
         """
         self.pace, self._cutoff = pace, cutoff
+        self._let_through = {}
         for topic, names in pace.items():
             in_order = self._subscriptions.in_order.get(topic, 0)
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
@@ -130,12 +132,31 @@ class Holding:
         # Dead letters go to another topic.
         dead = dead_letters_in(rows, self._subscriptions)
         held_back &= ~(dead & by_topic(rows, self._only_unwritable))
-        for subscription in numbers_in(held_back):
-            held = rows.take(pa.array(np.flatnonzero(held_back >> subscription & 1)))
+        for (topic, number), first in self._let_through.items():
+            is_moved = pc.fill_null(pc.greater_equal(rows["sequence"], first), False)
+            is_let_through = pc.and_(pc.equal(rows["topic"], topic), is_moved).to_numpy(zero_copy_only=False)
+            held_back &= ~np.where(is_let_through, 1 << number, 0)
+        self._hold(rows, held_back, moment)
+        return masks & ~held_back
+
+    def _hold(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> None:
+        """Moves rows, as MESSAGES, to HELD_DELIVER_AT for subscriptions, as bits: int64, (rows,)."""
+        for subscription in numbers_in(masks):
+            held = rows.take(pa.array(np.flatnonzero(masks >> subscription & 1)))
             was_due = pc.coalesce(held["was_due"], held["shaped_from"], held["deliver_at"]).to_numpy()
             times = np.full(held.num_rows, HELD_DELIVER_AT)
             self._operations.move(held, subscription, times, self._in_order(times, moment), was_due)
-        return masks & ~held_back
+
+    def recall(self, rows: pa.Table, moment: Moment) -> None:
+        """Holds back messages that were handed out, and of which nothing was sent.
+
+        Args:
+            rows: as MESSAGES, and `subscription_mask`, int64: the subscriptions for which they are recalled, as bits.
+            moment: of this tick.
+        """
+        if rows.num_rows:
+            masks = self._remaining.without_retried(rows, int64(rows, "subscription_mask"))
+            self._hold(typed(rows, MESSAGES), masks, moment)
 
     def _queue_behind(self, rows: pa.Table, masks: Int64Array, moment: Moment) -> Int64Array:
         """Moves due rows with an order key behind messages that were held back, for subscriptions with `order: key`.
@@ -218,6 +239,40 @@ class Holding:
                 times = np.maximum(moment.now + self._after(chosen, subscription, known[order]), due)
                 self._operations.move(chosen, subscription, times, self._in_order(due, moment), due)
                 self._remaining.unwanted_moves += len(due)  # the rows that were held back
+
+    def drain(self, rows: pa.Table, topic: str, name: str, moment: Moment) -> int:
+        """Moves messages that are held back for an unwritable subscription to now, or to when they are due, if later.
+
+        This tick hands them out.
+
+        Args:
+            rows: as MESSAGES: rows at HELD_DELIVER_AT. Those that a later move replaced are ignored.
+            topic: the source topic.
+            name: of the subscription.
+            moment: of this tick.
+
+        Returns:
+            how many messages go out; 0 also where the subscription is held back for another reason, too.
+        """
+        names = self._subscriptions.names.get(topic, ())
+        number = names.index(name) if name in names else -1
+        if number < 0 or not rows.num_rows or not self._only_unwritable(topic) >> number & 1:
+            return 0
+        last, _, _ = self._remaining.moved.find(number, *message_ids(rows))
+        is_wanted = self._remaining.addressed_to(rows) & self._subscriptions.active(topic)
+        sequences = int64(rows, "sequence")
+        chosen = np.flatnonzero((is_wanted >> number & 1 > 0) & (last == sequences))
+        if not len(chosen):
+            return 0
+        rows, due = rows.take(pa.array(chosen)), rows["was_due"].fill_null(0).to_numpy()[chosen]
+        order = np.lexsort([*message_ids(rows)[::-1], sequences[chosen], due])
+        rows, due = rows.take(pa.array(order)), due[order]
+        times = np.maximum(due, min(moment.now, self._cutoff))  # some are due within the lookahead
+        moved = self._in_order(due, moment)
+        self._let_through.setdefault((topic, number), int(moved[0]))
+        self._operations.move(rows, number, times, moved, due)
+        self._remaining.unwanted_moves += len(order)  # the rows that were held back
+        return len(order)
 
     def _after(self, rows: pa.Table, subscription: int, due: Int64Array) -> Int64Array:
         """Returns the delay of each row from now: the number of its step times PACE_MILLIS.

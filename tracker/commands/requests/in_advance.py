@@ -18,6 +18,8 @@ from tracker.messages import BoolArray, int64, where, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
+_NO_ROOM = "no such message is known, and too many commands wait already for others that have not come"
+
 
 class InAdvance:
     """Decides which commands wait for their message, for how long, and how they are answered.
@@ -58,11 +60,15 @@ class InAdvance:
         has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
         is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
         is_nowhere = ~is_cancel & has_all_come
-        waiting = where(commands, ~is_past & ~is_nowhere)
+        waits = ~is_past & ~is_nowhere
+        has_room = np.ones(commands.num_rows, np.bool_)
+        has_room[waits] = self._waiting.have_room(where(commands, waits))
+        waiting = where(commands, waits & has_room)
         self._waiting.add(waiting, moment.tick)
         # Several shards may get a command, because of schedule keys. The home of its entry answers it.
         is_home = self._is_home(commands)
-        commands, is_past, is_nowhere = where(commands, is_home), is_past[is_home], is_nowhere[is_home]
+        commands, has_room = where(commands, is_home), has_room[is_home]
+        is_past, is_nowhere = is_past[is_home], is_nowhere[is_home]
         waiting = where(waiting, self._is_home(waiting))
         outcomes = [
             answer(
@@ -72,6 +78,7 @@ class InAdvance:
                 "no such message is known, and its time is past",
             ),
             answer(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
+            answer(self._subscriptions, where(commands, ~has_room), Result.INVALID, _NO_ROOM),
             self._let_wait(waiting, moment),
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
@@ -94,7 +101,7 @@ class InAdvance:
                 & ~self._is_without_route(rows)
             )
 
-        expired = self._waiting.take_where(is_expired)
+        expired = self._waiting.take_where(is_expired, moment.released - self._remembered_millis)
         expired = where(expired, self._is_home(expired))
         return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
 

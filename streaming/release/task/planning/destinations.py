@@ -26,7 +26,9 @@ class Destination(NamedTuple):
     """A topic to which a message is sent."""
 
     subscription: str | None  # None: it is the rejects topic
-    topic: str  # without a partition's number
+    topic: (
+        str  # without a partition's number; empty: there is none, because the settings no longer have the subscription
+    )
     target: Target
     is_dead: bool  # the topic is that of the subscription's dead letters
     partitions: int  # 0: the topic is not partitioned
@@ -75,7 +77,7 @@ class Destinations:
     def of_message(
         self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None
     ) -> Iterator[Destination]:
-        """Yields the destinations of a message that are not left out of this attempt.
+        """Yields the destinations of a message that are not left out of this attempt, or an empty one.
 
         Args:
             topic: the source topic.
@@ -112,24 +114,24 @@ class Destinations:
 
     def _of_route(self, topic: str, route: _Route, attempt: int | None) -> Destination | None:
         subscription, destination, is_new = route
-        if destination is None:
-            self._dropped[topic, str(subscription)] += 1
-            return None
         is_dead = False
         if attempt is not None and subscription is not None:
             is_dead = attempt > self._most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
-            destination = dead_letter_topic(destination) if is_dead else destination
         target = target_of(topic, subscription, is_dead)
         if target in self._attempt.skipped:
             self.skipped.add(target)
             return None
         if self._attempt.only is not None and target not in self._attempt.only:
             return None
+        if destination is None:
+            self._dropped[topic, str(subscription)] += 1
+            return Destination(subscription, "", target, is_dead, 0)
+        destination = dead_letter_topic(destination) if is_dead else destination
         partitions = self._partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
         if partitions == UNKNOWN:
             now = self._partitions_now(destination)
             if isinstance(now, pulsar.PulsarException):
-                self.failed[target] = _not_found(destination, target, now)
+                self.failed[target] = _not_found(destination, target, now, self._attempt.is_first)
                 return None
             partitions = self._partitions[destination] = now
         return Destination(subscription, destination, target, is_dead, partitions)
@@ -172,7 +174,6 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
     return by_number
 
 
-def _not_found(destination: str, target: Target, error: pulsar.PulsarException) -> FailedProducer:
-    return FailedProducer(
-        destination, "", target, f"{type(error).__name__}: {error}", isinstance(error, REFUSALS), None
-    )
+def _not_found(destination: str, target: Target, error: pulsar.PulsarException, is_untouched: bool) -> FailedProducer:
+    reason, is_refused = f"{type(error).__name__}: {error}", isinstance(error, REFUSALS)
+    return FailedProducer(destination, "", target, reason, is_refused, None, is_untouched=is_untouched)

@@ -55,13 +55,14 @@ def plan_release(
         (topic, int(n)): RateLimit(*rate) for topic, of in shaped.get("rates", {}).items() for n, rate in of.items()
     }
     limits = destinations.by_name(rates)
-    sends = []
+    sends: list[PlannedSend] = []
+    dropped: list[PlannedSend] = []
     addressed = (columns[name] for name in ("topic", "subscription_mask", "reason", "attempt"))
     for row, (topic, mask, reason, retry) in enumerate(zip(*addressed, strict=True)):
         for destination in destinations.of_message(topic, mask, reason is not None, retry):
             send = release.planned_alone(row, destination)
             if (assignment.tick, send.topic, send.producer) not in attempt.done:
-                sends.append(send)
+                (sends if send.topic else dropped).append(send)
     destinations.log_dropped()
     if release.batch_millis:
         cut_batches(sends, columns, release.batch_millis, limits)
@@ -78,6 +79,7 @@ def plan_release(
         has_held=any(time is not None for time in columns["was_due"]),
         limits=limits,
         unsendable=release.unsendable,
+        dropped=dropped,
     )
 
 

@@ -22,7 +22,7 @@ class PlannedSend:
 
     due: int
     sequence_id: int
-    topic: str  # the destination, or its partition
+    topic: str  # the destination, or its partition; empty: there is none
     producer: str  # the producer's first name, before it takes any other
     row: int  # the index of the row in the plan
     subscription: str | None  # None: it goes to the rejects topic
@@ -53,4 +53,5 @@ class Plan:
     failed: Sequence[FailedProducer]  # targets whose destination can't be looked up
     has_held: bool  # whether some messages were held back
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
+    dropped: Sequence[PlannedSend] = ()  # messages for subscriptions that the settings no longer have
     unsendable: Mapping[int, str] = field(default_factory=dict)  # by row: why it can't be sent

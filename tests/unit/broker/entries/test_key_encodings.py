@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from broker.client import PulsarError
+from broker.entries import key_encodings
 from broker.entries.key_encodings import KeyEncodings
+from broker.pulsar_admin import silent_producers
 from broker.pulsar_admin.admin_rest import UnreadableEntryError
 
 # What a broker answered of a batch by Pulsar's Java client: keyBytes(fe, "0" to "2"), orderingKey(ff, "0" to "2").
@@ -53,6 +55,20 @@ def test_the_broker_is_asked_once_for_each_producer() -> None:
     assert [found.of("/jA=", "batches", 5, 9, i) for i in range(3)] == ["base64"] * 3
     assert found.of("key", "bytes", 5, 1, -1) is None
     assert admin.asked == 3
+
+
+def test_of_ten_times_as_many_producers_as_are_remembered_the_last_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (key_encodings, silent_producers):
+        monkeypatch.setattr(module, "MOST_PRODUCERS", 10)
+    found, admin = encodings({1: (IS_BYTES, b"")})
+    assert [found.of("/wA=", f"p{i}", 5, 1, -1) for i in range(100)] == ["base64"] * 100
+    assert list(found._sends_bytes) == [f"p{i}" for i in range(90, 100)]
+    for i in range(100):
+        for _ in range(3):
+            found.of("/wA=", f"q{i}", 5, 100, -1)
+    silent = found._silent_producers
+    assert list(silent._in_a_row) == list(silent._silent_until) == [f"q{i}" for i in range(90, 100)]
+    assert (admin.asked, silent.is_silent("q99")) == (100 + 300, True)
 
 
 def test_an_entry_that_is_gone_or_encrypted_says_nothing_of_its_producer() -> None:

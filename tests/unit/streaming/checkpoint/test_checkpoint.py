@@ -233,6 +233,7 @@ class Effects:
     """A releaser, and a publisher of outcomes, that note what they are given."""
 
     lookahead_millis = sending = 0
+    name = "outcomes"
 
     def __init__(self, events: list[str]) -> None:
         self._events = events

@@ -12,7 +12,7 @@ import tracker.commands.decode as decoding
 from conf.partitions import without_partition
 from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
-from tracker.commands.decode import Decoded, decode, resolve_topic
+from tracker.commands.decode import Decoded, Limits, decode, resolve_topic
 from tracker.commands.schema import (
     ANSWER,
     CANCEL,
@@ -28,13 +28,14 @@ from tracker.commands.schema import (
     SubscriptionRule,
     command_positions,
 )
-from tracker.messages import concat
+from tracker.messages import FIRST_IMPORTED_LEDGER, concat
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
     CancelDelayedMessages,
     ControlCommand,
     PauseSubscriptions,
+    RescheduleMessages,
     Result,
     RetryMessage,
     SkipEntry,
@@ -437,6 +438,42 @@ def test_whatever_comes_is_a_command_or_rejected(payloads: list[bytes]) -> None:
 def test_no_messages_are_no_commands() -> None:
     decoded = decode(messages([]), ROUTES)
     assert (decoded.commands.num_rows, decoded.request_ids, decoded.rejects.num_rows) == (0, {}, 0)
+
+
+def test_a_ledger_far_beyond_the_newest_is_not_found_for_itself_alone() -> None:
+    newest = Limits(newest_ledgers={ORDERS: 5_000})
+    entries = [
+        SkipEntry(ledger_id=ledger, entry_id=1) for ledger in (7, 1_005_000, 1_005_001, FIRST_IMPORTED_LEDGER + 1)
+    ]
+    payload = skip(*entries, subscriptions=["shared"]).SerializeToString()
+    rows = decode(messages([(1, 0, 0)], payload=payload), ROUTES, newest).commands.to_pylist()
+    named = [row["ledger_id"] for row in rows if row["kind"] == SKIP]
+    assert named == [7, 1_005_000, FIRST_IMPORTED_LEDGER + 1]
+    [refused] = [row for row in rows if row["kind"] == ANSWER]
+    assert (refused["ledger_id"], refused["subscription"]) == (1_005_001, "shared")
+    assert refused["result"] == Result.NOT_FOUND
+    assert refused["reason"] == "the topic has no such message: the ledger is far beyond its newest, 5000"
+    # What is not known of a topic is no limit.
+    assert decode(messages([(1, 0, 0)], payload=payload), ROUTES).commands.num_rows == 4
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule", "reschedule by key"])
+def test_a_time_is_within_what_a_message_may_have(kind: str) -> None:
+    hour = 3_600_000
+
+    def refused(time: int, max_delay: int) -> list[str]:
+        entry = SkipEntry(schedule_key="k") if kind.endswith("key") else SkipEntry(ledger_id=1, entry_id=2)
+        move = RescheduleMessages(entries=[entry], deliver_at=time)
+        asked = cancel(deliver_at=time) if kind == "cancel" else cancel(reschedule=move)
+        table = messages([(1, 0, 0)], payload=asked.SerializeToString(), publish_time=1_000)
+        rows = decode(table, ROUTES, Limits(max_delay)).commands.to_pylist()
+        return [row["reason"] for row in rows if row["result"] == Result.INVALID]
+
+    assert refused(1_000 + hour, hour) == []
+    assert refused(1_000 + 2 * hour, hour) == [
+        f"deliver_at is beyond the longest delay of a message, {hour} ms: {1_000 + 2 * hour}"
+    ]
+    assert refused(MAX_TIME_MILLIS - 1, 0) == []
 
 
 def test_a_command_that_its_batch_has_no_room_for_is_invalid_and_the_others_are_applied(

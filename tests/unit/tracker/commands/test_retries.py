@@ -128,6 +128,46 @@ def test_a_message_that_waits_or_that_no_table_keeps_is_not_retried() -> None:
     assert (outcome["result"], outcome["reason"]) == (Result.NOT_FOUND, NOT_KEPT)
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("due", [1_000, 1_500])  # at once; before the end of the seal epoch
+def test_what_was_due_at_once_is_retried_too(is_sealed: bool, due: int) -> None:
+    shard = Job().shard
+    shard = Shard(MemoryStore(), shard._subscriptions, 1_000)
+
+    def tick(number: int, cutoff: int, **given: Any) -> Effects:
+        epoch = 2 if number > 2 and is_sealed else 1
+        return shard.apply(
+            tick_at(number, cutoff, seal_epoch=epoch, load_horizon=9_000, near_until=8_000), TickInput(**given)
+        )
+
+    tick(1, 900)
+    effects = [tick(2, 1_000, messages=messages([(1, 7, due)], payload=b"buy")), tick(3, 1_600)]
+    assert [row for one in effects for row in Job.rows(one)] == [(0b11, due, None)]
+    sealed = concat(one.bucket for one in effects)
+    assert sealed["payload"].to_pylist() == [b"buy"] * is_sealed
+    row = command("r", 1, 7, kind=RETRY) | {"after_millis": 900}
+    asked = tick(4, 1_700, commands=commands([row]), request_ids={"r": 1}, payload_rows=sealed)
+    [outcome] = asked.outcomes.to_pylist()
+    assert (outcome["result"], outcome["attempt"]) == (Result.APPLIED, 1)
+    assert Job.rows(tick(5, 2_600)) == [(0b01, 2_600, 1)]
+    # With the retry it is in the index, once, and waits for nothing.
+    index = concat([sealed, asked.bucket])
+    assert [row["payload"] for row in index.to_pylist() if row["sequence"] is None] == [b"buy"]
+    assert shard._tracker.number_of_delayed_messages - shard._control.unwanted == 0
+
+
+def test_without_a_backoff_what_was_due_at_once_is_not_kept() -> None:
+    shard = Shard(MemoryStore(), {TOPIC: ["a"]}, 1_000)
+    come = [messages([]), messages([(1, 7, 1_000), (1, 8, 1_001)]), messages([])]
+    ticks = [tick_at(n + 1, 900 + 100 * n, load_horizon=9_000, near_until=8_000) for n in range(3)]
+    effects = [shard.apply(tick, TickInput(messages=m)) for tick, m in zip(ticks, come, strict=True)]
+    assert sum(release.rows.num_rows for one in effects for release in one.releases) == 2
+    assert concat(one.bucket for one in effects).num_rows == 0
+    row = command("r", 1, 7, kind=RETRY)
+    [outcome] = shard.apply(tick_at(4, 4_000), TickInput(commands=commands([row]))).outcomes.to_pylist()
+    assert (outcome["result"], outcome["reason"]) == (Result.NOT_FOUND, NOT_KEPT)
+
+
 def test_a_retry_that_waits_is_skipped_and_asked_for_again() -> None:
     job = Job()
     job.tick(20_000)
@@ -227,7 +267,7 @@ def test_the_attempts_of_what_is_re_driven_begin_anew() -> None:
     redriven = sent_back_row(0, **asked | {"delaylake.attempt": "4", "delaylake.reasons": '["no"]'})
     effects = job.tick(30_000, messages=redriven)
     assert job.rows(effects) == [(0b10, 30_000, None)]
-    assert job.index[-1].num_rows == 0
+    assert job.index[-1]["attempt"].to_pylist() == [None]
     [told] = [o for o in effects.outcomes.to_pylist() if o["operation"] == "REDRIVE"]
     # Anybody who may produce can write the property, so that the issuer is not who it says.
     named = {"issued_by": "delaylake", "reason": "re-driven, as the message says, by ops"}

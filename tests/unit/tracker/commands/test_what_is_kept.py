@@ -10,6 +10,9 @@ from tests.support.tracker.messages import command, messages
 from tracker.commands.control import Control
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
+from tracker.commands.requests import request_log
+from tracker.commands.requests.request_log import KEPT_MILLIS, RequestLog
+from tracker.store import MemoryStore
 
 MARGIN = 2 * TICK_MILLIS
 
@@ -66,3 +69,16 @@ def test_what_was_delivered_before_a_rebuild_is_forgotten_for_good_when_it_is_pa
     again.save()
     assert not Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS).has_exceptions
     assert not [key for key in desk.store.values if key[0] == "delivered"]
+
+
+def test_of_ten_times_as_many_request_ids_as_are_kept_the_newest_are_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "KEPT_REQUESTS", 100)
+    monkeypatch.setattr(request_log, "_CHUNK_REQUESTS", 10)
+    store = MemoryStore()
+    for n in range(100):
+        RequestLog(store).add({f"r{n * 10 + i}": n for i in range(10)}, n)
+    found = RequestLog(store).find([f"r{i}" for i in range(1_000)], 100)
+    assert sorted(found) == sorted(f"r{i}" for i in range(900, 1_000))
+    assert sum(map(len, store.values.values())) < 4_000  # bytes
+    RequestLog(store).add({"last": 1}, KEPT_MILLIS + 100)
+    assert RequestLog(store).find(["r999", "last"], KEPT_MILLIS + 100) == {"last": {1}}

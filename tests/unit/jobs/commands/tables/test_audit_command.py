@@ -12,7 +12,7 @@ import yaml
 from jobs.commands.tables.audit import _json
 from status.batch_status import BatchStatus
 from status.status_writer import StatusWriter
-from status.troubles import NO_ADMIN, STANDING, UNWRITABLE, Troubles
+from status.troubles import NO_ADMIN, SLOW, STANDING, UNWRITABLE, Troubles
 from tests.conftest import Run
 from tests.support.service.batch_counts import COUNTS
 from warehouse.audit.accounts import Audit
@@ -33,7 +33,7 @@ def test_the_numbers_of_a_topic_have_the_names_that_scripts_know() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [STANDING, UNWRITABLE])
+@pytest.mark.parametrize("kind", [STANDING, UNWRITABLE, SLOW])
 def test_what_stands_still_or_cannot_be_written_is_named_while_the_job_runs(
     tmp_path: Path, kind: str, delaylake_here: Run
 ) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from conf.settings import Settings
-from streaming.release.driver import unwritable_destinations
+from streaming.release.driver import open_parts
 from streaming.release.sequence_ids import last_sequence_id, tick_of
-from tests.support.service.fake_releaser import NAMES, SENDING, Job
+from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.packing import pack
@@ -77,7 +77,7 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
         bodies = []
         for is_planned, times in ((False, range(200)), (True, range(50, 150))):
             due = sorted(100 * tick + chance.choice(times) for _ in range(20))
-            rows = messages([(tick, 20 * is_planned + i, at) for i, at in enumerate(due)])
+            rows = messages([(tick, 20 * is_planned + i, at) for i, at in enumerate(due)], **PASSED)
             bodies.append((0, tick, is_planned, pack(release_rows(rows, 3, SENDING))))
         job.releaser.submit(tick, 1, 1, 1, bodies, job.feedback.last.unwritable or {})
     wait_until(lambda: len(job.open("a") or []) == 12, 5, "all are open")
@@ -97,10 +97,10 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
 def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwritable_destinations, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(open_parts, "_ROWS_AT_ONCE", 5)
     job = make()
     job.broken["a"] = "TopicTerminated"
-    body = pack(release_rows(messages([(1, i, 1) for i in range(2)]), 3, SENDING))
+    body = pack(release_rows(messages([(1, i, 1) for i in range(2)], **PASSED), 3, SENDING))
     for tick in range(1, 4):
         both = [(0, tick, is_planned, body) for is_planned in (False, True)]
         job.releaser.submit(tick, 1, 1, 1, both, job.feedback.last.unwritable or {})
@@ -119,7 +119,7 @@ def test_what_is_sent_together_is_written_down_together_and_what_has_arrived_of_
     """Else it would come again where the destination's topic is made anew before the rest arrives."""
     job = make()
     job.broken["a"] = "TopicTerminated"
-    rows = [release_rows(messages([(1, i, 1)]), 3, SENDING) for i in range(2)]
+    rows = [release_rows(messages([(1, i, 1)], **PASSED), 3, SENDING) for i in range(2)]
     job.releaser.submit(1, 1, 1, 1, [(0, 1, bool(i), pack(rows[i])) for i in range(2)], {})
     wait_until(lambda: len(job.open("a") or []) == 2, 5, "both are open")
     job.is_short_well, job.arrived_to = True, 7
@@ -240,3 +240,62 @@ def test_what_is_open_for_too_long_is_left_to_the_shards_to_reject_once_an_offse
     job.submit(4, [4])
     job.has_confirmed(4)
     assert sorted(job.tables.delivered) == [(1, "b", 1), (4, "a", 4), (4, "b", 4)]
+
+
+def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before(make: Callable[..., Job]) -> None:
+    job = make()
+    job.is_passed = False
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])  # somebody may have got some of it
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    job.submit(2, [2])
+    recalled = {"since", "open", "recalled"}
+    wait_until(lambda: recalled == (job.feedback.last.unwritable or {})[TOPIC]["a"].keys(), 5, "the next is recalled")
+    recorded = job.feedback.last.unwritable
+    assert recorded is not None
+    assert (recorded[TOPIC]["a"]["open"], recorded[TOPIC]["a"]["recalled"]) == ([[1, 1]], [[2, 1]])
+    job.broken.clear()
+    wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "the first has arrived")
+    assert job.open("a") == []
+    job.submit(3, unwritable=recorded)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.has_confirmed(3)
+    assert sorted(job.tables.delivered) == [(1, "a", 1), (1, "b", 1), (2, "b", 2)]
+
+
+def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_gets_what_waits_in_rounds(
+    make: Callable[..., Job],
+) -> None:
+    job = make()
+    job.throttled.add("a")
+    job.submit(1, [1])
+    wait_until(lambda: [(t.kind, t.name) for t in job.troubles.current()] == [("slow", f"{TOPIC}-a")], 5, "it is named")
+    assert job.apart[:2] == [frozenset(), frozenset("ab")]
+    job.submit(2, [2])
+    wait_until(lambda: 2 in (job.open("a") or []), 5, "the next one is open, too")
+    job.submit(3)
+    job.has_confirmed(3)
+
+    def asked() -> int:
+        number: int = (job.feedback.last.unwritable or {}).get(TOPIC, {}).get("a", {}).get("round", 0)
+        return number
+
+    wait_until(lambda: asked() == 1, 5, "it is asked for more")
+    assert sorted(job.tables.delivered) == [(t, name, t) for t in (1, 2) for name in NAMES]
+    # As many go out as it took, and others wait: it goes on being slow, and is asked for more.
+    job.submit(4, [4], masks={4: 1}, drained={(TOPIC, "a"): (1, True)})
+    wait_until(lambda: 4 in (job.open("a") or []), 5, "it is open")
+    job.submit(5)
+    wait_until(lambda: asked() == 2, 10, "and for more")
+    assert {t.kind for t in job.troubles.current()} == {"slow"}
+    job.submit(6, [6], masks={6: 1}, drained={(TOPIC, "a"): (1, False)})
+    wait_until(lambda: 6 in (job.open("a") or []), 5, "it is open")
+    job.submit(7)
+    wait_until(lambda: job.open("a") is None, 10, "it keeps up")
+    assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 4, 6]
+    assert job.troubles.current() == []
+    # Lately slow, it does not share its connection.
+    job.submit(8, [8])
+    wait_until(lambda: job.troubles.current(), 5, "it is slow again")
+    assert job.apart[-1] == frozenset("a")
+    assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}

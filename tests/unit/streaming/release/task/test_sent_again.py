@@ -22,7 +22,7 @@ from streaming.release.producer_names import read_generations
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.sender import send_releases
-from tests.support.service.fake_releaser import Recorded, Spark, Tables
+from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.packing import pack
@@ -60,6 +60,9 @@ class Broker:
     messages: list[Message] = field(default_factory=list)
     is_terminated: bool = False
     stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
+
+    def shutdown(self) -> None:
+        pass
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
@@ -140,7 +143,7 @@ class Job:
 
     def body(self, tick: int, rows: int = N) -> bytes:
         """The first rows of a release."""
-        table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)])
+        table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)], **PASSED)
         return pack(release_rows(table, sending='{"lanes": 1}'))
 
     def is_killed_after(self, tick: int, rows: int) -> None:
@@ -187,6 +190,7 @@ class Job:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     broker = Broker()
     monkeypatch.setattr(process_clients, "pulsar_client", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "new_client", lambda settings: broker)
     monkeypatch.setattr(process_clients, "forget_clients", lambda: None)
 
     def delivered(columns: dict[str, Any], row: int, due: int, sequence_id: int, dead_letter_of: str | None) -> Message:

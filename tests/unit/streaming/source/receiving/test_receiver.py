@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position
 from broker.pulsar_admin.topic_questions import Cursor
+from streaming.source.receiving import chunked_messages
 from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.support.fuzzing.examples import examples
@@ -363,3 +364,22 @@ class TestChunkedMessages:
         for _ in range(3):
             self.acknowledged(harness, 5)
         assert harness.broker.questions == [(5, 1), (5, 2), (5, 3)]
+
+    def test_ten_times_as_many_first_chunks_as_are_asked_about_at_once_hold_up_nothing_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(chunked_messages, "_MAX_QUESTIONS", 20)
+        now = 0.0
+        broker: Any = FakeBroker()
+        broker.cursor_of = lambda: Cursor(START, START, START, {5: 1_000})
+        broker.chunks = {Position(5, entry) for entry in range(200)}
+        messages = ChunkedMessages(TOPIC, broker, lambda: now)
+        gaps = [(Position(5, -1), Position(5, 200))]
+        most = 0
+        for _ in range(40):
+            last = messages.limit(Position(5, 200), gaps)
+            most = max(most, len(messages._begun))
+            now += 30.0
+        assert last == (5, 200)
+        assert most <= 4 * 20  # those of 90 s
+        assert len(messages._begun) == 0

@@ -14,7 +14,7 @@ from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import held
 from tracker.commands.schema import KNOWN, PauseChange
 from tracker.in_flight import PLACE
-from tracker.messages import concat, with_columns
+from tracker.messages import concat, in_order_of_dues, with_columns
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -42,6 +42,7 @@ class Service:
         unwritable: Mapping[str, Any] | None = None,
         run_id: str = "run",
         now: int | None = None,
+        drains: int = 0,
         **changes: Any,
     ) -> Effects:
         self.tick += 1
@@ -52,6 +53,7 @@ class Service:
             confirmed=confirmed,
             now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
+            drains={TOPIC: {"b": drains}} if drains else {},
         )
         tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
         effects = Shard(self.store, self.subscriptions, 1_000_000).apply(tick, tick_input)
@@ -316,3 +318,83 @@ def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_n
         (entry, "bad") for entry in range(2, 30)
     ]
     assert back.rejects.num_rows == 0, "the table has them"
+
+
+RECALLED = {"b": {"open": [], "recalled": [[1, 0]]}}
+
+
+@pytest.mark.parametrize("confirmed", [0, 1])
+def test_of_what_nothing_was_sent_is_held_back_again_can_be_cancelled_and_goes_out_in_order(confirmed: int) -> None:
+    service = Service()
+    rows = messages([(1, 0, 5), (1, 1, 6), (1, 2, 30)])
+    assert handed_out(service.step(10, rows)) == [(0, 3), (1, 3)]
+    effects = service.step(30, confirmed=confirmed, unwritable=RECALLED)
+    assert handed_out(effects) == [(2, 1)]
+    # The offset may go on naming it, and another run may begin: nothing of it is in flight any more.
+    effects = service.step(31, confirmed=confirmed, unwritable=RECALLED, run_id="run2")
+    assert [pair for pair in handed_out(effects) if pair[1] & 2] == []
+    requests = commands([command("r", 1, 1, [1])])
+    effects = service.step(
+        32,
+        confirmed=2,
+        unwritable={"b": {"open": []}},
+        commands=requests,
+        request_ids={"r": 0},
+        known_messages=rows.select(KNOWN.names),
+    )
+    assert effects.outcomes["result"].to_pylist() == [Result.APPLIED]
+    back = service.step(33, confirmed=4, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    assert handed_out(back) == [(0, 2), (2, 2)]
+
+
+def test_a_slow_destination_gets_the_first_of_what_waits_while_what_comes_due_goes_on_waiting() -> None:
+    service = Service()
+    slow: dict[str, Any] = {"b": {"open": [], "round": 1}}
+    service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=slow)
+    for cutoff in range(5, 70, 5):
+        service.step(cutoff, unwritable=slow)
+    order = sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
+    came: list[int] = []
+    for n in range(1, 4):
+        due = messages([(2, 100 + n, 70 + 10 * n)])
+        # Of what is sealed the first come; none of them is left in the last round, but those that came due since.
+        sealed = in_order_of_dues(held(concat(service.stored)))
+        waiting = sealed.filter(pa.array([row not in came for row in sealed["entry_id"].to_pylist()], pa.bool_()))
+        effects = service.step(
+            70 + 10 * n,
+            due,
+            unwritable=slow,
+            drains=20,
+            drained=waiting.slice(0, 20),
+            are_all_drained={TOPIC: {"b": waiting.num_rows <= 20}},
+        )
+        released = [row for release in effects.releases for row in release.rows.to_pylist()]
+        came += [row["entry_id"] for row in released if row["subscription_mask"] & 2]
+        assert [row["entry_id"] for row in released if row["subscription_mask"] == 1] == [100 + n]
+        assert effects.drained == {TOPIC: {"b": (len(came) - 20 * (n - 1), n < 3)}}
+    assert came[:50] == order
+    assert came[50:] == [101, 102]  # the third comes due after it was asked what waits
+    again = service.step(120, unwritable=slow, run_id="run2")
+    assert [entry for entry, mask in handed_out(again) if mask & 2][:50] == order
+
+
+def test_what_is_paused_too_is_not_drained() -> None:
+    service = Service()
+    slow: dict[str, Any] = {"b": {"open": []}}
+    service.step(0, messages([(1, 0, 5)]), unwritable=slow)
+    service.step(5, unwritable=slow)
+    pause = [PauseChange("p", TOPIC, 2, True)]
+    service.step(6, unwritable=slow, commands=commands([]), request_ids={"p": 0}, pause_changes=pause)
+    effects = service.step(7, unwritable=slow, drains=20, drained=held(concat(service.stored)))
+    assert (handed_out(effects), effects.drained) == ([], {TOPIC: {"b": (0, False)}})
+
+
+def test_nothing_is_drained_before_its_time() -> None:
+    """What comes due within the lookahead is held back, too."""
+    service = Service()
+    slow: dict[str, Any] = {"b": {"open": []}}
+    service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable=slow)
+    service.step(1_050, now=200, unwritable=slow)
+    effects = service.step(1_100, now=300, unwritable=slow, drains=20, drained=held(concat(service.stored)))
+    assert handed_out(effects) == [(1, 2), (0, 2)]
+    assert effects.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]

@@ -96,6 +96,16 @@ def test_what_was_handed_out_to_a_subscription_that_is_gone_is_dropped_and_said(
     assert [record.getMessage() for record in caplog.records] == [
         f"{TOPIC}: 2 messages handed out to a are not sent: the settings no longer have it"
     ]
+    what = release([0b11, 0b01])
+    dropped = plan_release(settings(B), what, Attempt()).dropped
+    assert [(one.row, one.subscription) for one in dropped] == [(0, "a"), (1, "a")]
+    told = frozenset((1, one.topic, one.producer) for one in dropped)
+    for attempt in (
+        Attempt(done=told),
+        Attempt(skipped=frozenset({(TOPIC, "a")})),
+        Attempt(only=frozenset({(TOPIC, "b")})),
+    ):
+        assert not plan_release(settings(B), what, attempt).dropped
 
 
 def test_a_destination_that_was_changed_gets_the_rest_in_its_own_partitions() -> None:
