@@ -256,7 +256,7 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
     assert (recorded[TOPIC]["a"]["open"], recorded[TOPIC]["a"]["recalled"]) == ([[1, 1]], [[2, 1]])
     job.broken.clear()
     wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "the first has arrived")
-    assert job.open("a") == []
+    wait_until(lambda: job.open("a") == [], 5, "and is not open any more")
     job.submit(3, unwritable=recorded)
     wait_until(lambda: job.open("a") is None, 10, "it can be written")
     job.has_confirmed(3)
