@@ -21,6 +21,7 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
+from streaming.source.receiving.recurring import Recurring
 from streaming.source.receiving.room import Room
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
 _CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
+_RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
+_RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_MILLIS = 20  # a message that comes so soon after another joins its chunk, because each table has a fixed cost
 _IDLE_MILLIS = 500  # the receiver is idle when it has waited so long for a message
 _REST_OF_ENTRY_MILLIS = 60_000  # how long the receiver waits for the other messages of an entry
@@ -75,6 +78,7 @@ class Receiver:
         limits: of messages, and of how many of them wait.
         broker: answers what the client does not: indexes, chunks, how far the broker has sent.
         details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        recurring: takes in recurring messages; None: their number is not limited.
         on_received: called when messages have come in.
         on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
         replicated_from: called with a producer's name and an entry; returns the cluster from which the entry came;
@@ -92,6 +96,7 @@ class Receiver:
         limits: Limits,
         broker: TopicQuestions,
         details: MessageDetails | None,
+        recurring: Recurring | None = None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
@@ -101,6 +106,7 @@ class Receiver:
         self._subscribe = subscribe
         self._limits = limits
         self._details = details
+        self._recurring = recurring
         self._on_received = on_received
         self._on_rows = on_rows
         self._replicated_from = replicated_from
@@ -332,13 +338,15 @@ class Receiver:
             message = self._check_end(consumer)
             if message is None:
                 return
-        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size, self._details)
+        limits = self._limits
+        builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
             self._take(builder, message)
             if builder.is_whole and (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
                 or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
+                or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline
             ):
                 break
@@ -350,6 +358,8 @@ class Receiver:
                 raise
         if len(builder):
             self._keep(builder)
+        if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
+            self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: ChunkBuilder, message: Any) -> None:
         """Adds a message to a chunk, unless it came before."""
