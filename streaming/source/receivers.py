@@ -24,6 +24,7 @@ from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.recurring import Recurring
 from streaming.source.receiving.room import Room
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
@@ -84,6 +85,7 @@ class Receivers:
         self._old_commands: dict[str, Position | None] = {}
         self._to_acknowledge: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         self._new_cluster: NewClusterError | None = None
+        self._recurring: dict[str, Recurring] = {}
 
     @property
     def destinations(self) -> dict[str, int]:
@@ -145,6 +147,7 @@ class Receivers:
                 ),
                 broker=self._broker,
                 details=None if is_control else MessageDetails(source, self._schemas),
+                recurring=None if is_control else self._recurring_of(source.topic),
                 on_received=self.arrived.set,
                 on_rows=self._watch.follow(source, after),
                 takes_replicated=is_control or self._settings.replicated == "all",
@@ -153,6 +156,10 @@ class Receivers:
             )
             receivers[name].start()
         return receivers[name]
+
+    def _recurring_of(self, topic: str) -> Recurring:
+        """Returns what takes in the recurring messages of a source topic: one for all of its partitions."""
+        return self._recurring.setdefault(topic, Recurring.of(self._settings, topic))
 
     def is_control(self, receiver: Receiver) -> bool:
         """Whether a receiver is of the control topic."""

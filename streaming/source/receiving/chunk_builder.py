@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.messages import MESSAGES
@@ -54,9 +56,11 @@ class ChunkBuilder:
         max_delay_millis: the longest delay of a message, ms; 0: any.
         max_size: the most bytes of a message: of payload, keys and properties together.
         details: looks up schemas; None: messages have none, as on the control topic.
+        recurring: takes in recurring messages; None: their number is not limited.
 
     Attributes:
         entries: the entries in it.
+        rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
 
@@ -66,11 +70,14 @@ class ChunkBuilder:
         max_delay_millis: int,
         max_size: int,
         details: MessageDetails | None = None,
+        recurring: Recurring | None = None,
     ) -> None:
         self._source = source
         self._max_delay_millis = max_delay_millis
         self._max_size = max_size
         self._details = details
+        self.rule_cost = RuleCost()
+        self._first = None if recurring is None else partial(self.rule_cost.of, recurring.first)
         self._now = time.time_ns() // 1_000_000
         self._rows: list[_Row] = []
         self.entries = EntrySet()
@@ -171,7 +178,7 @@ class ChunkBuilder:
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
             timed = _with_native_time(properties, entry.native)
-            given = scheduling(timed, published, self._now, self._max_delay_millis)
+            given = scheduling(timed, published, self._now, self._max_delay_millis, self._first)
             reason = given.reason
             if given.occurrence is not None:
                 properties = timed  # whoever reads a rule later finds its first time there

@@ -25,6 +25,7 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
+from streaming.source.receiving.recurring import Recurring
 from streaming.source.receiving.room import Room
 from streaming.source.receiving.unpacking import UnpackedEntry, unpack
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
 _CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
+_RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
+_RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
@@ -72,6 +75,7 @@ class Receiver:
         limits: of messages, and of how many of them wait.
         broker: answers what the client does not: indexes, chunks, how far the broker has sent.
         details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        recurring: takes in recurring messages; None: their number is not limited.
         on_received: called when messages have come in.
         on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
         takes_replicated: whether messages that were published in another cluster are taken, too.
@@ -89,6 +93,7 @@ class Receiver:
         limits: Limits,
         broker: TopicQuestions,
         details: MessageDetails | None,
+        recurring: Recurring | None = None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         takes_replicated: bool = True,
@@ -99,6 +104,7 @@ class Receiver:
         self._subscribe = subscribe
         self._limits = limits
         self._details = details
+        self._recurring = recurring
         self._on_received = on_received
         self._on_rows = on_rows
         self._takes_replicated = takes_replicated
@@ -322,19 +328,23 @@ class Receiver:
             self._is_idle = True
             self._give_up_chunks()
             entry = self._check_end(consumer)
-        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size, self._details)
+        limits = self._limits
+        builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while entry is not None:
             self._take(builder, entry, consumer.max_message_bytes)
             if (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
                 or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
+                or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline
             ):
                 break
             entry = consumer.receive(_NEXT_SECONDS)
         if len(builder):
             self._keep(builder)
+        if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
+            self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: ChunkBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
         """Adds an entry's messages to a chunk, unless they came before."""

@@ -74,7 +74,7 @@ def _of_message(metadata: Any, payload: bytes | None, fields: dict[str, Any]) ->
 
 
 def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
+    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
 
 
 def _received(position: Position, metadata: MessageMetadata, payload: bytes) -> ReceivedEntry:
