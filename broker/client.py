@@ -42,6 +42,9 @@ class NoAnswerError(PulsarError):
     """A request was not answered in time."""
 
 
+MAX_QUEUE = 2_000  # messages that the client fetches ahead
+
+
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
     """Makes a client for `settings.service_url`; the first producer or reader opens the connection.
 
@@ -123,7 +126,11 @@ def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None
 
 
 def subscribe(
-    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
+    client: pulsar.Client,
+    topic: str,
+    subscription: str,
+    key_reader: pulsar.CryptoKeyReader | None,
+    queue_size: int = MAX_QUEUE,
 ) -> pulsar.Consumer:
     """Subscribes the job's consumer to a topic partition: durable, exclusive, from the beginning.
 
@@ -132,6 +139,7 @@ def subscribe(
     Args:
         topic: the topic partition.
         key_reader: the key reader that `crypto_key_reader` returned.
+        queue_size: how many messages the client fetches ahead, at least 1.
 
     Raises:
         pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
@@ -143,7 +151,7 @@ def subscribe(
         subscription,
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
-        receiver_queue_size=2_000,
+        receiver_queue_size=queue_size,
         # Beyond it the client drops the oldest incomplete one: their chunks are in its memory.
         max_pending_chunked_message=_MOST_INCOMPLETE,
         crypto_key_reader=key_reader,

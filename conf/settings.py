@@ -128,6 +128,8 @@ class TrackerSettings(Section):
     max_indexes_per_bucket_snapshot_segment: Annotated[int, Field(gt=0)] = 5_000
     max_num_buckets: Annotated[int, Field(gt=0)] = 50
     max_delay_millis: Millis = 0
+    min_repeat_millis: Annotated[int, Field(ge=1_000)] = 1_000
+    max_recurring_messages: Annotated[int, Field(ge=0)] = 100_000
     shards: Annotated[int, Field(gt=0, le=1024)] = 2
     max_seal_interval_millis: Annotated[int, Field(ge=500)] = 5_000
     load_ahead_millis: Annotated[int, Field(ge=1000)] = 30_000

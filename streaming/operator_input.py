@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from tracker.commands.schema import ANSWER, REPEAT
 from tracker.messages import Int64Array, has_keys, int64, is_among, where
 from tracker.packing import pack
+from tracker.row_sizes import in_parts
 from tracker.sharding import shard_of, shards_of
 
 
@@ -55,9 +56,6 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 
-PART_ROWS = 20_000  # the most rows in a packed value, so that rows of state and shuffle stay of moderate size
-
-
 Part = tuple[int, str, bytes]  # Spark's key of the shard, kind, packed rows
 
 
@@ -77,7 +75,7 @@ def split(rows: pa.Table, kind: str, shard_keys: list[int]) -> list[Part]:
         shard_keys: Spark's key of each shard's rows, by shard number.
 
     Returns:
-        (shard key, kind, packed rows), with at most PART_ROWS rows each.
+        (shard key, kind, packed rows), cut as `in_parts` does.
     """
     if not rows.num_rows:
         return []
@@ -124,9 +122,7 @@ def split_copies(commands: pa.Table, known: pa.Table, keyed: Collection[str], sh
 def _packed(rows: pa.Table, shards: Int64Array, kind: str, shard_keys: list[int]) -> list[Part]:
     by_shard = {shard: rows.filter(pa.array(shards == shard)) for shard in np.unique(shards).tolist()}
     return [
-        (shard_keys[shard], kind, pack(of_shard.slice(start, PART_ROWS)))
-        for shard, of_shard in by_shard.items()
-        for start in range(0, of_shard.num_rows, PART_ROWS)
+        (shard_keys[shard], kind, pack(part)) for shard, of_shard in by_shard.items() for part in in_parts(of_shard)
     ]
 
 

@@ -26,6 +26,7 @@ from status.troubles import DISK, FAILED, Troubles
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
+from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator_input import shard_keys
 from streaming.release.driver.releaser import Releaser
@@ -142,6 +143,7 @@ class DelayedDelivery:
         wait_for_broker(self._settings, self._troubles, self._stopping)
         check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
+        log = JvmLog(folder, str(self._settings.spark.conf.get("spark.driver.memory") or ""))
         disk = DiskRoom(self._settings, self._troubles)
         failures = 0
         while not self._stopping.is_set():
@@ -150,7 +152,7 @@ class DelayedDelivery:
             try:
                 error = self._run_once(checkpoint, tables, keys)
             except (Py4JNetworkError, ConnectionError) as lost:
-                raise JobError(f"Spark's JVM has ended ({lost}): its log is spark.log in {folder}") from lost
+                raise JobError(log.why_ended(lost)) from lost
             except OSError as failed:
                 if not is_of_full_disk(str(failed)):
                     raise
@@ -189,6 +191,7 @@ class DelayedDelivery:
                 self._troubles,
                 last_routes(checkpoint.folder),
                 Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
+                checkpoint.release_folder,
             )
             outcomes = OutcomePublisher(self._settings, app_id, self._troubles)
             run_id = uuid.uuid4().hex[:12]

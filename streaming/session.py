@@ -80,7 +80,8 @@ _SECRET = "spark.authenticate.secret"  # noqa: S105
 # The JVM's quick compiler (C1) only: Spark's JVM plans batches and passes rows on, all other work is in Python. The
 # second compiler (C2) takes a sixth of a core for minutes, makes the first batches last seconds, and gains hardly
 # anything.
-_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1"
+# A JVM that has run out of memory ends at once: a thread that the error has ended may have been writing state.
+_JVM_OPTIONS = "-XX:+UseSerialGC -Xss4m -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError"
 
 # For Spark's JVM and the Python processes. Else malloc has up to eight arenas for each core, each with freed memory
 # that it does not return; and numpy starts threads for matrix products, which the job does not compute.
@@ -130,6 +131,8 @@ def create_session(
     conf = {**_CONF, _JVM_OPTIONS_KEY: _JVM_OPTIONS}
     if is_job:
         conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shards)
+        # A row of the operator's input or output has up to `tracker.row_sizes.PART_BYTES`.
+        conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "4"
     else:  # not in the folder where the command runs
         conf["spark.sql.warehouse.dir"] = _temporary_folder()
     if is_local:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.buckets.large_rows import LargeRows
 from tracker.buckets.waiting_rows import Queue
 from tracker.commands.control import Control
 from tracker.commands.holding.giving_up import GivenUp, GivingUp
@@ -35,9 +36,11 @@ from tracker.messages import (
     in_order,
     int64,
     is_left_out,
+    is_rejected,
     where,
     with_columns,
 )
+from tracker.row_sizes import Budget
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
@@ -161,6 +164,7 @@ class Shard:
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
             moment = replace(moment, highest_cutoff=last.highest_cutoff, waiting=waiting)
+        self._tracker.begin(LargeRows.from_json(tick.large))
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
         self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
@@ -255,6 +259,8 @@ class Shard:
         near_moves = self._tracker.select_near(moves, tick.cutoff)
         moved = self._tracker.add_moved(moves, tick.cutoff)
         is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
+        is_full |= self._tracker.has_large_unsealed
+        is_full |= 0 < tick.max_bytes <= self._tracker.unsealed_bytes
         # The answer says that a retry is applied, and no message comes in again for it: so its row is sealed at once.
         is_retried = bool((attempts_of(moves) > 0).any())
         if step.ends_seal_epoch or is_full or kept_open.num_rows or is_retried or near_moves.num_rows:
@@ -278,7 +284,8 @@ class Shard:
             moved: as MESSAGES: rows of moved messages that are due already.
         """
         tick = step.tick
-        planned = self._tracker.get_scheduled_messages(tick.cutoff)
+        most = self._budget(tick)
+        planned = self._tracker.get_scheduled_messages(tick.cutoff, most)
         # Messages that are left out are sent nowhere, not even to the rejects topic.
         left_out = is_left_out(step.effects.rejects)
         step.n_left_out = int(left_out.sum())
@@ -286,6 +293,10 @@ class Shard:
         again = self._rejects_sent_again(tick, step.input.rejected)
         rejects = concat([sent_rejects(tick.unwritable, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
+        if (most := self._budget(tick)) is not None and at_once.num_rows:
+            fits = most.fitting(at_once)
+            self._tracker.put_off(where(at_once, ~fits))
+            at_once = where(at_once, fits)
         self.due = concat([at_once, planned])
         at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
@@ -297,9 +308,14 @@ class Shard:
             self.due = concat([self.due, waited])
             at_once, waited = self._without_failed(step, at_once, waited)
             planned = in_order(concat([waited, planned]))
-        step.n_short_notice = self._releasing.release(step, 0, at_once) - rejects.num_rows
+        step.n_short_notice = self._releasing.release(step, 0, at_once) - int(is_rejected(at_once).sum())
         step.n_planned = self._releasing.release(step, PLANNED, planned)
         self._releasing.release_in_order(step)
+
+    @staticmethod
+    def _budget(tick: Tick) -> Budget | None:
+        """Returns what a release of a tick may have; None: any number of bytes."""
+        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large) if tick.max_bytes else None
 
     def _without_failed(self, step: TickInProgress, at_once: pa.Table, planned: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""
@@ -351,6 +367,8 @@ class Shard:
         # next tick's places are due and not handed out.
         cutoff, next_due = step.tick.cutoff, self._tracker.next_due
         past = cutoff if next_due is None else min(cutoff, next_due - 1)
+        if (after := LargeRows.from_json(step.tick.large).after) is not None:
+            past = min(past, after[0] - 1)  # large messages due from then on wait in the delayed index
         self._tracker.drop_expired(past)
         self._control.drop_expired(past)
         self._shaper.forget_past(step.tick.now)
@@ -380,6 +398,7 @@ class Shard:
             "segment": step.input.segment.num_rows,
             "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted + self._in_flight.open,
             "loaded": self._tracker.number_of_loaded_messages,
+            "large_bytes": self._tracker.large_bytes,
             "in_flight": len(self._in_flight),
             "commands": step.commands.num_rows,
             "waiting_commands": self._control.waiting,

@@ -45,6 +45,10 @@ class Tick:
     # back from this tick on. `rejects`: the reason why messages that come due for the destination
     # are rejected; without it they are held back.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Bytes that a shard seals at the latest, and the bytes of large rows that it hands out at most on short notice, and
+    # again at most of what is planned; 0: any number.
+    max_bytes: int = 0
+    large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
     # Slow destinations that get some of the messages that are held back for them, in this tick: by source topic and
     # subscription the most messages that a shard adds to those of `TickInput.drained`.
     drains: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -70,6 +70,11 @@ class Checkpoint:
         return self._query / "input"
 
     @property
+    def release_folder(self) -> Path:
+        """The folder of `ReleaseFiles`: the rows of large releases that are on their way."""
+        return self._query / "releases"
+
+    @property
     def time_zones_folder(self) -> Path:
         """The folder of `TimeZoneFiles`: the time zones of the last batches."""
         return self._query / "time_zones"

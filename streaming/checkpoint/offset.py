@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracker import Tick
+from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
 from tracker.shaping.spans import SHAPED, recorded
 from warehouse.routes.known_routes import KnownRoutes
 
@@ -20,6 +21,9 @@ _STORED_AS = {
     "reinstated": "back",
 }
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
+
+# Fields that offsets of earlier programs lack, which mean nothing when they are empty.
+_NEWER = {"large", "max_bytes", "max_delay_millis"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -72,6 +76,8 @@ class Offset:
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
+    large: dict[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`; empty: of an earlier program
+    max_bytes: int = 0  # as in `tracker.Tick`; 0: the offset of an earlier program
     max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
@@ -79,6 +85,16 @@ class Offset:
     def known_routes(self) -> KnownRoutes:
         """The routes when the batch was made; empty before the first batch."""
         return KnownRoutes.from_json(self.routes)
+
+    @property
+    def large_rows(self) -> LargeRows:
+        """Which large rows are in state after the batch."""
+        return LargeRows.from_json(self.large)
+
+    @property
+    def large_to(self) -> LargeKey:
+        """The last key of a large row that may be in state after the batch."""
+        return self.large_rows.after or (self.load_horizon - 1, MAX_ID, MAX_ID)
 
     @property
     def newest_ledgers(self) -> dict[str, int]:
@@ -97,8 +113,11 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
+        own = asdict(self)
+        # An offset of an earlier program stays as it was: the name of its batch's input is a hash of it.
+        own = {name: value for name, value in own.items() if value or name not in _NEWER}
         return {
-            **{_STORED_AS.get(name, name): value for name, value in asdict(self).items()},
+            **{_STORED_AS.get(name, name): value for name, value in own.items()},
             "positions": dict(sorted(self.positions.items())),
             "destinations": dict(sorted(self.destinations.items())),
         }
@@ -135,6 +154,8 @@ class Offset:
             ingested_through=self.ingested_through,
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
+            max_bytes=self.max_bytes,
+            large=self.large,
             drains=self.drains,
             places=self.places,
         )

@@ -15,7 +15,7 @@ from conf.time_zones import using
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
-from streaming.operator_input import PART_ROWS, InputKind
+from streaming.operator_input import InputKind
 from tracker import Shard, TickInput
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.schema import COMMAND_ROWS, KNOWN
@@ -23,6 +23,7 @@ from tracker.containment import apply_contained
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat
 from tracker.packing import pack
+from tracker.row_sizes import in_parts
 from tracker.sharding import ShardId
 from tracker.store import Store
 from warehouse.delta.tables import Tables
@@ -33,7 +34,7 @@ from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
 class OutputKind:
     """Values of the column `kind` of the operator's output: they say how a row's `body` is to be read."""
 
-    RELEASE = "release"  # body: a release's rows, packed
+    RELEASE = "release"  # body: a release's rows, packed; large releases come in several parts, in order
     SHORT_NOTICE = "short_notice"  # body: a release on short notice, packed
     RELEASE_IN_ORDER = "release_in_order"  # the same, of rows that have to come in the order of their keys
     SHORT_NOTICE_IN_ORDER = "short_notice_in_order"
@@ -107,7 +108,8 @@ class Operator:
         with using(given.time_zones):
             effects = apply_contained(SparkStore(self._state), shard_on, offset.to_tick(), self._tick_input(given))
         for release in effects.releases:
-            yield _output(number, RELEASES[release.kind], release.tick, pack(release.rows))
+            for part in in_parts(release.rows):
+                yield _output(number, RELEASES[release.kind], release.tick, pack(part))
         for kind, table in (
             (OutputKind.BUCKET, effects.bucket),
             (OutputKind.CANCELS, effects.cancels),
@@ -115,8 +117,8 @@ class Operator:
             (OutputKind.REJECTS, effects.rejects),
             (OutputKind.OUTCOMES, concat([*given.tables[InputKind.REBUILT_OUTCOMES], effects.outcomes])),
         ):
-            for start in range(0, table.num_rows, PART_ROWS):
-                yield _output(number, kind, offset.tick, pack(table.slice(start, PART_ROWS)))
+            for part in in_parts(table):
+                yield _output(number, kind, offset.tick, pack(part))
         millis = round((time.perf_counter() - started) * 1000)
         status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
         status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}

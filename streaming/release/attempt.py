@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
 
 from conf.settings import MOST_LANES
 from streaming.release.naming import LANE_KINDS, Target
 from streaming.release.sequence_ids import last_sequence_id
+from tracker.packing import unpack
 
 
 def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
@@ -39,7 +43,8 @@ class Assignment:
         shard: the shard's number, from 0 on.
         tick: of the release.
         kind: of the release, as `tracker.in_flight.Release.kind`.
-        body: the release's rows, packed.
+        body: the release's rows, packed; empty: `file` has them.
+        file: a file with a large body, where all tasks can read it, so that it does not pass through Spark.
     """
 
     app_id: str
@@ -47,6 +52,11 @@ class Assignment:
     tick: int
     kind: int
     body: bytes
+    file: str = ""
+
+    def rows(self) -> pa.Table:
+        """Returns the release's rows."""
+        return unpack(Path(self.file).read_bytes() if self.file else self.body)
 
     def lane(self, lanes: int, lane_set: int = 0) -> str:
         """Returns the name of the release's lane: see `lane_name`."""

@@ -20,6 +20,8 @@ class Feedback:
     lookahead_millis: int = 0  # how long before its time a message is to be handed out; 0: as the settings say
     next_due: int | None = None  # no message in state is due before this time; None: not known
     in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
+    in_flight_bytes: int = 0  # about the bytes of all messages handed out and not written down yet
+    large_bytes: int = 0  # bytes of large payloads in the state's time slots
     is_stopping: bool = False  # the clock is to make no more ticks
     # Unwritable targets, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
     # releases [tick, kind] with messages that have not arrived; `recalled`, those of which nothing was sent, and which

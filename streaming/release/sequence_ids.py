@@ -17,7 +17,12 @@ def sequence_id_of(tick: int, place: int) -> int:
     Args:
         tick: of the release, or of the outcome.
         place: of the row in the release, or of the outcome in the tick, 0 to 2^22 - 2.
+
+    Raises:
+        OverflowError: the place is beyond that: the id would be one of the next tick.
     """
+    if not 0 <= place < (1 << _PLACE_BITS) - 1:
+        raise OverflowError(f"tick {tick} has no sequence id for place {place:,}")
     return before_first(tick) + place + 1
 
 

@@ -81,8 +81,9 @@ class BatchSink:
         # messages in flight, those of that tick, too, in the order in which the broker must get them.
         if statuses[0]["run"] == self._run_id:
             next_due = min(s["next_due"] for s in statuses)
-            unwritable, drained = statuses[0]["unwritable"], _drained(statuses)
-            self._releaser.submit(tick, now, cutoff, next_due, releases, unwritable, _waiting(statuses), drained)
+            large_bytes = sum(s.get("large_bytes", 0) for s in statuses)
+            unwritable, drained, waiting = statuses[0]["unwritable"], _drained(statuses), _waiting(statuses)
+            self._releaser.submit(tick, now, cutoff, next_due, releases, unwritable, waiting, drained, large_bytes)
         outcomes = concat((unpack(o["body"]) for o in bodies.get(OutputKind.OUTCOMES, [])), OUTCOME_ROWS)
         if outcomes.num_rows:
             # The table gets outcomes before they are published: a published outcome holds, whatever happens afterwards.

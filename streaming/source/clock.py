@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
+from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 
 # The time between two batches without urgent work: more batches would only take CPU time from the senders.
 _MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
+# What large messages may have, in bytes, that are loaded, or handed out and not written down; what a tick loads of
+# them; and with how much room a tick is made for more of them.
+MAX_LARGE_BYTES = 64 << 20
+_MAX_LOADED_BYTES = 32 << 20
+_ROOM_FOR_MORE = 8 << 20
+
 # The longest time without a batch, while a batch would have nothing to do.
 MAX_REST_SECONDS = 60.0
+
+
+LargeDue = Callable[[int, LargeRule, LargeKey, int], list[tuple[LargeKey, int]]]
+NONE_LARGE = LargeRule()
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class Clock:
         return (
             last.run_id != self._settings.run_id
             or self._is_behind
+            or self._loads_more(last, feedback)
             or self._is_set_back(last, now, feedback)
             or self._ends_seal_epoch(monotonic, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
@@ -100,6 +113,8 @@ class Clock:
         feedback: Feedback,
         index_version: Callable[[], int],
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
+        large_due: LargeDue | None = None,
+        large_rule: LargeRule = NONE_LARGE,
     ) -> Offset:
         """Makes the next offset. The caller adds positions, routes and other fields that the clock does not know.
 
@@ -112,6 +127,10 @@ class Clock:
             rows_due: called with (version of delayed_index, start, end), times in ms since the epoch; returns
                 (number of the time slot, number of rows) of the rows that are due from start to before end, ascending.
                 A slot is SLOT_MILLIS long.
+            large_due: called with (version of delayed_index, rule, last key that is loaded, load horizon); returns
+                (key, bytes) of the large rows after the key that are due before the horizon, ascending; of very many
+                only the first. None: no row is large.
+            large_rule: which rows are large. While some of them wait it stays as it was.
         """
         is_set_back = self._is_set_back(last, now, feedback)
         furthest_cutoff = self._lookahead_end(now, feedback) if is_set_back else self._next_cutoff(last, now, feedback)
@@ -127,12 +146,18 @@ class Clock:
         confirmed = max(last.confirmed, feedback.confirmed)
         is_new_run = last.run_id != self._settings.run_id
         is_seal_due = monotonic >= self._next_seal or furthest_cutoff >= last.near_until
+        is_seal_due |= self._loads_more(last, feedback)
+        large = last.large_rows
         if is_new_run or self._is_behind or is_set_back or is_seal_due:
             self._next_seal = monotonic + self._settings.seal_interval_millis / 1000
             self._rests_until = monotonic + MAX_REST_SECONDS
             seal_epoch += 1
             version = index_version()
-            load, near = self._horizons(last, now, feedback, version, rows_due)
+            load, near, has_segment = self._horizons(last, now, feedback, version, rows_due)
+            if large_due is not None and not has_segment and large.after is None:
+                large = LargeRows(large_rule)
+            elif large_due is not None:
+                large = self._large(last, feedback, large_rule, partial(large_due, version), load)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
             # A message that was due by then and waits for a place under a rate is neither delivered nor sealed.
@@ -160,8 +185,44 @@ class Clock:
             index_version=version,
             unwritable=unwritable,
             places=_places(last, now, feedback, self._settings.max_segment_rows),
+            large=large.to_json() if large.rule.n_bytes else {},
             lane_set=last.lane_set + is_set_back,
         )
+
+    def _loads_more(self, last: Offset, feedback: Feedback) -> bool:
+        """Whether large rows wait in the delayed index, and there is room for some."""
+        on_their_way = feedback.in_flight_bytes + feedback.large_bytes
+        return last.large_rows.after is not None and (
+            MAX_LARGE_BYTES - on_their_way >= _ROOM_FOR_MORE or not on_their_way
+        )
+
+    def _large(
+        self,
+        last: Offset,
+        feedback: Feedback,
+        rule: LargeRule,
+        large_due: Callable[[LargeRule, LargeKey, int], list[tuple[LargeKey, int]]],
+        load: int,
+    ) -> LargeRows:
+        """Returns which large rows are in state after the tick: as many more as there is room for.
+
+        Args:
+            last: the last offset.
+            feedback: of the driver.
+            rule: which rows are large, if none waits.
+            large_due: as that of `next`, without the version.
+            load: the new load horizon, ms since the epoch.
+        """
+        rule = rule if last.large_rows.after is None else last.large_rows.rule
+        on_their_way = feedback.in_flight_bytes + feedback.large_bytes
+        room = min(MAX_LARGE_BYTES - on_their_way, _MAX_LOADED_BYTES)
+        after = last.large_to
+        for key, n_bytes in large_due(rule, after, load):
+            if n_bytes > room and (on_their_way or after != last.large_to):
+                return LargeRows(rule, after)
+            room -= n_bytes
+            after = key
+        return LargeRows(rule)
 
     def _ends_seal_epoch(self, monotonic: float, has_nothing_to_do: Callable[[], bool]) -> bool:
         if monotonic < self._next_seal:
@@ -204,8 +265,10 @@ class Clock:
         feedback: Feedback,
         version: int,
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, bool]:
         """Returns the new `load_horizon` and `near_until`, earlier ones where too many rows are due before them.
+
+        And whether there are rows to load.
 
         Rows that came due while the job stood still, or are due within seconds, are loaded at once however long a time
         they span. Beyond them the horizon moves no further than `max_segment_millis`.
@@ -220,7 +283,7 @@ class Clock:
                 break
             rows += count
         self._is_behind = load < near
-        return load, min(near, load)
+        return load, min(near, load), rows > 0
 
 
 def _slot_start(time: int) -> int:

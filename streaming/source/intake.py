@@ -27,15 +27,17 @@ from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
+from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
-from streaming.source.receivers import MAX_COMMAND_BYTES, Receivers
+from streaming.source.receivers import Receivers
+from tracker.buckets.large_rows import LargeRule
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import MAX_ANSWERS
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
+from tracker.row_sizes import LARGE_BYTES
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import LOOKED_UP, rows_due
+from warehouse.queries.index_rows import LOOKED_UP, large_due, rows_due
 from warehouse.routes import tenure
 
 _log = logging.getLogger(__name__)
@@ -87,7 +89,11 @@ class Intake:
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._disk = DiskRoom(settings, troubles)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
+        self._shares = BatchShares(settings)
         self._sources = [route.source for route in settings.routes]
+        self._in_order = tuple(
+            sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))
+        )
         self._barriers = Barriers(
             self._receivers.open, settings.control.topic, self._sources, self._receivers.looked_up
         )
@@ -137,7 +143,9 @@ class Intake:
             )
         soon = now + lookahead
         return takes_messages and (
-            2 * waiting >= self._settings.ingest.max_messages_per_batch or any(r.has_due(soon) for r in receivers)
+            2 * waiting >= self._settings.ingest.max_messages_per_batch
+            or sum(receiver.waiting_bytes for receiver in receivers) >= self._settings.ingest.max_bytes_per_batch
+            or any(r.has_due(soon) for r in receivers)
         )
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
@@ -148,6 +156,7 @@ class Intake:
             or feedback.in_flight
             or feedback.next_due is None
             or feedback.next_due < HELD_DELIVER_AT
+            or last.large_rows.after is not None
         ):
             return False
         # As far as a seal epoch would load before the next check. Another program may have added rows.
@@ -237,15 +246,18 @@ class Intake:
         """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""
         return (
             feedback.in_flight <= self._settings.release.max_in_flight_messages
+            and not is_too_much(feedback)
             and self._disk.why_short() is None
             and self._receivers.has_read_old_commands()
         )
 
     def _why_not_taking(self) -> str | None:
         """Returns why batches take no messages now; None: they do."""
-        in_flight = self._feedback.read().in_flight
-        if in_flight > self._settings.release.max_in_flight_messages:
-            return f"the senders are behind, with {in_flight:,} messages in flight"
+        feedback = self._feedback.read()
+        if feedback.in_flight > self._settings.release.max_in_flight_messages:
+            return f"the senders are behind, with {feedback.in_flight:,} messages in flight"
+        if is_too_much(feedback):
+            return f"the senders are behind, with {feedback.in_flight_bytes >> 20:,} MiB in flight"
         if short := self._disk.why_short():
             return short
         if waits := self._receivers.old_commands:
@@ -264,31 +276,13 @@ class Intake:
             by topic partition the last entry of the batch.
         """
         receivers = [
-            (name, receiver)
+            Waiting(name, receiver, self._receivers.is_control(receiver))
             for name, receiver in list(self._receivers.open.items())
             if (name in commands if self._receivers.is_control(receiver) else takes_messages)
         ]
-        messages, n_bytes = self._settings.ingest.max_messages_per_batch, self._settings.ingest.max_bytes_per_batch
-        positions = dict(last.positions)
-        for left, (topic, receiver) in zip(range(len(receivers), 0, -1), receivers, strict=True):
-            most = self._max_command_bytes if self._receivers.is_control(receiver) else n_bytes
-            position, n, size = receiver.take_into_batch(
-                max(1, messages // left), max(1, min(n_bytes // left, most)), commands.get(topic)
-            )
-            messages, n_bytes = messages - n, n_bytes - size
-            if position != START:
-                positions[topic] = str(position)
-        return positions
-
-    @property
-    def _max_command_bytes(self) -> int:
-        """The most bytes that a batch takes of each partition of the control topic.
-
-        A byte can name a message. So entries of the control topic that do not fit together come in several batches.
-        """
         partitions = sum(self._receivers.is_control(receiver) for receiver in list(self._receivers.open.values()))
-        subscriptions = max((len(route.subscriptions) for route in self._settings.routes), default=1)
-        return min(MAX_COMMAND_BYTES, MAX_ANSWERS // (max(1, partitions) * max(1, subscriptions)))
+        taken = self._shares.take(last.tick + 1, receivers, commands, partitions, self._feedback.read())
+        return last.positions | {name: str(end) for name, end in taken.items()}
 
     def _offset(
         self,
@@ -305,6 +299,8 @@ class Intake:
             feedback,
             partial(self._tables.version, "delayed_index"),
             partial(rows_due, self._tables),
+            partial(large_due, self._tables),
+            LargeRule(LARGE_BYTES, self._in_order),
         )
         offset = replace(
             offset,
@@ -312,6 +308,7 @@ class Intake:
             destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
+            max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,

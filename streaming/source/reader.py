@@ -21,10 +21,11 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind, split, split_copies, split_notes, to_batches
+from streaming.operator_input import InputKind, Part, split, split_copies, split_notes, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
+from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -34,8 +35,12 @@ from tracker.packing import pack, unpack
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import find_first_held
 from warehouse.queries.held_rejects import find_rejects
-from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_segment
+from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_large, read_light_segment
 from warehouse.routes.known_routes import KnownRoutes
+
+# The most bytes of input that go with a task, but for a single message: Spark refuses more than
+# spark.rpc.message.maxSize, 128 MiB.
+_TASK_BYTES = 32 << 20
 
 
 @dataclass
@@ -96,6 +101,30 @@ class SegmentPart(InputPartition):
     version: int  # of delayed_index
     start: int
     end: int
+    light: tuple[int, list[str]] = (0, [])  # as LargeRule: rows that are large by it are in a `LargePart`
+
+
+@dataclass
+class LargePart(InputPartition):
+    """The large rows of delayed_index for which there is room now."""
+
+    version: int  # of delayed_index
+    large: dict[str, Any]  # as `Offset.large`
+    after: LargeKey
+    to: LargeKey
+
+
+def _for_tasks(rows: list[Part]) -> Iterator[list[Part]]:
+    """Yields parts of the input, as many for each task as Spark may send with it; mostly all for one task."""
+    of_task: list[Part] = []
+    n_bytes = 0
+    for row in rows:
+        if of_task and n_bytes + len(row[2]) > _TASK_BYTES:
+            yield of_task
+            of_task, n_bytes = [], 0
+        of_task.append(row)
+        n_bytes += len(row[2])
+    yield of_task
 
 
 class SourceReader:
@@ -124,9 +153,14 @@ class SourceReader:
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.tick == last.tick:
             return []
-        parts: list[InputPartition] = [TickPart(self._intake.parts(first, last))]
+        rows = self._intake.parts(first, last)
+        parts: list[InputPartition] = [TickPart(of_task) for of_task in _for_tasks(rows)]
         if self._intake.has_segment(first, last):
-            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon))
+            rule = last.large_rows.rule
+            light = rule.n_bytes, list(rule.others)
+            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, light))
+        if last.large and first.large_to < last.large_to:
+            parts.append(LargePart(last.index_version, last.large, first.large_to, last.large_to))
         rebuilt = self._rebuilt.offset
         if rebuilt is not None and first.tick == rebuilt.tick:
             parts.append(RebuiltPart(last.index_version, last.routes))
@@ -154,7 +188,12 @@ class SourceReader:
             TypeError: the part is of another source.
         """
         if isinstance(partition, SegmentPart):
-            rows = read_segment(self._tables, partition.version, partition.start, partition.end)
+            rule = LargeRule(partition.light[0], tuple(partition.light[1]))
+            rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, rule)
+            parts = split(rows, InputKind.SEGMENT, self._shard_keys)
+        elif isinstance(partition, LargePart):
+            rule = LargeRows.from_json(partition.large).rule
+            rows = read_large(self._tables, partition.version, rule, partition.after, partition.to)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)

@@ -10,7 +10,7 @@ from functools import partial
 
 import pulsar
 
-from broker.client import PulsarError, close_quietly, connect, crypto_key_reader, subscribe
+from broker.client import MAX_QUEUE, PulsarError, close_quietly, connect, crypto_key_reader, subscribe
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
@@ -24,6 +24,8 @@ from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.recurring import Recurring
+from streaming.source.receiving.room import Room, queue_size
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
@@ -34,6 +36,11 @@ _DISCOVERY_SECONDS = 10
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
+
+
+# So many full batches may all receivers together keep, and their clients fetch ahead.
+_BATCHES_KEPT = 3
+_BATCHES_AHEAD = 2
 
 
 class Receivers:
@@ -63,6 +70,7 @@ class Receivers:
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
         self._crypto_key_reader = crypto_key_reader(settings.pulsar)
+        self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, troubles)
@@ -74,6 +82,7 @@ class Receivers:
         self._old_commands: dict[str, Position | None] = {}
         self._to_acknowledge: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         self._new_cluster: NewClusterError | None = None
+        self._recurring: dict[str, Recurring] = {}
 
     @property
     def destinations(self) -> dict[str, int]:
@@ -109,7 +118,8 @@ class Receivers:
 
             def open_consumer() -> pulsar.Consumer:
                 self._watch.begin(source)
-                consumer = subscribe(self._client, name, self._settings.pulsar.subscription, self._crypto_key_reader)
+                own, size = self._settings.pulsar.subscription, receivers[name].begin_queue()
+                consumer = subscribe(self._client, name, own, self._crypto_key_reader, size)
                 try:
                     self._watch.begin(source)  # now also of a topic that was not there
                 except PulsarError:
@@ -126,9 +136,12 @@ class Receivers:
                     max_size_bytes(self._settings, source.topic),
                     2 * limits.max_messages_per_batch,
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
+                    self._room,
+                    self._queue_size,
                 ),
                 broker=self._broker,
                 details=None if is_control else MessageDetails(source, self._admin, self._schemas),
+                recurring=None if is_control else self._recurring_of(source.topic),
                 on_received=self.arrived.set,
                 on_rows=self._watch.follow(source, after),
                 replicated_from=self._origins(source),
@@ -136,6 +149,10 @@ class Receivers:
             )
             receivers[name].start()
         return receivers[name]
+
+    def _recurring_of(self, topic: str) -> Recurring:
+        """Returns what takes in the recurring messages of a source topic: one for all of its partitions."""
+        return self._recurring.setdefault(topic, Recurring.of(self._settings, topic))
 
     def is_control(self, receiver: Receiver) -> bool:
         """Whether a receiver is of the control topic."""
@@ -207,6 +224,10 @@ class Receivers:
             return lambda producer, position: None
         origins = Origins(self._admin, source.name, source.topic, self.stopped.wait)
         return lambda producer, position: origins.replicated_from(producer, *position)
+
+    def _queue_size(self, mean_bytes: float) -> int:
+        most = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
+        return queue_size(mean_bytes, len(self.open), most, MAX_QUEUE)
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, partition = split_partition(name)

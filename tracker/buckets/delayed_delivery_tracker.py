@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 
 from tracker.buckets.chunks import Chunks
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
+from tracker.buckets.large_rows import LargeRows
 from tracker.buckets.mutable_bucket import MutableBucket
 from tracker.buckets.time_slots import TimeSlots
 from tracker.buckets.waiting_rows import Queue, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
+from tracker.row_sizes import Budget
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -49,7 +51,9 @@ class DelayedDeliveryTracker:
         saved = store.get(_TABLE, (0, 0))
         meta = json.loads(saved) if saved else {}
         self._mutable = MutableBucket(store, meta.get("mutable"))
-        self._slots = TimeSlots(store, {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])})
+        slots = {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])}
+        self._slots = TimeSlots(store, slots, {int(slot): n for slot, n in meta.get("large", [])})
+        self._large = LargeRows()
         self._waiting = WaitingRows(store, meta.get("waiting"))
         self._bits = IndexBits(store)
         self._sealed: int = meta.get("sealed", 0)
@@ -59,6 +63,26 @@ class DelayedDeliveryTracker:
         self._to_seal = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
         self.load_horizon: int = meta.get("load_horizon", 0)
         self._saved = saved
+
+    def begin(self, large: LargeRows) -> None:
+        """Begins a tick.
+
+        Args:
+            large: which large rows are in state from now on. The caller passes to `load_segment` those of earlier
+                buckets that are from now on, and were not before.
+        """
+        self._large = large
+
+    @property
+    def large_bytes(self) -> int:
+        """The bytes of large payloads in time slots."""
+        return sum(self._slots.large.values())
+
+    @property
+    def has_large_unsealed(self) -> bool:
+        """Whether the mutable bucket has messages that are due soon, and wait in the delayed index for room."""
+        earliest = self._mutable.earliest
+        return self._large.after is not None and earliest is not None and earliest < self.near_until
 
     @property
     def number_of_delayed_messages(self) -> int:
@@ -74,6 +98,11 @@ class DelayedDeliveryTracker:
     def number_of_unsealed_messages(self) -> int:
         """The number of messages that are to be sealed."""
         return len(self._mutable) + self._to_seal.n_rows
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """The bytes of the payloads in the mutable bucket."""
+        return self._mutable.n_bytes
 
     @property
     def next_due(self) -> int | None:
@@ -153,7 +182,10 @@ class DelayedDeliveryTracker:
             moved: as MESSAGES.
             cutoff: of the tick, ms since the epoch.
         """
-        return where(moved, int64(moved, "deliver_at") < max(self.near_until, cutoff + 1)) if moved.num_rows else moved
+        if not moved.num_rows:
+            return moved
+        due = int64(moved, "deliver_at")
+        return where(moved, (due <= cutoff) | ((due < self.near_until) & ~self._large.wait(moved)))
 
     def find(self, times: Iterable[int]) -> pa.Table:
         """Returns all rows of the mutable bucket, and other rows in state that may be due at some times; keeps them.
@@ -178,7 +210,7 @@ class DelayedDeliveryTracker:
 
     def _add(self, delayed: pa.Table) -> None:
         if delayed.num_rows:
-            is_near = int64(delayed, "deliver_at") < self.near_until
+            is_near = (int64(delayed, "deliver_at") < self.near_until) & ~self._large.wait(delayed)
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
 
@@ -197,8 +229,8 @@ class DelayedDeliveryTracker:
 
         Args:
             load_horizon: from now on all messages due before it are in state; a lower one than before is ignored.
-            near_until: from now on new messages due before it go to a time slot, and are not sealed, but for those of
-                `keep_to_seal`. It is lower than before if the clock has been set back.
+            near_until: from now on new messages due before it go to a time slot, and are not sealed, but for large ones
+                that wait and those of `keep_to_seal`. It is lower than before if the clock has been set back.
 
         Returns:
             the immutable bucket, perhaps empty: rows by `deliver_at`, then position. Those due before the load horizon
@@ -207,7 +239,7 @@ class DelayedDeliveryTracker:
         self.load_horizon = max(load_horizon, self.load_horizon)
         self.near_until = near_until
         bucket = in_order(self._mutable.take_all())
-        is_near = int64(bucket, "deliver_at") < self.load_horizon
+        is_near = (int64(bucket, "deliver_at") < self.load_horizon) & ~self._large.wait(bucket)
         self._slots.add(where(bucket, is_near))
         self._sealed += int((~is_near).sum())
         return concat([bucket, self._to_seal.take_all()])
@@ -221,8 +253,13 @@ class DelayedDeliveryTracker:
         """Begins after a rebuild: `sealed` messages are in immutable buckets, all due at the load horizon or later."""
         self._sealed = sealed
 
-    def get_scheduled_messages(self, cutoff: int) -> pa.Table:
-        """Removes and returns the messages that are due at the cutoff (ms) or before, in the order of delivery."""
+    def get_scheduled_messages(self, cutoff: int, most: Budget | None = None) -> pa.Table:
+        """Removes and returns the messages that are due at the cutoff (ms) or before, in the order of delivery.
+
+        Args:
+            cutoff: ms since the epoch.
+            most: what they may have together; large ones beyond it stay, and come with a later call. None: all come.
+        """
         self.near_until = max(self.near_until, cutoff + 1)
         earliest = self._mutable.earliest
         if earliest is not None and earliest <= cutoff:
@@ -231,7 +268,11 @@ class DelayedDeliveryTracker:
             self.keep_to_seal(where(rows, is_near))
             self._slots.add(where(rows, is_near))
             self._mutable.add(where(rows, ~is_near))
-        return self._slots.take_due(cutoff)
+        return self._slots.take_due(cutoff, most)
+
+    def put_off(self, rows: pa.Table) -> None:
+        """Adds due rows, which `get_scheduled_messages` returns with a later call."""
+        self._slots.add(rows)
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the positions of ledgers whose last message was due at the cutoff (ms) or before.
@@ -251,6 +292,8 @@ class DelayedDeliveryTracker:
             "near_until": self.near_until,
             "load_horizon": self.load_horizon,
         }
+        if self._slots.large:
+            meta["large"] = list(self._slots.large.items())
         if len(self._waiting):
             meta["waiting"] = self._waiting.meta
         if self._to_seal.n_chunks:

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from tracker.buckets.chunks import Chunks
 from tracker.messages import MESSAGES, int64
+from tracker.row_sizes import payload_sizes
 from tracker.store import Store
 
 
@@ -21,6 +22,7 @@ class MutableBucket:
         meta = meta or {"chunks": 0, "rows": 0, "earliest": 0}
         self._chunks = Chunks(store, "mutable", MESSAGES, meta["chunks"], meta["rows"])
         self._earliest = meta["earliest"]
+        self.n_bytes = meta.get("bytes", 0)  # of the payloads; an earlier version did not count them
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -29,7 +31,8 @@ class MutableBucket:
     @property
     def meta(self) -> dict[str, int]:
         """The bucket's metadata, as JSON has it, which the caller saves."""
-        return {"chunks": self._chunks.n_chunks, "rows": self._chunks.n_rows, "earliest": self._earliest}
+        meta = {"chunks": self._chunks.n_chunks, "rows": self._chunks.n_rows, "earliest": self._earliest}
+        return meta | {"bytes": self.n_bytes}
 
     @property
     def earliest(self) -> int | None:
@@ -41,6 +44,7 @@ class MutableBucket:
         if rows.num_rows:
             earliest = int(int64(rows, "deliver_at").min())
             self._earliest = min(earliest, self._earliest) if len(self) else earliest
+            self.n_bytes += int(payload_sizes(rows).sum())
             self._chunks.add(rows)
 
     def all(self) -> pa.Table:
@@ -49,4 +53,5 @@ class MutableBucket:
 
     def take_all(self) -> pa.Table:
         """Removes and returns all rows."""
+        self.n_bytes = 0
         return self._chunks.take_all()

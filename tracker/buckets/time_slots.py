@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tracker.messages import concat, in_order, int64, where
 from tracker.packing import pack, unpack
+from tracker.row_sizes import LARGE_BYTES, Budget, payload_sizes
 from tracker.store import Store, get_present
 
 # About the duration of a quick batch: narrower slots cost more store calls; of wider ones more rows are written again.
@@ -24,11 +25,15 @@ class TimeSlots:
         store: where the rows are kept.
         meta: the attribute of that name, which the caller saves: by slot (ms since the epoch, divided by SLOT_MILLIS)
             its number of values and of rows. None: there are no rows.
+        large: the attribute of that name, which the caller saves: the bytes of large payloads, by slot that has some.
     """
 
-    def __init__(self, store: Store, meta: dict[int, tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, store: Store, meta: dict[int, tuple[int, int]] | None = None, large: dict[int, int] | None = None
+    ) -> None:
         self._store = store
         self.meta = meta or {}
+        self.large = large or {}
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -51,12 +56,16 @@ class TimeSlots:
             chunks, count = self.meta.get(slot, (0, 0))
             self._store.put(_TABLE, (slot, chunks), pack(rows.slice(start, end - start)))
             self.meta[slot] = (chunks + 1, count + end - start)
+            sizes = payload_sizes(rows.slice(start, end - start))
+            if n_bytes := int(sizes[sizes >= LARGE_BYTES].sum()):
+                self.large[slot] = self.large.get(slot, 0) + n_bytes
 
-    def take_due(self, cutoff: int) -> pa.Table:
+    def take_due(self, cutoff: int, most: Budget | None = None) -> pa.Table:
         """Removes and returns the rows that are due at the cutoff or before, in the order of delivery.
 
         Args:
             cutoff: ms since the epoch; it may be within a slot, whose later rows stay.
+            most: what the rows may have together; large ones beyond it stay. None: all come.
         """
         due = []
         for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
@@ -65,6 +74,11 @@ class TimeSlots:
                 is_due = int64(rows, "deliver_at") <= cutoff
                 self.add(where(rows, ~is_due))
                 rows = where(rows, is_due)
+            if most is not None:
+                rows = in_order(rows)
+                fits = most.fitting(rows)
+                self.add(where(rows, ~fits))
+                rows = where(rows, fits)
             due.append(rows)
         return in_order(concat(due))
 
@@ -85,6 +99,7 @@ class TimeSlots:
 
     def _take(self, slot: int) -> pa.Table:
         chunks = []
+        self.large.pop(slot, None)
         for chunk in range(self.meta.pop(slot)[0]):
             chunks.append(self._get(slot, chunk))
             self._store.remove(_TABLE, (slot, chunk))

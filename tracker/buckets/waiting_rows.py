@@ -11,6 +11,7 @@ import pyarrow as pa
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.messages import concat, int64
 from tracker.packing import pack, unpack
+from tracker.row_sizes import in_parts
 from tracker.store import Store, get_present
 
 # The most rows of a packed value: a tick that takes the first rows of a long queue does not rewrite the others.
@@ -60,8 +61,8 @@ class WaitingRows:
 
     def add(self, queue: Queue, rows: pa.Table) -> None:
         """Adds rows of MESSAGES to the end of a queue."""
-        for start in range(0, rows.num_rows, PIECE_ROWS):
-            self._pieces.setdefault(queue, []).append(self._put(rows.slice(start, PIECE_ROWS)))
+        for piece in in_parts(rows, PIECE_ROWS):
+            self._pieces.setdefault(queue, []).append(self._put(piece))
 
     def take(self, limit: Callable[[Queue], int | None]) -> pa.Table:
         """Removes and returns the first rows of each queue, queue by queue.

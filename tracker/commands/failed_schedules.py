@@ -51,6 +51,9 @@ class FailedSchedules:
         for i in ended.tolist():
             number, since = last.get(i, (int(current.numbers[i]), int(current.since[i])))
             rule = current.recurrences.rule(i)
+            if rule.why_unreadable is not None:
+                self._reject(rows.slice(i, 1), int(masks[i]), f"the occurrences after {number}: {rule.why_unreadable}")
+                continue
             if rule.every_millis is not None or (rule.times is not None and number >= rule.times):
                 continue
             one = current.one(i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conf.errors import one_line
 from tracker.properties.delivered import MESSAGE_ID, OCCURRENCE
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, TOO_FAR, BadScheduleError, deliver_at
 from tracker.recurrence.errors import RecurrenceError
@@ -65,9 +66,12 @@ def stored(properties: Mapping[str, str], published: int) -> tuple[Recurrence, i
         rule = recurrence_of(properties)
     except BadScheduleError as error:
         return Recurrence.unreadable(properties, str(error)), published
+    except Exception as error:  # whatever it is, it is of this message alone
+        why = f"{REPEAT} fails with {type(error).__name__}: {one_line(error)[:200]}"
+        return Recurrence.unreadable(properties, why), published
     try:
         return rule, first_of(properties, published)
-    except BadScheduleError:
+    except Exception:
         return rule, published
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
@@ -39,6 +40,7 @@ _ENTRY_AS_KNOWN = (
 )
 _AS_IT_CAME = "operation = 'DELAY' AND sequence IS NULL"
 _ENTRY = ["ledger_id", "entry_id"]
+MAX_LARGE_ROWS = 50_000
 _MAX_RANGES = 50
 
 
@@ -70,6 +72,87 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
         version,
     )
     return typed(rows, MESSAGES)
+
+
+def read_light_segment(tables: Tables, version: int, start: int, end: int, rule: LargeRule) -> pa.Table:
+    """Reads what `read_segment` reads, except rows that are large by a rule."""
+    if not rule.n_bytes:
+        return read_segment(tables, version, start, end)
+    span = f"deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY'"
+    is_large = _is_large(tables, version, span, rule)
+    rows = tables.query(
+        "delayed_index",
+        f"SELECT * FROM delayed_index WHERE {span} AND NOT ({is_large})",  # noqa: S608
+        version,
+    )
+    return typed(rows, MESSAGES)
+
+
+def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[tuple[LargeKey, int]]:
+    """Returns the keys and bytes of large rows of a version of the delayed index, ascending, MAX_LARGE_ROWS at most.
+
+    Args:
+        rule: which rows are large.
+        after: the rows come after this key.
+        end: they are due before this time, ms since the epoch.
+    """
+    if not rule.n_bytes:
+        return []
+    span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
+    chosen = f"{span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)}"
+    if not _count(tables, version, chosen):
+        return []
+    found = tables.query(
+        "delayed_index",
+        f"SELECT deliver_at, ledger_id, entry_id, sum({_size(tables, version, span)}) AS n FROM delayed_index "  # noqa: S608
+        f"WHERE {chosen} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {MAX_LARGE_ROWS}",
+        version,
+    )
+    columns = (found[name].to_pylist() for name in ("deliver_at", "ledger_id", "entry_id", "n"))
+    return [((due, ledger, entry), n) for due, ledger, entry, n in zip(*columns, strict=True)]
+
+
+def read_large(tables: Tables, version: int, rule: LargeRule, after: LargeKey, to: LargeKey) -> pa.Table:
+    """Reads the large rows of a version of the delayed index, as MESSAGES, after one key and up to another one."""
+    span = f"deliver_at >= {after[0]} AND deliver_at <= {to[0]} AND operation = 'DELAY'"
+    if after[0] == to[0]:
+        span += f" AND ledger_id >= {after[1]} AND ledger_id <= {to[1]}"
+        if after[1] == to[1]:
+            span += f" AND entry_id > {after[2]} AND entry_id <= {to[2]}"
+    rows = tables.query(
+        "delayed_index",
+        f"SELECT * FROM delayed_index WHERE {span} AND {_is_after(after)} AND NOT ({_is_after(to)}) "  # noqa: S608
+        f"AND {_is_large(tables, version, span, rule)}",
+        version,
+    )
+    return typed(rows, MESSAGES)
+
+
+def _is_after(key: LargeKey) -> str:
+    """Returns the SQL condition that a row comes after a key."""
+    due, ledger, entry = key
+    of_ledger = f"(ledger_id = {ledger} AND entry_id > {entry})"
+    return f"(deliver_at > {due} OR (deliver_at = {due} AND (ledger_id > {ledger} OR {of_ledger})))"
+
+
+def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
+    """Returns the SQL condition that rows of a span, an SQL condition, are large; it is never null."""
+    others = f" AND topic NOT IN ({', '.join(map(literal, rule.others))})" if rule.others else ""
+    size = _size(tables, version, span)
+    return f"coalesce({size}, 0) >= {rule.n_bytes} AND schedule_key IS NULL AND occurrence IS NULL{others}"
+
+
+def _size(tables: Tables, version: int, span: str) -> str:
+    """Returns SQL for the bytes of a payload; payloads are read for it only where an earlier version wrote some row."""
+    if _count(tables, version, f"{span} AND payload_bytes IS NULL"):
+        return "coalesce(payload_bytes, octet_length(payload))"
+    return "payload_bytes"
+
+
+def _count(tables: Tables, version: int, condition: str) -> int:
+    """Counts the rows of a version of the delayed index for which an SQL condition holds."""
+    sql = f"SELECT count(*) AS n FROM delayed_index WHERE {condition}"  # noqa: S608
+    return sum(tables.query("delayed_index", sql, version)["n"].to_pylist())
 
 
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
@@ -298,6 +381,7 @@ def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:
     """
     n = messages.num_rows
     extra = {
+        "payload_bytes": pc.binary_length(messages["payload"]).cast(pa.int64()),
         "operation": pa.array(["DELAY"] * n, pa.string()),
         "bucket_id": pa.array([bucket_id] * n, pa.int64()),
     }

@@ -164,7 +164,9 @@ class Schedules:
         rule, start = stored(properties, source["publish_time"])
         number = next_number(done, source["deliver_at"])
         before = self._after(done[number - 1], source, rule) if number > 1 else start - 1
-        if number > 1 and rule.next_occurrence(number - 1, before, start, before) is None:
+        rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
+        # Where an occurrence waits, there is one, though the rule may fail by now.
+        if number > 1 and not rows and rule.next_occurrence(number - 1, before, start, before) is None:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
         passed_over = [_done_row(message, n, one) for n, one in done.items() if n >= number - 1]
@@ -173,7 +175,6 @@ class Schedules:
             found.done += passed_over
             return
         subscription = self._names[source["topic"]][message[0]]
-        rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
         last = max(rows, key=lambda one: int(one["sequence"]), default=None)
         by_rule = rule.following(before, start) or self._now
         next_at, sequence = (by_rule, 0) if last is None else (last["deliver_at"], last["sequence"])

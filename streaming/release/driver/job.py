@@ -14,7 +14,7 @@ from streaming.release.attempt import Assignment
 from tracker.in_flight import IN_ORDER, SENDING
 from tracker.key_order import order_keys
 from tracker.messages import Int64Array, int64
-from tracker.packing import unpack
+from tracker.row_sizes import row_sizes
 from tracker.shaping.spans import spans
 
 
@@ -27,6 +27,7 @@ class Job:
     lane: str
     assignments: tuple[Assignment, ...]
     due: Int64Array = field(compare=False)  # when its rows are due, ms since the epoch, ascending, shape (rows,)
+    n_bytes: int = 0  # of its rows, about
     sent_to: int = 0  # an earlier run may have sent the lane's releases up to this tick, this one, too; 0: it has not
     # (first, last) time at which shaped messages are due, ms since the epoch, by source topic and subscription number.
     shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
@@ -74,7 +75,7 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
         assignments: the parts of the release, one for each shard with rows.
         now: the tick that hands it out: the release's own, or the first tick of a later run.
     """
-    tables = [unpack(assignment.body) for assignment in assignments]
+    tables = [assignment.rows() for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
     lane = assignments[0].lane(sending.get("lanes", 1), sending.get("lane_set", 0))
     due = np.sort(np.concatenate([int64(table, "deliver_at") for table in tables]))
@@ -88,6 +89,7 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
         lane=lane,
         assignments=tuple(assignments),
         due=due,
+        n_bytes=sum(int(row_sizes(table).sum()) for table in tables),
         sent_to=sent_to,
         shaped=shaped,
         is_in_order=is_in_order or bool(keys),

@@ -22,8 +22,10 @@ from tracker.packing import unpack
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 
-# After so long a destination that has not taken all is slow; longer than a task waits for one that does not answer.
-_MOST_SECONDS = 15.0
+# How long a task waits for a broker that does not answer. One that throttles a topic answers nothing for long, after a
+# producer batch of many. A destination that answers, and has not taken all half as long after, is slow.
+_PATIENCE_SECONDS = 10.0
+_SLOW_PATIENCE_SECONDS = 40.0
 
 
 class PartSender:
@@ -66,9 +68,9 @@ class PartSender:
             is_slow: whether the destination is slow. Only some are sent to at a time, so that tasks for others run.
         """
         with self._turns if is_slow else contextlib.nullcontext():
-            return self._send(parts)
+            return self._send(parts, is_slow)
 
-    def _send(self, parts: list[OpenPart]) -> PartsSent:
+    def _send(self, parts: list[OpenPart], is_slow: bool) -> PartsSent:
         self._spark_jobs.use_pool()
         [target] = {part.target for part in parts}
         writers = {part.release: self._records.writer(part.job.lane, target) for part in parts}
@@ -89,7 +91,8 @@ class PartSender:
             put_off=self._spacing.put_off(shaped_of(part.job for part in parts), time.time_ns() // 1_000_000),
             pace_file=self._spacing.pace_file,
             apart=frozenset({target}),
-            most_seconds=_MOST_SECONDS,
+            patience_seconds=_SLOW_PATIENCE_SECONDS if is_slow else _PATIENCE_SECONDS,
+            most_seconds=1.5 * (_SLOW_PATIENCE_SECONDS if is_slow else _PATIENCE_SECONDS),
         )
         sent = self._spark_jobs.run([one for part in parts for one in part.job.assignments], 1, attempt, checked_at)
         failed = [one for s in sent for one in s.failed]

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.troubles import Troubles
-from streaming.release.attempt import Assignment
-from streaming.release.driver.job import Job, job_of
+from streaming.release.driver.job import Job
 from streaming.release.driver.job_sender import FinishedJob, JobSender
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.part_sender import PartSender
+from streaming.release.driver.release_files import ReleaseFiles
 from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
@@ -59,6 +59,7 @@ class Releaser:
         troubles: records unwritable destinations and foreign producers.
         routes: of the last batch of the run before; None: there was none.
         folder: of this run, where tasks run on this machine, too; None: they run on other machines.
+        release_folder: for the rows of large releases, as `ReleaseFiles` has it.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Releaser:
         troubles: Troubles | None = None,
         routes: KnownRoutes | None = None,
         folder: Path | None = None,
+        release_folder: Path | None = None,
     ) -> None:
         troubles = troubles or Troubles()
         routes = (routes or KnownRoutes({})).updated_to(settings)
         rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
+        self._files = ReleaseFiles(app_id, release_folder)
         slow_seconds = settings.release.slow_after_millis / 1000
-        self._app_id = app_id
         self._failure: str | None = None
         self._lock = threading.Condition()
         self._stopped = threading.Event()
@@ -139,6 +141,7 @@ class Releaser:
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
         drained: Mapping[Target, tuple[int, bool]] | None = None,
+        large_bytes: int = 0,
     ) -> None:
         """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
 
@@ -147,20 +150,21 @@ class Releaser:
             now: the time from which the batch looked ahead, ms since the epoch.
             cutoff: of the batch, ms since the epoch.
             next_due: no message that is in state after the batch is due before this time, ms since the epoch.
-            bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too.
+            bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too. A
+                large release comes in several parts, in order.
             unwritable: `Offset.unwritable` of the batch's offset.
             drained: the slow targets to which the batch hands out messages that were held back: how many, and whether
                 others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
+            large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
-        releases: dict[tuple[int, int], list[Assignment]] = {}
+        releases: dict[tuple[int, int], dict[int, list[bytes]]] = {}
         for shard, of_tick, kind, body in bodies:
-            assignment = Assignment(self._app_id, shard, of_tick, kind, body)
-            releases.setdefault((of_tick, kind), []).append(assignment)
+            releases.setdefault((of_tick, kind), {}).setdefault(shard, []).append(body)
         with self._lock:
             jobs = {
-                release: job_of(*release, assignments, tick)
-                for release, assignments in sorted(releases.items())
+                release: self._files.job(*release, of_shards, tick)
+                for release, of_shards in sorted(releases.items())
                 if not self._unconfirmed.is_accepted(release)
             }
             if not self._unconfirmed.has_batch and unwritable:
@@ -172,7 +176,7 @@ class Releaser:
             self._unwritable.note_drained(drained or {})
             planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
-            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {})
+            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {}, large_bytes)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Waits until all releases are written down but for open parts; returns whether they are in time."""

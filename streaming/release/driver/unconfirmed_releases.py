@@ -88,7 +88,14 @@ class UnconfirmedReleases:
             self._accepted.add(job.release)
             self._jobs[job.release] = job
 
-    def end_batch(self, tick: int, cutoff: int, next_due: int, waiting: dict[str, dict[str, list[list[int]]]]) -> None:
+    def end_batch(
+        self,
+        tick: int,
+        cutoff: int,
+        next_due: int,
+        waiting: dict[str, dict[str, list[list[int]]]],
+        large_bytes: int = 0,
+    ) -> None:
         """Ends a batch, whose releases have all been added: its tick can be confirmed when these are written down.
 
         Args:
@@ -96,10 +103,13 @@ class UnconfirmedReleases:
             cutoff: of the batch, ms since the epoch.
             next_due: no message that is in state after the batch is due before this time, ms since the epoch.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
+            large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
         with self._lock:
             self._cutoffs.append((tick, cutoff))
-            self._feedback = replace(self._feedback, next_due=next_due, waiting=(tick, waiting))
+            self._feedback = replace(
+                self._feedback, next_due=next_due, waiting=(tick, waiting), large_bytes=large_bytes
+            )
             self.confirm()
 
     def note_written(self, jobs: Iterable[Job]) -> None:
@@ -129,6 +139,7 @@ class UnconfirmedReleases:
                 settled=settled,
                 lookahead_millis=self._lookahead.millis,
                 in_flight=sum(job.rows_due(soon) for job in self._jobs.values()),
+                in_flight_bytes=sum(job.n_bytes for job in self._jobs.values()),
                 unwritable=self._unwritable(),
             )
             self._publish()

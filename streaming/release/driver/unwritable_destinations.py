@@ -35,6 +35,7 @@ class _Stuck:
     rejects: str = ""  # the reason with which due messages are rejected; empty: they wait
     delay: float = _FIRST_DELAY_SECONDS  # until the next attempt, seconds
     is_slow: bool = False
+    was_slow: bool = False  # until it could not be written: then it is slow again
     drain: Drain = field(default_factory=Drain)  # of a slow one
     sending_since: float = 0.0  # since when the oldest parts are sent, seconds, monotonic; 0: they are not
 
@@ -228,7 +229,7 @@ class UnwritableDestinations:
     def _set_slow(self, stuck: _Stuck, is_slow: bool) -> None:
         """Notes that a destination that could not be written is only slow, or that a slow one can't be written."""
         if is_slow != stuck.is_slow:
-            stuck.is_slow, stuck.drain = is_slow, Drain()
+            stuck.is_slow, stuck.was_slow, stuck.drain = is_slow, not is_slow, Drain()
             stuck.since, stuck.sending_since = time.time_ns() // 1_000_000, 0.0
             self._end_trouble(UNWRITABLE if is_slow else SLOW, stuck)
 
@@ -274,6 +275,9 @@ class UnwritableDestinations:
                 self._tell(stuck, sent.reason)
                 continue
             stuck.delay = 0.0
+            if stuck.was_slow:
+                self._set_slow(stuck, is_slow=True)
+                self._tell(stuck, "it could not be written, and was slow before")
             is_over = self._keeps_up(target, stuck)
             while self._is_on_its_way(target):
                 if self._stopped.wait(_POLL_SECONDS):

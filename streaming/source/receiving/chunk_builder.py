@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -15,6 +16,7 @@ from broker.position import EntrySet, Position, SourceTopic
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
@@ -38,9 +40,11 @@ class ChunkBuilder:
         max_delay_millis: the longest delay of a message, ms; 0: any.
         max_size: the most bytes of a message: of payload, keys and properties together.
         details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        recurring: takes in recurring messages; None: their number is not limited.
 
     Attributes:
         entries: the whole entries in it.
+        rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
 
@@ -50,11 +54,14 @@ class ChunkBuilder:
         max_delay_millis: int,
         max_size: int,
         details: MessageDetails | None = None,
+        recurring: Recurring | None = None,
     ) -> None:
         self._source = source
         self._max_delay_millis = max_delay_millis
         self._max_size = max_size
         self._details = details
+        self.rule_cost = RuleCost()
+        self._first = None if recurring is None else partial(self.rule_cost.of, recurring.first)
         self._now = time.time_ns() // 1_000_000
         self._rows: list[_Row] = []
         self._entry: tuple[Position, int, int | None] | None = None
@@ -180,7 +187,7 @@ class ChunkBuilder:
         published, happened = message.publish_timestamp(), message.event_timestamp()
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
-            given = scheduling(properties, published, self._now, self._max_delay_millis)
+            given = scheduling(properties, published, self._now, self._max_delay_millis, self._first)
             reason = given.reason
         if not 0 <= happened <= _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"

@@ -62,6 +62,7 @@ class ReceivedChunks:
         last_in_batch: the last entry that is in a batch.
         waiting_messages: the number of messages that are in no batch yet.
         waiting_bytes: their bytes, about.
+        kept_bytes: about the bytes of all chunks, in batches or not.
     """
 
     def __init__(self, topic: str, after: Position) -> None:
@@ -72,6 +73,7 @@ class ReceivedChunks:
         self.last_in_batch = after
         self.waiting_messages = 0
         self.waiting_bytes = 0
+        self.kept_bytes = 0
 
     def has_due(self, cutoff: int) -> bool:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
@@ -110,6 +112,8 @@ class ReceivedChunks:
     def take_into_batch(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
         """Takes waiting chunks into a batch: see `Receiver.take_into_batch`."""
         messages = n_bytes = 0
+        if max_messages <= 0 or max_bytes <= 0:
+            return self.last_in_batch, 0, 0
         for chunk in self._chunks:
             if chunk.last <= self.last_in_batch:
                 continue
@@ -134,9 +138,11 @@ class ReceivedChunks:
         """Drops the chunks whose entries all come up to a given one."""
         while self._chunks and self._chunks[0].last <= last:
             self._chunks.popleft()
+        self.kept_bytes = sum(chunk.n_bytes for chunk in self._chunks)
 
     def _note_in_batch(self, end: Position) -> None:
         self.last_in_batch = end
         left = [chunk for chunk in self._chunks if chunk.last > end]
         self.waiting_messages = sum(chunk.n_messages for chunk in left)
         self.waiting_bytes = sum(chunk.n_bytes for chunk in left)
+        self.kept_bytes = sum(chunk.n_bytes for chunk in self._chunks)

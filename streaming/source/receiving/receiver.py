@@ -21,18 +21,27 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
+from streaming.source.receiving.recurring import Recurring
+from streaming.source.receiving.room import Room
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
+_CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
+_RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
+_RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_MILLIS = 20  # a message that comes so soon after another joins its chunk, because each table has a fixed cost
 _IDLE_MILLIS = 500  # the receiver is idle when it has waited so long for a message
 _REST_OF_ENTRY_MILLIS = 60_000  # how long the receiver waits for the other messages of an entry
 # The client gives up a chunked message, and acknowledges its chunks, when the last chunk has not come a minute after
 # the first. So a consumer without room for half a minute is closed; a later one gets the chunks again.
 _ROOM_SECONDS = 30.0
+_SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
+_MEAN_OF = 100  # the mean size of a message is that of about so many last ones
+# The client's queue is made larger only while messages come in fast, because that takes another connection.
+_QUEUES = 4
 
 
 @dataclass(frozen=True)
@@ -44,12 +53,16 @@ class Limits:
         max_size: the most bytes of a message: of payload, keys and properties together.
         max_messages: the most messages that may wait for a batch.
         max_bytes: the most bytes that may wait for a batch.
+        room: the room that all receivers share; None: this one has its own.
+        queue_size: returns how many messages of a mean size, bytes, the client may fetch ahead; None: any.
     """
 
     max_delay_millis: int
     max_size: int
     max_messages: int
     max_bytes: int
+    room: Room | None = None
+    queue_size: Callable[[float], int] | None = None
 
 
 class Receiver:
@@ -65,6 +78,7 @@ class Receiver:
         limits: of messages, and of how many of them wait.
         broker: answers what the client does not: indexes, chunks, how far the broker has sent.
         details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        recurring: takes in recurring messages; None: their number is not limited.
         on_received: called when messages have come in.
         on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
         replicated_from: called with a producer's name and an entry; returns the cluster from which the entry came;
@@ -82,6 +96,7 @@ class Receiver:
         limits: Limits,
         broker: TopicQuestions,
         details: MessageDetails | None,
+        recurring: Recurring | None = None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
         replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
@@ -91,6 +106,7 @@ class Receiver:
         self._subscribe = subscribe
         self._limits = limits
         self._details = details
+        self._recurring = recurring
         self._on_received = on_received
         self._on_rows = on_rows
         self._replicated_from = replicated_from
@@ -111,6 +127,9 @@ class Receiver:
         self._consumer: pulsar.Consumer | None = None
         self._is_idle = False
         self._is_cut_off = False
+        self._mean_bytes: float | None = None  # of a message; None: none has come
+        self._queue_size = 0  # with which the consumer was opened; 0: no limit is known
+        self._received = 0  # messages since the consumer was opened
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
     def start(self) -> None:
@@ -121,6 +140,11 @@ class Receiver:
     def waiting(self) -> int:
         """The number of messages that have come in and are in no batch yet."""
         return self._chunks.waiting_messages
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About the bytes of the messages that have come in and are in no batch yet."""
+        return self._chunks.waiting_bytes
 
     @property
     def last_received(self) -> Position:
@@ -150,6 +174,14 @@ class Receiver:
     def connect_again(self) -> None:
         """Lets the receiver's thread open a new consumer, where the broker wrongly takes the present one for full."""
         self._is_cut_off = True
+
+    def begin_queue(self) -> int:
+        """Returns how many messages a new consumer may fetch ahead. Before any has come, messages count as large."""
+        of_size = self._limits.queue_size
+        mean = float(self._limits.max_size) if self._mean_bytes is None else self._mean_bytes
+        self._queue_size = 0 if of_size is None else of_size(mean)
+        self._received = 0
+        return self._queue_size
 
     def has_due(self, cutoff: int) -> bool:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
@@ -183,11 +215,11 @@ class Receiver:
     def take_into_batch(
         self, max_messages: int, max_bytes: int, up_to: Position | None = None
     ) -> tuple[Position, int, int]:
-        """Takes waiting chunks into a batch, as many as fit, but at least one.
+        """Takes waiting chunks into a batch, as many as fit, but at least one if there is room at all.
 
         Args:
-            max_messages: the most messages of this topic partition in the batch.
-            max_bytes: the most bytes of it in the batch.
+            max_messages: the most messages of this topic partition in the batch; 0: there is no room.
+            max_bytes: the most bytes of it in the batch; 0: there is no room.
             up_to: the last entry that the batch may have; None: any.
 
         Returns:
@@ -222,6 +254,7 @@ class Receiver:
         """Drops the rows of entries up to a given one, because Spark has committed their batch."""
         with self._changed:
             self._chunks.forget(last)
+            self._note_kept()
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
@@ -276,17 +309,19 @@ class Receiver:
             close_quietly(consumer)
 
     def _wait_for_room(self, timeout_seconds: float | None = None) -> bool:
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
-            return self._changed.wait_for(
-                lambda: (
-                    self._stopped.is_set()
-                    or (
-                        self._chunks.waiting_messages < self._limits.max_messages
-                        and self._chunks.waiting_bytes < self._limits.max_bytes
-                    )
-                ),
-                timeout_seconds,
-            )
+            while not self._changed.wait_for(self._has_room, _SHARED_ROOM_SECONDS):
+                if until is not None and time.monotonic() > until:
+                    return False
+        return True
+
+    def _has_room(self) -> bool:
+        return self._stopped.is_set() or (
+            self._chunks.waiting_messages < self._limits.max_messages
+            and self._chunks.waiting_bytes < self._limits.max_bytes
+            and (self._limits.room is None or self._limits.room.has_room(self.source.name))
+        )
 
     def receive(self, consumer: pulsar.Consumer) -> None:
         """Receives the messages of the next moment, and keeps them as a chunk.
@@ -303,13 +338,15 @@ class Receiver:
             message = self._check_end(consumer)
             if message is None:
                 return
-        builder = ChunkBuilder(self.source, self._limits.max_delay_millis, self._limits.max_size, self._details)
+        limits = self._limits
+        builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS
         while True:
             self._take(builder, message)
             if builder.is_whole and (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
-                or builder.n_bytes >= self._limits.max_bytes // 8
+                or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
+                or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline
             ):
                 break
@@ -321,6 +358,8 @@ class Receiver:
                 raise
         if len(builder):
             self._keep(builder)
+        if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
+            self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: ChunkBuilder, message: Any) -> None:
         """Adds a message to a chunk, unless it came before."""
@@ -363,8 +402,30 @@ class Receiver:
             self._may_be_chunked = self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
             self._chunks.add(rows, builder.n_bytes, builder.entries.last)
+            self._note_kept()
             self._changed.notify_all()
         self._on_received()
+        self._fit_queue(len(builder), builder.n_bytes)
+
+    def _note_kept(self) -> None:
+        if self._limits.room is not None:
+            self._limits.room.note(self.source.name, self._chunks.kept_bytes)
+
+    def _fit_queue(self, messages: int, n_bytes: int) -> None:
+        """Opens a new consumer where messages are of another size than the client's queue is made for.
+
+        Args:
+            messages: that have come in.
+            n_bytes: of them.
+        """
+        mean, share = n_bytes / messages, min(1.0, messages / _MEAN_OF)
+        self._mean_bytes = mean if self._mean_bytes is None else self._mean_bytes + share * (mean - self._mean_bytes)
+        self._received += messages
+        if self._limits.queue_size is None or not self._queue_size:
+            return
+        size = self._limits.queue_size(self._mean_bytes)
+        is_busy = self._received >= _QUEUES * self._queue_size
+        self._is_cut_off |= 2 * size <= self._queue_size or (size >= _QUEUES * self._queue_size and is_busy)
 
     def _check_end(self, consumer: pulsar.Consumer) -> Any:
         """Checks, while no message comes, whether all entries up to `_awaited` have been read, and notes it if so.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from broker.clusters.replication import SOURCE_POSITION
@@ -31,7 +31,13 @@ class Scheduling(NamedTuple):
     retry: RetryProperties | None = None  # of a message that was sent back for a retry
 
 
-def scheduling(properties: Mapping[str, str], published: int, now: int, max_delay_millis: int = 0) -> Scheduling:
+def scheduling(
+    properties: Mapping[str, str],
+    published: int,
+    now: int,
+    max_delay_millis: int = 0,
+    first: Callable[[Mapping[str, str], int], int] | None = None,
+) -> Scheduling:
     """Reads and checks the properties of a message that comes in.
 
     Args:
@@ -39,6 +45,8 @@ def scheduling(properties: Mapping[str, str], published: int, now: int, max_dela
         published: when it was published, ms since the epoch.
         now: when it came in, ms since the epoch.
         max_delay_millis: the longest delay that is accepted, ms; 0: any.
+        first: returns when the first occurrence of a recurring message is, by its properties and publish time, or
+            raises BadScheduleError; None: as `accepted_first`.
     """
     try:
         if RETRY_OF in properties:
@@ -47,7 +55,8 @@ def scheduling(properties: Mapping[str, str], published: int, now: int, max_dela
         if is_occurrence(properties):
             return Scheduling(due)
         if REPEAT in properties:
-            due, occurrence = accepted_first(properties, published, max_delay_millis), 1
+            occurrence = 1
+            due = first(properties, published) if first else accepted_first(properties, published, max_delay_millis)
         key = schedule_key(properties) if SCHEDULE_KEY in properties else None
     except BadScheduleError as error:
         return Scheduling(min(published, now), str(error))

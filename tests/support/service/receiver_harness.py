@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from broker.position import START, Position, SourceTopic
 from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.recurring import Recurring
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeMessage
 from tracker.messages import concat
 
@@ -23,7 +24,12 @@ class Harness:
     """A receiver that is driven by hand, and what is taken of it, batch after batch."""
 
     def __init__(
-        self, after: Position = START, broker: FakeBroker | None = None, max_size: int = 1_000, details: Any = None
+        self,
+        after: Position = START,
+        broker: FakeBroker | None = None,
+        max_size: int = 1_000,
+        details: Any = None,
+        recurring: Recurring | None = None,
     ) -> None:
         self.broker: Any = broker or FakeBroker()
         limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
@@ -36,6 +42,7 @@ class Harness:
             limits=limits,
             broker=side,
             details=details,
+            recurring=recurring,
             on_received=lambda: None,
         )
         self.taken: list[pa.Table] = []

@@ -23,7 +23,6 @@ from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING
 from tracker.key_order import order_keys
 from tracker.messages import MESSAGES
-from tracker.packing import unpack
 from tracker.readable import readable
 from tracker.shaping.spans import SHAPED
 
@@ -96,7 +95,7 @@ class _Release:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self.rows = rows = unpack(assignment.body)
+        self.rows = rows = assignment.rows()
         self.unsendable: dict[int, str] = {}
         self.sending: dict[str, Any] = json.loads((rows.schema.metadata or {}).get(SENDING.encode(), b"{}"))
         self.batch_millis: int = self.sending.get("batch_millis", 0)

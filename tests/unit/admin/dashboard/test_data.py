@@ -54,8 +54,12 @@ def rescheduled(sequence: int, due: int, applied_at: int) -> dict[str, Any]:
         ([delay(NOW), held(9)], [rescheduled(4, NOW - HOUR, NOW - 7)], [NOW - 7]),  # it was due at once
         ([delay(NOW), held(3)], [rescheduled(4, NOW + HOUR, NOW)], [NOW]),
         ([delay(1, properties=None), {**held(3), "properties": None}], [], [PUBLISHED]),
+        ([delay(NOW), {**held(3), "properties": [("deliverAt", "soon")]}], [], [NOW]),  # of an import
     ],
-    ids=["sealed", "not sealed", "moved for another", "twice", "moved", "moved to now", "moved later", "due at once"],
+    ids=[
+        *("sealed", "not sealed", "moved for another", "twice", "moved", "moved to now", "moved later", "due at once"),
+        "no time",
+    ],
 )
 def test_a_message_was_held_back_when_it_came_due(
     tables: Tables,

@@ -28,6 +28,10 @@ class FakeControl:
     def __init__(self) -> None:
         self.request_ids: list[str] = []
 
+    def partitions(self, topic: str) -> list[str] | None:
+        """Returns None: the broker does not answer."""
+        return None
+
     async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         self.request_ids += [request.request_id for request in requests]
         return [Outcome("a", MessageRef(1, 2), "APPLIED", "", True)]

@@ -256,7 +256,7 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
     assert (recorded[TOPIC]["a"]["open"], recorded[TOPIC]["a"]["recalled"]) == ([[1, 1]], [[2, 1]])
     job.broken.clear()
     wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "the first has arrived")
-    assert job.open("a") == []
+    wait_until(lambda: job.open("a") == [], 5, "and is not open any more")
     job.submit(3, unwritable=recorded)
     wait_until(lambda: job.open("a") is None, 10, "it can be written")
     job.has_confirmed(3)
@@ -299,3 +299,19 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
     assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}
+
+
+def test_one_that_is_slow_and_does_not_answer_for_a_while_is_slow_again_and_not_given_all_that_waits(
+    make: Callable[..., Job],
+) -> None:
+    job = make()
+    job.throttled.add("a")
+    job.submit(1, [1])
+    wait_until(lambda: [t.kind for t in job.troubles.current()] == ["slow"], 5, "it is named")
+    job.broken["a"] = "the broker has not answered"
+    wait_until(lambda: 1 in (job.open("a") or []), 5, "it is open")
+    job.submit(2)
+    wait_until(lambda: [t.kind for t in job.troubles.current()] == ["unwritable"], 5, "it does not answer")
+    job.broken.clear()
+    wait_until(lambda: [t.kind for t in job.troubles.current()] == ["slow"], 10, "it is slow again")
+    wait_until(lambda: (job.feedback.last.unwritable or {})[TOPIC]["a"].get("round"), 10, "it is asked for more")

@@ -1,0 +1,76 @@
+"""Large messages on the running job, with a small heap: they get through, and hold up no other topic."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from broker.standalone import EmbeddedBroker
+from tests.support.service.harness import Collector, Job, now, wait_until
+from warehouse.audit.accounts import run_audit
+
+SIZE = 400_000
+AT_ONCE = 400
+BACKLOGS, EACH = 12, 12
+
+
+def send(client: pulsar.Client, topic: str, n: int, due: int, size: int) -> set[bytes]:
+    """Sends messages that begin with their topic and number; returns these beginnings."""
+    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True, max_pending_messages=20)
+    noise = os.urandom(size)
+    names = [b"%s-%d " % (topic.rpartition("/")[2].encode(), i) for i in range(n)]
+    for name in names:
+        producer.send_async((name + noise)[: max(size, len(name))], None, properties={"deliverAt": str(due)})
+    producer.flush()
+    producer.close()
+    return set(names)
+
+
+@pytest.mark.long
+def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_through(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    small, at_once = f"{topic}_small", f"{topic}_at_once"
+    backlogs = [f"{topic}_backlog{i}" for i in range(BACKLOGS)]
+    routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in (small, at_once, *backlogs)]
+    # All that is due at the instant, and each of its several copies in Spark's JVM, is as much as its heap.
+    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "520m"}})
+    sent = set()
+    for backlog in backlogs:
+        sent |= send(pulsar_client, backlog, EACH, now() - 1_000, SIZE)
+    for source in (small, at_once, *backlogs):
+        collector.collect(f"{source}-a")
+
+    def came() -> list[tuple[bytes, int]]:
+        received = [m for of_topic in list(collector.received.values()) for m in list(of_topic)]
+        return [(re.match(rb"[^ ]+ ", m.payload)[0], m.received_at) for m in received]  # type: ignore[index]
+
+    try:
+        job.start()
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 180, f"the backlogs\n{job.log}")
+        due = now() + round(25_000 * job.pace)
+        sent |= send(pulsar_client, at_once, AT_ONCE, due, SIZE)
+        assert now() < due, "the machine is too slow for this test"
+        sent |= send(pulsar_client, small, 50, due + 100, 100)
+        wait_until(lambda: len(collector.received[f"{at_once}-a"]) >= AT_ONCE // 4, 180, f"a part of them\n{job.log}")
+        job.kill9()
+        job.stop()
+        job.start()
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 240, f"all messages\n{job.log}")
+        assert Counter(name for name, _ in came()) == Counter(sent), "each once"
+        first, last = (
+            {source: pick(m.received_at for m in collector.received[f"{source}-a"]) for source in (small, at_once)}
+            for pick in (min, max)
+        )
+        assert min(first.values()) >= due, "none early"
+        assert last[small] < last[at_once], "small messages do not wait until all large ones have come"
+        assert not any("OutOfMemory" in file.read_text(errors="replace") for file in tmp_path.rglob("spark.log"))
+        wait_until(lambda: run_audit(job.settings).is_clean, 60, "an audit without findings")
+        assert job.terminate() == 0
+    finally:
+        job.stop()

@@ -1,0 +1,170 @@
+"""Rows and commands with any values, by every way in: none raises an error, and their neighbours come once, in time.
+
+The values are made up without a look at what is checked where.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from broker.position import Position, SourceTopic
+from streaming.release.outgoing import why_unsendable
+from streaming.source.receiving.chunk_builder import ChunkBuilder
+from tests.support.fuzzing.examples import examples
+from tests.support.servers.fake_pulsar import FakeId, FakeMessage
+from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
+from tests.support.tracker.messages import TOPIC, command, messages
+from tracker.commands import schema
+from tracker.commands.decode import decode
+from tracker.commands.schema import SubscriptionRule
+from tracker.entry_log import entries_of
+from tracker.messages import MESSAGES
+from tracker.wire.delaylake_pb2 import ControlCommand
+from warehouse.queries.index_rows import to_index
+
+DUE = NOW + 8 * SECOND
+# The first entries of what is in the tables and what comes by the topic: of rows with any values, and their neighbours.
+PLANTED, BESIDE, SENT, BESIDE_SENT = 0, 10, 20, 30
+N = 4  # neighbours
+
+NUMBERS = st.sampled_from(
+    [0, 1, -1, NOW, DUE, DUE - 1, NOW - 10**12, 2**31 - 1, 2**53, 2**62, 253_402_300_799_999, 253_402_300_800_000]
+)
+WORDS = st.sampled_from(
+    [
+        *("", "0", "-1", "1", "9" * 18, "9" * 30, "1e9", "NaN", "5s", "1.5h", str(DUE), str(NOW), "\x00", "é" * 600),
+        *("replace", "keep", "debounce", "once", "all", "skip", "UTC", "Europe/Berlin", "Moon/Base", "a", "b", "zzz"),
+        *("@every 1s", "@every 5s", "@every 0s", "* * * * *", "*/2 * * * * *", "0 0 31 2 *", "FREQ=DAILY;COUNT=3"),
+        *("FREQ=MONTHLY;BYMONTH=11;BYDAY=1MO,12TU", "FREQ=YEARLY;BYWEEKNO=53", "FREQ=", "RRULE:FREQ=SECONDLY"),
+        *("1:100", "1:100:-1:-1", "7:0:x", "[]", "[", '["\\ud800"]', "base64", "1:101:0:0", "redrive-x"),
+    ]
+)
+NAMED = st.sampled_from(
+    [
+        *("deliverAt", "deliverAfter", "scheduleKey", "scheduleMode", "debounceMax", "repeat", "timeZone", "misfire"),
+        *("repeatUntil", "repeatTimes", "retryOf", "retrySubscription", "retryReason", "retryAfter", "redriveRequest"),
+        *("redriveBy", "expireAt", "expireAfter", "delaylake.messageId", "delaylake.occurrence", "delaylake.attempt"),
+        *("delaylake.reasons", "delaylake.shapedFrom", "delaylake.keyEncoding", "", "traceparent"),
+    ]
+)
+PAIRS = st.lists(st.tuples(NAMED, WORDS), max_size=5, unique_by=lambda pair: pair[0])
+MAYBE = st.none() | WORDS
+
+# Any row of the table; what identifies it is as it is.
+ROW = st.fixed_dictionaries(
+    {},
+    optional={
+        "deliver_at": NUMBERS,
+        "publish_time": NUMBERS,
+        "event_time": NUMBERS,
+        "producer_name": MAYBE,
+        "key": MAYBE,
+        "ordering_key": MAYBE,
+        "ordering_key_bytes": st.none() | st.binary(max_size=3),
+        "properties": st.lists(st.tuples(NAMED, MAYBE), max_size=5, unique_by=lambda pair: pair[0]),
+        "payload": st.none() | st.binary(max_size=3),
+        "key_encoding": MAYBE,
+        "was_due": st.none() | NUMBERS,
+        "schedule_key": MAYBE,
+        "key_since": st.none() | NUMBERS,
+        "attempt": st.none() | st.sampled_from([0, 1, -1, 5, 2**31 - 1]),
+        "retry_reasons": MAYBE,
+        "shaped_from": st.none() | NUMBERS,
+        "occurrence": st.none() | st.sampled_from([0, 1, 7, -1, 2**62]),
+        "occurrence_at": st.none() | NUMBERS,
+    },
+)
+MESSAGE = st.fixed_dictionaries(
+    {"props": PAIRS.map(dict)},
+    optional={
+        "payload": st.none() | st.binary(max_size=3),
+        "key": WORDS,
+        "ordering": WORDS,
+        "published": NUMBERS.filter(lambda n: n >= 0),
+        "happened": st.integers(0, 2**64 - 1),
+        "producer": WORDS,
+    },
+)
+KINDS = st.sampled_from(
+    [schema.CANCEL, schema.SKIP, schema.RESCHEDULE, schema.RESTORE, schema.RETRY, *schema.SCHEDULE_KINDS]
+)
+ORDER = st.tuples(KINDS, st.integers(0, 6), NUMBERS.filter(lambda n: 0 < n < 253_402_300_800_000), st.integers(1, 3))
+
+
+def neighbours(first: int) -> pa.Table:
+    return messages([(1, first + i, DUE + i) for i in range(N)], publish_time=NOW)
+
+
+def came_in(found: list[dict[str, Any]], first: int) -> pa.Table:
+    """What a receiver makes of messages."""
+    builder = ChunkBuilder(SourceTopic(TOPIC, TOPIC, -1), 0, 1 << 20)
+    for i, fields in enumerate(found):
+        builder.start_entry(Position(1, first + i), 1, None)
+        builder.add(FakeMessage(FakeId(1, first + i), **fields), -1)
+    return builder.build()
+
+
+@pytest.mark.slow
+@effort(
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to make an example smaller takes minutes
+)
+@given(
+    st.lists(ROW, min_size=1, max_size=4),
+    st.lists(MESSAGE, min_size=1, max_size=4),
+    st.lists(ORDER, max_size=4),
+    st.booleans(),
+)
+def test_no_row_and_no_command_stops_its_neighbours(
+    rows: list[dict[str, Any]], sent: list[dict[str, Any]], orders: list[tuple[str, int, int, int]], is_lost: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        service = Service(Path(folder))
+        service.is_contained = True
+        # By the tables, as an import or an earlier version left them.
+        planted = [
+            messages([(1, PLANTED + i, row.get("deliver_at", DUE))], **{**row, "properties": row.get("properties", [])})
+            for i, row in enumerate(rows)
+        ]
+        in_tables = pa.concat_tables([*planted, neighbours(BESIDE)])
+        service.tables.append("delayed_index", to_index(in_tables, 0), {})
+        service.tables.append("entries", entries_of(in_tables), {})
+        service.lose_checkpoint()
+        # By the topic.
+        service.step(pa.concat_tables([came_in(sent, SENT), neighbours(BESIDE_SENT)]), seals=True)
+        for number, (kind, entry, at, bits) in enumerate(orders):
+            place = PLANTED + entry if entry < 4 else SENT + entry - 4
+            chosen = [b for b in (0, 1) if bits >> b & 1]
+            service.step(order=command(f"r{number}", 1, place, chosen, -1, at, kind=kind))
+        if is_lost:
+            service.lose_checkpoint()
+        for _ in range(20):
+            effects = service.step(seals=True)
+            for release in effects.releases:
+                why_unsendable(release.rows.select(MESSAGES.names))
+            service.arrive([True], is_written=True)
+        for name in NAMES:
+            for entry in (*range(BESIDE, BESIDE + N), *range(BESIDE_SENT, BESIDE_SENT + N)):
+                assert service.numbers(name, entry) == [None], (name, entry)
+
+
+@effort(max_examples=examples(2_000), deadline=None)
+@given(st.lists(st.binary(max_size=60) | st.builds(lambda **of: ControlCommand(**of).SerializeToString(),
+       request_id=WORDS, topic=WORDS | st.just(TOPIC), subscriptions=st.lists(WORDS, max_size=3), issued_by=WORDS,
+       issued_at=NUMBERS), max_size=4))  # fmt: skip
+def test_no_bytes_on_the_control_topic_raise_an_error(payloads: list[bytes]) -> None:
+    rows = pa.concat_tables(
+        [MESSAGES.empty_table(), *(messages([(9, i, 0)], payload=payload) for i, payload in enumerate(payloads))]
+    )
+    decoded = decode(rows, {TOPIC: [SubscriptionRule(name, False) for name in NAMES]})
+    assert decoded.rejects.num_rows <= len(payloads)

@@ -1,0 +1,177 @@
+"""Large messages that are due soon wait in the delayed index until there is room for them: clock, shard and tables."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import streaming.source.clock
+from streaming.checkpoint.offset import Offset
+from streaming.release.feedback import Feedback
+from streaming.source.clock import Clock, ClockSettings
+from tests.support.tracker.messages import TOPIC, messages
+from tracker import Shard, TickInput
+from tracker.buckets.large_rows import LargeRule
+from tracker.messages import concat, int64
+from tracker.row_sizes import LARGE_BYTES, payload_sizes
+from tracker.store import MemoryStore
+from tracker.tick import Effects
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import large_due, read_large, read_light_segment, rows_due, to_index
+
+START = 1_790_000_000_000
+ROOM = 10 * LARGE_BYTES  # for large rows in state and on their way
+ORDERED = "persistent://public/default/ordered"
+
+Position = tuple[int, int]
+
+
+class Service:
+    """A job of one shard on tables, without Spark and broker. What is handed out is written down `slow` ticks later."""
+
+    def __init__(self, folder: Path, slow: int = 2) -> None:
+        self.tables = Tables(f"file:{folder}")
+        self.tables.create()
+        self.store = MemoryStore()
+        self.clock = Clock(ClockSettings("run", 400, 1_500, 6_000))
+        self.offset = Offset()
+        self.feedback = Feedback()
+        self.now, self.slow = START, slow
+        self.rule = LargeRule(LARGE_BYTES, (ORDERED,))
+        self.on_their_way: list[tuple[int, int]] = []  # (tick, bytes)
+        self.released: list[tuple[Position, int, int]] = []  # (position, due, cutoff when it was handed out)
+        self.most_bytes = 0  # of large payloads in state and on their way
+        self.ticks_with_waiting = 0
+
+    def restart(self) -> None:
+        self.clock = Clock(ClockSettings(f"run{self.now}", 400, 1_500, 6_000))
+
+    def step(self, came: pa.Table | None = None, later: int = 200) -> Effects:
+        self.now += later
+        first = self.offset
+        last = self.clock.next(
+            first,
+            self.now,
+            self.now / 1000,
+            self.feedback,
+            partial(self.tables.version, "delayed_index"),
+            partial(rows_due, self.tables),
+            partial(large_due, self.tables),
+            self.rule,
+        )
+        self.offset = last = replace(last, max_bytes=ROOM)
+        segment = []
+        rule, version = last.large_rows.rule, last.index_version
+        if first.load_horizon < last.load_horizon:
+            segment.append(read_light_segment(self.tables, version, first.load_horizon, last.load_horizon, rule))
+        if last.large and first.large_to < last.large_to:
+            segment.append(read_large(self.tables, version, rule, first.large_to, last.large_to))
+        shard = Shard(self.store, {TOPIC: ["a"], ORDERED: ["a"]}, 50_000)
+        given = TickInput(messages=concat([came] if came is not None else []), segment=concat(segment))
+        effects = shard.apply(Offset.from_json(last.to_json()).to_tick(), given)
+        if effects.bucket.num_rows:
+            self.tables.append("delayed_index", to_index(effects.bucket, last.tick), {"app": last.tick})
+        for release in effects.releases:
+            if release.tick == last.tick:
+                rows = release.rows
+                sizes = payload_sizes(rows)
+                self.on_their_way.append((last.tick, int(sizes[sizes >= LARGE_BYTES].sum())))
+                columns = (int64(rows, name).tolist() for name in ("ledger_id", "entry_id", "deliver_at"))
+                self.released += [((lg, e), due, last.cutoff) for lg, e, due in zip(*columns, strict=True)]
+        self.on_their_way = [(tick, n) for tick, n in self.on_their_way if tick > last.tick - self.slow]
+        in_state = effects.status["large_bytes"]
+        on_their_way = sum(n for _, n in self.on_their_way)
+        self.most_bytes = max(self.most_bytes, in_state + on_their_way)
+        self.ticks_with_waiting += last.large_rows.after is not None
+        confirmed = last.tick - self.slow
+        self.feedback = Feedback(
+            confirmed=max(0, confirmed),
+            next_due=effects.status["next_due"],
+            in_flight_bytes=on_their_way,
+            large_bytes=in_state,
+        )
+        return effects
+
+    def run_until(self, n: int, most: int = 400) -> None:
+        for _ in range(most):
+            if len(self.released) >= n:
+                break
+            self.step()
+        for _ in range(40):
+            self.step()
+
+
+@pytest.fixture(autouse=True)
+def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming.source.clock, "MAX_LARGE_BYTES", ROOM)
+    monkeypatch.setattr(streaming.source.clock, "_MAX_LOADED_BYTES", 5 * LARGE_BYTES)
+    monkeypatch.setattr(streaming.source.clock, "_ROOM_FOR_MORE", 2 * LARGE_BYTES)
+
+
+def large(ledger: int, entries: range, due: int, topic: str = TOPIC) -> pa.Table:
+    return messages([(ledger, e, due) for e in entries], payload=b"x" * LARGE_BYTES, topic=topic)
+
+
+def small(ledger: int, entries: range, due: int) -> pa.Table:
+    return messages([(ledger, e, due) for e in entries], payload=b"s")
+
+
+def check(service: Service, sent: pa.Table) -> None:
+    positions = [position for position, _, _ in service.released]
+    assert len(positions) == len(set(positions)), "one came twice"
+    expected = set(zip(int64(sent, "ledger_id").tolist(), int64(sent, "entry_id").tolist(), strict=True))
+    assert set(positions) == expected
+    assert all(due <= cutoff for _, due, cutoff in service.released), "one came early"
+
+
+@pytest.mark.slow
+def test_large_messages_due_at_one_instant_come_as_there_is_room_and_small_ones_in_time(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    due = START + 20_000
+    sent = []
+    for i in range(20):
+        rows = concat([large(1, range(3 * i, 3 * i + 3), due), small(2, range(i, i + 1), due + 50 * i)])
+        sent.append(rows)
+        service.step(rows)
+    service.restart()
+    service.run_until(80)
+    check(service, concat(sent))
+    assert service.ticks_with_waiting > 5
+    assert service.most_bytes <= ROOM + 3 * LARGE_BYTES
+    of_small = [(due, cutoff) for (ledger, _), due, cutoff in service.released if ledger == 2]
+    assert max(cutoff - due for due, cutoff in of_small) < 1_000
+    of_large = [position for position, _, _ in service.released if position[0] == 1]
+    assert of_large == sorted(of_large), "in the order in which they are due"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_each_message_comes_once_whatever_comes_when(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    service = Service(tmp_path, slow=rng.choice([1, 3]))
+    sent = []
+    entries = [0] * 5
+    for i in range(60):
+        rows = []
+        for ledger in rng.sample(range(1, 5), 2):
+            n = rng.choice([0, 1, 4])
+            of = range(entries[ledger], entries[ledger] + n)
+            entries[ledger] += n
+            due = service.now + rng.choice([-500, 100, 1_500, 4_000, 8_000, 15_000, rng.randrange(20_000)])
+            topic = ORDERED if ledger == 4 else TOPIC
+            rows.append(small(ledger, of, due) if ledger == 3 else large(ledger, of, due, topic))
+        rows = [one for one in rows if one.num_rows]
+        sent += rows
+        service.step(concat(rows) if rows else None, later=rng.choice([50, 200, 700]))
+        if rng.random() < 0.05:
+            service.restart()
+        if i == 30:
+            service.rule = LargeRule(LARGE_BYTES)  # the order was taken out of the settings
+    service.run_until(sum(one.num_rows for one in sent))
+    check(service, concat(sent))
+    assert service.ticks_with_waiting > 0

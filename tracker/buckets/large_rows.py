@@ -1,0 +1,80 @@
+"""Which rows of the delayed index wait there, although they are due soon: large ones, until there is room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.messages import BoolArray, int64
+from tracker.row_sizes import payload_sizes
+
+MAX_ID = (1 << 63) - 1
+
+# Where a row comes in the order in which large rows are loaded: deliver_at, ledger_id, entry_id.
+LargeKey = tuple[int, int, int]
+
+
+class LargeRule(NamedTuple):
+    """Which rows are large.
+
+    Attributes:
+        n_bytes: of a large row's payload, at least; 0: no row is large.
+        others: source topics without large rows, because their messages come in the order of keys.
+
+    Rows with a schedule key, of recurring messages, and rejected ones are never large.
+    """
+
+    n_bytes: int = 0
+    others: tuple[str, ...] = ()
+
+    def are_large(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows, as MESSAGES, are large: bool, (rows,)."""
+        if not self.n_bytes or not rows.num_rows:
+            return np.zeros(rows.num_rows, np.bool_)
+        are: BoolArray = payload_sizes(rows) >= self.n_bytes
+        if not are.any():
+            return are
+        for name in ("schedule_key", "occurrence", "reason"):
+            are &= pc.is_null(rows[name]).to_numpy(zero_copy_only=False)
+        if self.others:
+            are &= ~pc.is_in(rows["topic"], pa.array(self.others)).to_numpy(zero_copy_only=False)
+        return are
+
+
+class LargeRows(NamedTuple):
+    """Which large rows are in state.
+
+    Attributes:
+        rule: which rows are large.
+        after: large rows up to this key are in state, or have been; those after it are in the delayed index alone.
+            None: those due before the load horizon are in state, as all other rows are.
+    """
+
+    rule: LargeRule = LargeRule()
+    after: LargeKey | None = None
+
+    def wait(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows wait in the delayed index although they may be due soon: bool, (rows,)."""
+        if self.after is None:
+            return np.zeros(rows.num_rows, np.bool_)
+        waiting = self.rule.are_large(rows)
+        if waiting.any():
+            time, ledger, entry = self.after
+            due, ledgers, entries = (int64(rows, name) for name in ("deliver_at", "ledger_id", "entry_id"))
+            waiting &= (due > time) | ((due == time) & ((ledgers > ledger) | ((ledgers == ledger) & (entries > entry))))
+        return waiting
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as an offset has it."""
+        return {"bytes": self.rule.n_bytes, "others": list(self.rule.others), "after": list(self.after or ())}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> LargeRows:
+        """Reads what `to_json` returned; empty: the offset of an earlier program."""
+        after: Sequence[int] = saved.get("after", ())
+        rule = LargeRule(saved.get("bytes", 0), tuple(saved.get("others", ())))
+        return cls(rule, (after[0], after[1], after[2]) if after else None)
