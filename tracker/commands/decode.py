@@ -247,7 +247,7 @@ def _rows(
     ledgers = positions[:, _POSITION.index("ledger_id")]
     is_beyond = (ledgers > newest + _LEDGERS_AHEAD) & (ledgers < FIRST_IMPORTED_LEDGER)
     if is_beyond.any():
-        reason = f"the topic has no such message: the ledger is far beyond its newest, {newest}"
+        reason = "the topic has no such message"
         beyond = positions[is_beyond].copy()
         beyond[:, _POSITION.index("deliver_at")] = 0
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later

@@ -144,8 +144,8 @@ def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
 
 def _size(tables: Tables, version: int, span: str) -> str:
     """Returns SQL for the bytes of a payload; payloads are read for it only where an earlier version wrote some row."""
-    if _count(tables, version, f"{span} AND payload_bytes IS NULL"):
-        return "coalesce(payload_bytes, octet_length(payload))"
+    if _count(tables, version, f"{span} AND payload_bytes IS NULL AND payload IS NOT NULL"):
+        return "coalesce(payload_bytes, octet_length(encode(payload, 'hex')) / 2)"  # it takes the length of texts alone
     return "payload_bytes"
 
 

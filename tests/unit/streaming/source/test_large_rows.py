@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import streaming.source.clock
@@ -175,3 +176,31 @@ def test_each_message_comes_once_whatever_comes_when(tmp_path: Path, seed: int) 
     service.run_until(sum(one.num_rows for one in sent))
     check(service, concat(sent))
     assert service.ticks_with_waiting > 0
+
+
+def test_rows_without_a_payload_or_of_an_earlier_version_are_read_beside_large_ones(tmp_path: Path) -> None:
+    """Payloads are bytes of any kind: their length is asked of the table where no column has it."""
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    large, tombstone, small = b"\xff" * LARGE_BYTES, None, b"\xff\x00"
+    rows = to_index(
+        pa.concat_tables(
+            [messages([(1, i, START + i)], payload=payload) for i, payload in enumerate((large, tombstone, small))]
+        ),
+        1,
+    )
+    tables.append("delayed_index", rows, {})
+    old = rows.set_column(
+        rows.schema.get_field_index("payload_bytes"), "payload_bytes", pa.nulls(rows.num_rows, pa.int64())
+    )
+    later = pc.add(old["entry_id"], 10)
+    old = old.set_column(old.schema.get_field_index("entry_id"), "entry_id", later)
+    rule = LargeRule(LARGE_BYTES, ())
+    for n_large, added in ((1, None), (2, old)):
+        if added is not None:
+            tables.append("delayed_index", added, {})
+        version = tables.version("delayed_index")
+        found = large_due(tables, version, rule, (0, -1, -1), START + 100)
+        assert [n_bytes for _, n_bytes in found] == [LARGE_BYTES] * n_large
+        light = read_light_segment(tables, version, START, START + 100, rule)
+        assert sorted(light["payload"].to_pylist(), key=str) == sorted([tombstone, small] * n_large, key=str)

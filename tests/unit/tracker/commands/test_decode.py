@@ -452,7 +452,7 @@ def test_a_ledger_far_beyond_the_newest_is_not_found_for_itself_alone() -> None:
     [refused] = [row for row in rows if row["kind"] == ANSWER]
     assert (refused["ledger_id"], refused["subscription"]) == (1_005_001, "shared")
     assert refused["result"] == Result.NOT_FOUND
-    assert refused["reason"] == "the topic has no such message: the ledger is far beyond its newest, 5000"
+    assert refused["reason"] == "the topic has no such message"
     # What is not known of a topic is no limit.
     assert decode(messages([(1, 0, 0)], payload=payload), ROUTES).commands.num_rows == 4
 
