@@ -99,12 +99,13 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
 
 
 def _passed(rows: pa.Table) -> frozenset[str]:
-    """Returns the topics of occurrences, of retries and of messages with a schedule key.
+    """Returns the topics of occurrences, of retries, of messages with a schedule key, and of those held back before.
 
-    A schedule has its next occurrence, a retry may be followed by another, and a key may have its next message.
+    A schedule has its next occurrence, a retry may be followed by another, and a key may have its next message. What a
+    slow destination gets of what was held back for it would go back and forth.
     """
     topics: set[str] = set()
-    for name in ("occurrence", "attempt", "schedule_key"):
+    for name in ("occurrence", "attempt", "schedule_key", "was_due"):
         if name in rows.column_names and rows[name].null_count < rows.num_rows:
             topics |= set(rows["topic"].filter(pc.is_valid(rows[name])).to_pylist())
     return frozenset(topics)

@@ -227,7 +227,12 @@ class Job:
         bodies = []
         for of_tick in releases:
             bits = (masks or {}).get(of_tick, 3)
-            rows = messages([(1, of_tick, due)], attempt=attempt, **(PASSED if self.is_passed else {}))
+            rows = messages(
+                [(1, of_tick, due)],
+                attempt=attempt,
+                was_due=due if drained else None,
+                **(PASSED if self.is_passed else {}),
+            )
             bodies.append((0, of_tick, True, pack(release_rows(rows, bits, SENDING))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
         self.releaser.submit(tick, 1, 1, 1, bodies, recorded, drained=drained)
