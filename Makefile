@@ -75,7 +75,8 @@ lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml an
 	@$(PY) -m broker.jvm.jars record
 
 proto: setup ## the Python code of proto/*.proto
-	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire proto/*.proto
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire $(filter-out proto/pulsar.proto,$(wildcard proto/*.proto))
+	@$(PY) -m grpc_tools.protoc -Iproto --python_out=broker/protocol/wire --pyi_out=broker/protocol/wire proto/pulsar.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
 	  proto/delaylake.proto
 

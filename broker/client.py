@@ -42,9 +42,6 @@ class NoAnswerError(PulsarError):
     """A request was not answered in time."""
 
 
-MAX_QUEUE = 2_000  # messages that the client fetches ahead
-
-
 def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: Any) -> pulsar.Client:
     """Makes a client for `settings.service_url`; the first producer or reader opens the connection.
 
@@ -126,11 +123,7 @@ def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None
 
 
 def subscribe(
-    client: pulsar.Client,
-    topic: str,
-    subscription: str,
-    key_reader: pulsar.CryptoKeyReader | None,
-    queue_size: int = MAX_QUEUE,
+    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
 ) -> pulsar.Consumer:
     """Subscribes the job's consumer to a topic partition: durable, exclusive, from the beginning.
 
@@ -139,7 +132,6 @@ def subscribe(
     Args:
         topic: the topic partition.
         key_reader: the key reader that `crypto_key_reader` returned.
-        queue_size: how many messages the client fetches ahead, at least 1.
 
     Raises:
         pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
@@ -151,7 +143,7 @@ def subscribe(
         subscription,
         consumer_type=pulsar.ConsumerType.Exclusive,
         initial_position=pulsar.InitialPosition.Earliest,
-        receiver_queue_size=queue_size,
+        receiver_queue_size=2_000,
         # Beyond it the client drops the oldest incomplete one: their chunks are in its memory.
         max_pending_chunked_message=_MOST_INCOMPLETE,
         crypto_key_reader=key_reader,

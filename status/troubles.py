@@ -20,7 +20,6 @@ NO_BROKER = "no_broker"  # the broker does not answer at the start
 NO_ADMIN = "no_admin"  # the broker's admin API does not answer
 FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else publishes under the job's producer name
 SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
-NATIVE_DELAY = "native_delay"  # a source topic with messages that only Pulsar itself would delay
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 DISK = "disk"  # a folder whose disk is full, or nearly so

@@ -11,12 +11,12 @@ import pulsar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
-from broker.entries.key_encodings import BASE64
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
 from conf.partitions import partition_name
 from conf.settings import Subscription
 from tracker.properties.delivered import (
     ATTEMPT,
+    BASE64,
     DEAD_LETTER_OF,
     KEY_ENCODING,
     MESSAGE_ID,

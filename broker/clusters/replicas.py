@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from broker.client import NoAnswerError, crypto_key_reader
-from broker.clusters.replication import SOURCE_POSITION
 from broker.position import Position
+from broker.protocol.entries import SOURCE_POSITION
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import PulsarSettings
 from tracker.wire.message_id_pb2 import MessageIdData

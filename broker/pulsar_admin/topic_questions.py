@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.client import NoAnswerError, PulsarError
+from broker.client import PulsarError
 from broker.position import START, Position
 from broker.pulsar_admin.admin_rest import AdminClient
 
@@ -36,14 +36,6 @@ class TopicQuestions:
     def last_index(self, topic: str, position: Position) -> int | None:
         """Returns the broker entry index of an entry's last message; None: the broker keeps no indexes."""
         return self._admin.message_index(topic, position.ledger_id, position.entry_id)
-
-    def is_first_chunk(self, topic: str, position: Position) -> bool:
-        """Whether an entry is, or may be, the first chunk of a chunked message; False if the entry is gone."""
-        try:
-            entry = self._admin.entry_metadata(topic, position.ledger_id, position.entry_id)
-        except NoAnswerError:
-            return True
-        return entry is not None and entry.is_first_chunk
 
     def cursor(self, topic: str) -> Cursor:
         """Returns the subscription's cursor in a topic partition.
@@ -84,12 +76,3 @@ class TopicQuestions:
             return self.last_index(topic, position)
         first = self._admin.entry_of_index(topic, 0)
         return -1 if first is None or Position(*first) > position else None
-
-    def connection(self, topic: str) -> str | None:
-        """Returns a text for the connection of the subscription's only consumer, which changes at a reconnection.
-
-        Returns:
-            None: the subscription has no consumer, or several.
-        """
-        connections = self._admin.connections(topic, self._subscription)
-        return connections[0] if len(connections) == 1 else None

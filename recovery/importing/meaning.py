@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.clusters.replication import SOURCE_POSITION
+from broker.protocol.entries import SOURCE_POSITION
 from streaming.source.receiving.scheduling import MEANINGFUL, is_dropped, scheduling
 from tracker.messages import int64, with_columns
 from tracker.properties.delivered import RESERVED_PREFIX

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.client import NoAnswerError, connect, crypto_key_reader, subscribe
+from broker.client import NoAnswerError, connect
 from broker.entries.continuity import Continuity, Gap, missing_ranges, positions_in
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.chunks import ChunkAssembler, Whole
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.encryption import Decryptor
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
+from recovery.importing.acknowledged import not_acknowledged
 from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, sendable, source_of
-from recovery.importing.native_delays import not_acknowledged, with_native_times
-from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.source.receiving.chunk_builder import ChunkBuilder
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from streaming.source.receiving.unpacking import unpack
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, concat, typed
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS
@@ -26,8 +31,8 @@ from warehouse.unseen_entries import find_not_seen
 
 _MESSAGES_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
-_IDLE_MILLIS = 10_000
-_MOST_IDLE = 6  # how often in a row the import waits for the rest of an entry
+_PREFETCHED = 20_000  # the most messages that the broker sends before they are imported
+_IDLE_SECONDS = 10.0
 _MAX_PARTS = 1_000  # the most entries at the end of a topic that the broker is asked about, one by one
 
 SUBSCRIPTION = "delaylake-import"  # the import's subscription to other topics
@@ -60,7 +65,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
         PulsarError, pulsar.PulsarException: the topic can't be read.
         FencedError: another job has taken the warehouse over.
     """
-    client = connect(importer.settings.pulsar)
+    client, brokers = connect(importer.settings.pulsar), Brokers(importer.settings.pulsar)
     admin = AdminClient(importer.settings.pulsar)
     schemas = SchemaKeeper(importer.settings.warehouse, admin)
     try:
@@ -72,29 +77,32 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)
-            consumer = subscribe(client, partition, subscription, crypto_key_reader(importer.settings.pulsar))
-            details = MessageDetails(source, admin, schemas, name)
-            chunks = _chunks(importer, consumer, partition, subscription, written, details)
+            consumer = brokers.subscribe(partition, subscription, max_bytes=_BYTES_AT_ONCE, max_messages=_PREFETCHED)
+            details = MessageDetails(source, schemas, name)
+            incomplete = ChunkAssembler(_BYTES_AT_ONCE)
+            chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
-                messages = with_native_times(found, admin, partition, importer.settings.tracker.max_delay_millis)
-                imported = importer.decided(sendable(_as_imported(messages)))
+                imported = importer.decided(sendable(_as_imported(found)))
                 importer.append(imported, app_id, number_of(last), is_by_position=True)
-                consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+                if incomplete.may_be_acknowledged is None:  # else a run that is cut off would not get all chunks
+                    consumer.acknowledge(last)
             consumer.close()
     except NotKnownYetError as error:
         raise ImportFailedError(f"{name}: {error}") from error
     finally:
+        brokers.close()
         client.close()
         admin.close()
 
 
 def _chunks(
     importer: Importer,
-    consumer: pulsar.Consumer,
+    consumer: EntryConsumer,
     partition: str,
     subscription: str,
     written: Position,
     details: MessageDetails,
+    incomplete: ChunkAssembler,
 ) -> Iterator[tuple[pa.Table, Position]]:
     """Yields the messages that a topic partition has now, in whole entries.
 
@@ -104,29 +112,29 @@ def _chunks(
         partition: its name.
         subscription: of the consumer.
         written: the last entry that an earlier import has written; messages up to it are left out.
-        details: looks up schemas and key encodings.
+        details: looks up schemas.
+        incomplete: collects chunks.
 
     Yields:
         (messages, position): MESSAGES, perhaps without rows, and the last entry that was read with them.
     """
-    newest = consumer.get_last_message_id()
-    end = Position(newest.ledger_id(), newest.entry_id())
+    end = consumer.last_entry()
     builder = _builder(importer, details)
     position = Position(-1, -1)
-    idle = 0
+    key = importer.settings.pulsar.crypto_private_key_file
+    decryptor = Decryptor.of_file(key) if key is not None else None
+
+    def add_chunk(entry: Position, metadata: MessageMetadata, part: bytes) -> Whole | None:
+        return incomplete.add(entry, START, metadata, part, 0.0)
+
     while position < end:
-        try:
-            message = consumer.receive(_IDLE_MILLIS)
-            idle = 0
-        except pulsar.Timeout:
-            idle += 1
-            if not builder.is_whole and idle < _MOST_IDLE:
-                continue  # the rest of a batch
-            if len(builder) and builder.is_whole:
+        received = consumer.receive(_IDLE_SECONDS)
+        if received is None:
+            if len(builder):
                 yield builder.build(), position
                 builder = _builder(importer, details)
                 continue
-            # The last messages may have been acknowledged before, or be unreadable for the client.
+            # The last messages may have been acknowledged before.
             with AdminClient(importer.settings.pulsar) as admin:
                 if not admin.backlog(partition, subscription):
                     yield MESSAGES.empty_table(), end
@@ -138,21 +146,16 @@ def _chunks(
                     if passed > last:
                         yield MESSAGES.empty_table(), passed
                     return
-            raise ImportFailedError(f"{partition}: no message after {position} comes, though there are") from None
-        message_id = message.message_id()
-        position = Position(message_id.ledger_id(), message_id.entry_id())
-        batch_index, batch_size = message_id.batch_index(), batch_size_of(message_id)
+            raise ImportFailedError(f"{partition}: no message after {position} comes, though there are")
+        entry = unpack(received, decryptor, add_chunk, consumer.max_message_bytes)
+        if entry is None:
+            continue
+        position = entry.position
         if position <= written:
-            importer.done.already_there += 1
-        else:
-            if position in builder.entries:
-                continue
-            if not builder.is_adding(position):
-                builder.start_entry(position, batch_size, None)
-            builder.add(message, batch_index)
-        if batch_index + 1 < batch_size and batch_index >= 0:
-            position = Position(position.ledger_id, position.entry_id - 1)  # the entry has more messages
-        elif len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
+            importer.done.already_there += entry.n_messages
+        elif position not in builder.entries:
+            builder.add(entry, None)
+        if len(builder) >= _MESSAGES_AT_ONCE or builder.n_bytes >= _BYTES_AT_ONCE or position >= end:
             # There are no messages if all were written before and not acknowledged.
             yield builder.build() if len(builder) else MESSAGES.empty_table(), position
             builder = _builder(importer, details)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import pulsar
-
+from broker.client import PulsarError
 from broker.position import START, Position
 from streaming.checkpoint.offset import Offset
 from streaming.source.receiving.receiver import Receiver
@@ -111,7 +110,7 @@ class Barriers:
             try:
                 ends[name] = str(receiver.topic_end())
                 self._silent_since.pop(name, None)
-            except pulsar.PulsarException as error:
+            except PulsarError as error:
                 if time.monotonic() - self._silent_since.setdefault(name, time.monotonic()) < _SILENT_SECONDS:
                     _log.warning("commands wait for an answer of %s: %s", name, error)
                     return None
@@ -151,6 +150,6 @@ def _is_of(receiver: Receiver, name: str) -> bool:
 
 
 def _end(receiver: Receiver) -> str | None:
-    with contextlib.suppress(pulsar.PulsarException):
+    with contextlib.suppress(PulsarError):
         return str(receiver.topic_end())
     return None

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import pulsar
-
-from broker.client import MAX_QUEUE, PulsarError, close_quietly, connect, crypto_key_reader, subscribe
+from broker.client import PulsarError, close_quietly, connect
 from broker.clusters.new_cluster import NewClusterError, check_topics
-from broker.clusters.replication import Origins
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.partitions import split_partition
@@ -25,7 +25,7 @@ from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.receiving.recurring import Recurring
-from streaming.source.receiving.room import Room, queue_size
+from streaming.source.receiving.room import Room
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
@@ -33,10 +33,11 @@ from warehouse.message_schemas import SchemaKeeper
 _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
+_PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
+_PREFETCHED_BYTES = 4 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
-
 
 # So many full batches may all receivers together keep, and their clients fetch ahead.
 _BATCHES_KEPT = 3
@@ -69,7 +70,9 @@ class Receivers:
         self._settings = settings
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
-        self._crypto_key_reader = crypto_key_reader(settings.pulsar)
+        self._brokers = Brokers(settings.pulsar)
+        key = settings.pulsar.crypto_private_key_file
+        self._decryptor = Decryptor.of_file(key) if key is not None else None
         self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
@@ -116,10 +119,14 @@ class Receivers:
             limits = self._settings.ingest
             is_control = source.topic == self._settings.control.topic
 
-            def open_consumer() -> pulsar.Consumer:
+            def open_consumer() -> EntryConsumer:
                 self._watch.begin(source)
-                own, size = self._settings.pulsar.subscription, receivers[name].begin_queue()
-                consumer = subscribe(self._client, name, own, self._crypto_key_reader, size)
+                consumer = self._brokers.subscribe(
+                    name,
+                    self._settings.pulsar.subscription,
+                    max_bytes=self._prefetched_bytes(),
+                    max_messages=_PREFETCHED,
+                )
                 try:
                     self._watch.begin(source)  # now also of a topic that was not there
                 except PulsarError:
@@ -137,14 +144,14 @@ class Receivers:
                     2 * limits.max_messages_per_batch,
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                     self._room,
-                    self._queue_size,
                 ),
                 broker=self._broker,
-                details=None if is_control else MessageDetails(source, self._admin, self._schemas),
+                details=None if is_control else MessageDetails(source, self._schemas),
                 recurring=None if is_control else self._recurring_of(source.topic),
                 on_received=self.arrived.set,
                 on_rows=self._watch.follow(source, after),
-                replicated_from=self._origins(source),
+                takes_replicated=is_control or self._settings.replicated == "all",
+                decryptor=self._decryptor,
                 on_passed=partial(self._watch.passed, source),
             )
             receivers[name].start()
@@ -167,7 +174,7 @@ class Receivers:
             receiver = self.open[name]
             try:
                 end = self._old_commands[name] or receiver.topic_end()
-            except pulsar.PulsarException:
+            except PulsarError:
                 return False
             self._old_commands[name] = end
             if not receiver.are_in_batches(end):
@@ -207,6 +214,7 @@ class Receivers:
         for receiver in [*self.open.values(), *self._replayed.values()]:
             receiver.stop()
         self._watch.stop()
+        self._brokers.close()
         self._client.close()
 
     def _keep_acknowledging(self) -> None:
@@ -218,16 +226,10 @@ class Receivers:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
 
-    def _origins(self, source: SourceTopic) -> Callable[[str, Position], str | None]:
-        """Returns `replicated_from` for a `Receiver`; always None where the settings take messages of all clusters."""
-        if self._settings.replicated == "all" or source.topic == self._settings.control.topic:
-            return lambda producer, position: None
-        origins = Origins(self._admin, source.name, source.topic, self.stopped.wait)
-        return lambda producer, position: origins.replicated_from(producer, *position)
-
-    def _queue_size(self, mean_bytes: float) -> int:
-        most = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
-        return queue_size(mean_bytes, len(self.open), most, MAX_QUEUE)
+    def _prefetched_bytes(self) -> int:
+        """Returns about how many bytes the broker may send a receiver before they are received."""
+        of_all = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
+        return min(_PREFETCHED_BYTES, of_all // max(1, len(self.open)))
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, partition = split_partition(name)
@@ -250,7 +252,7 @@ class Receivers:
                     check_topics(self._admin, {name: str(receiver.last_received)})
             except NewClusterError as error:
                 self._new_cluster = error
-            except (PulsarError, pulsar.PulsarException):
+            except PulsarError:
                 continue
 
     def _discover_commands(self) -> None:

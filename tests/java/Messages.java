@@ -246,6 +246,9 @@ public class Messages {
             if (line.path("event_time").asLong(0) > 0) {
                 message.eventTime(line.get("event_time").asLong());
             }
+            if (line.has("deliver_at")) {
+                message.deliverAt(line.get("deliver_at").asLong());
+            }
             line.path("properties").fields().forEachRemaining(p -> message.property(p.getKey(), p.getValue().asText()));
             CompletableFuture<MessageId> sent = message.sendAsync();
             if (line.has("transaction")) {

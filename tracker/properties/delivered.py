@@ -10,6 +10,7 @@ DELIVER_AT = "delaylake.deliverAt"
 SHAPED_FROM = "delaylake.shapedFrom"  # when it was due before its subscription's rate or windows moved it
 OCCURRENCE = "delaylake.occurrence"  # of a recurring message
 KEY_ENCODING = "delaylake.keyEncoding"  # of a key whose bytes are not text
+BASE64 = "base64"  # the value of KEY_ENCODING
 
 # Of a retry: its number; the reasons for it and for earlier ones.
 ATTEMPT = "delaylake.attempt"

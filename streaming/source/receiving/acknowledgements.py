@@ -6,12 +6,9 @@ import logging
 import threading
 from collections.abc import Iterable
 
-import pulsar
-
 from broker.position import START, EntrySet, Position
-from broker.pulsar_admin.topic_questions import TopicQuestions
-from streaming.source.receiving.chunked_messages import ChunkedMessages
-from tracker.wire.message_id_pb2 import MessageIdData
+from broker.protocol.chunks import ChunkAssembler, Whole
+from broker.protocol.consumer import EntryConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -19,20 +16,37 @@ _log = logging.getLogger(__name__)
 class Acknowledgements:
     """Knows the entries that have come in, and acknowledges those that are durable.
 
+    The position of a chunked message is that of its last chunk. If its first chunk were acknowledged before the message
+    is durable, a restart would not get the whole message.
+
     Args:
         topic: the topic partition's name.
-        broker: says whether a missing entry is the first chunk of a message.
+        chunks: has the messages that are not whole yet.
         after: the last entry that an earlier run has taken in.
-        lock: guards all attributes.
+        lock: guards all attributes, and `chunks`.
     """
 
-    def __init__(self, topic: str, broker: TopicQuestions, after: Position, lock: threading.Condition) -> None:
+    def __init__(self, topic: str, chunks: ChunkAssembler, after: Position, lock: threading.Condition) -> None:
         self._topic = topic
         self._lock = lock
-        self._chunked = ChunkedMessages(topic, broker)
+        self._chunks = chunks
+        # The last chunk of each whole message that is not acknowledged yet, and the entry before its first chunk.
+        self._chunked: list[tuple[Position, Position]] = []
         self._entries = EntrySet()  # the entries after `_acknowledged` that have come
         self._acknowledged = START
+        self._seen = START
         self._taken_in_to = after  # entries up to this one were taken in before, and are dropped when they come again
+
+    def saw(self, position: Position) -> Position:
+        """Notes that the broker has sent this run all entries up to one that it sends at all.
+
+        Nothing beyond it is acknowledged: the first chunk of a message that is not whole may still be to come.
+
+        Returns:
+            the last entry that it had sent before; START: it sends this one again.
+        """
+        before, self._seen = self._seen, max(self._seen, position)
+        return before if before < position else START
 
     def has_come(self, position: Position) -> bool:
         """Whether an entry after the last acknowledged one has come before."""
@@ -47,46 +61,36 @@ class Acknowledgements:
                 self._entries.add(position)
         return True
 
-    def add(self, runs: Iterable[tuple[Position, Position]]) -> bool:
+    def add(self, runs: Iterable[tuple[Position, Position]]) -> None:
         """Adds entries that have come. The caller holds the lock.
 
         Args:
             runs: (first entry, last entry) of entries without a gap.
-
-        Returns:
-            whether entries are missing between those that have come.
         """
         for first, last in runs:
             self._entries.add_run(first, last)
         self._entries.forget(self._acknowledged)
-        return bool(self._entries.gaps(self._acknowledged))
 
-    def note_chunks(self, message_id: pulsar.MessageId, position: Position) -> None:
-        """Notes the first and the last chunk of a message that has come, if it is chunked.
+    def add_chunked(self, last: Position, message: Whole) -> None:
+        """Notes a chunked message that is whole now. The caller holds the lock.
 
         Args:
-            message_id: of the message.
-            position: of its last chunk.
+            last: the entry of its last chunk.
+            message: the message.
         """
-        data = MessageIdData.FromString(message_id.serialize())
-        if data.HasField("first_chunk_message_id"):
-            first = data.first_chunk_message_id
-            self._chunked.add(Position(first.ledgerId, first.entryId), position)
+        self._chunked.append((last, message.before))
 
-    def acknowledge(self, consumer: pulsar.Consumer, last: Position) -> None:
+    def acknowledge(self, consumer: EntryConsumer, last: Position) -> None:
         """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
 
         A failure is only logged: a later acknowledgement covers these entries, too.
         """
         with self._lock:
-            gaps = self._entries.gaps(self._acknowledged)
-            if self._entries.last < last:  # a consumer gets no entry between these two
-                gaps.append((max(self._entries.last, self._acknowledged), last.next))
+            last = self._allowed(last)
+        if last <= self._acknowledged:
+            return
         try:
-            last = self._chunked.limit(last, gaps)
-            if last <= self._acknowledged:
-                return
-            consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+            consumer.acknowledge(last)
         except Exception as error:
             _log.warning("%s: acknowledging %s failed, a later one will do: %s", self._topic, last, error)
             return
@@ -94,8 +98,9 @@ class Acknowledgements:
             # The acknowledgement may be lost with the connection: then its entries come again, and are dropped.
             self._acknowledged = last
             self._taken_in_to = max(self._taken_in_to, last)
+            self._chunked = [message for message in self._chunked if message[0] > last]
 
-    def repeat(self, consumer: pulsar.Consumer, end: Position) -> None:
+    def repeat(self, consumer: EntryConsumer, end: Position) -> None:
         """Repeats the acknowledgement of a topic's last entry, in case it was lost: no later one would cover it.
 
         Args:
@@ -106,6 +111,13 @@ class Acknowledgements:
         if not START < end <= last:
             return
         try:
-            consumer.acknowledge_cumulative(pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1))
+            consumer.acknowledge(last)
         except Exception as error:
             _log.warning("%s: acknowledging %s again failed: %s", self._topic, last, error)
+
+    def _allowed(self, last: Position) -> Position:
+        """Returns the last entry that may be acknowledged when all up to `last` are durable."""
+        limits = [self._seen, *(before for end, before in self._chunked if end > last)]
+        if (incomplete := self._chunks.may_be_acknowledged) is not None:
+            limits.append(incomplete)
+        return min([last, *limits])

@@ -1,37 +1,53 @@
-"""Turns messages of the Pulsar client into columns."""
+"""Turns received entries into columns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 
-from broker.clusters.replication import SOURCE_POSITION
-from broker.entries.key_encodings import BASE64
 from broker.position import EntrySet, Position, SourceTopic
+from broker.protocol.entries import Message, is_acknowledged
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
-from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
+from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.messages import MESSAGES
-from tracker.properties.delivered import KEY_ENCODING, RESERVED_PREFIX
-from tracker.properties.schedule import MAX_TIME_MILLIS
-from tracker.wire.message_id_pb2 import MessageIdData
+from tracker.properties.delivered import BASE64, KEY_ENCODING
+from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from warehouse.message_schemas import MOST_VERSIONS, version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
+_ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
+
+_NO_METADATA = MessageMetadata()
 
 _Row = tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the messages of an entry have in common."""
+
+    position: Position
+    batch_size: int
+    first_index: int | None
+    published: int  # ms since the epoch
+    native: int | None  # the time at which Pulsar itself would deliver it, ms since the epoch; None: none is given
+    producer: str | None
+    version: bytes  # of the schema, as it is stored; empty: none
+    reason: str | None  # why all its messages are rejected
+
+
 class ChunkBuilder:
-    """Collects messages, and makes a table of those of whole entries. A message that comes twice is in it once.
+    """Collects entries, and makes a table of their messages.
 
     A message that can't be read, or could not be delivered, becomes a row with the reason to reject it.
 
@@ -39,11 +55,11 @@ class ChunkBuilder:
         source: the topic partition of the messages.
         max_delay_millis: the longest delay of a message, ms; 0: any.
         max_size: the most bytes of a message: of payload, keys and properties together.
-        details: looks up schemas and key encodings; None: messages have none, as on the control topic.
+        details: looks up schemas; None: messages have none, as on the control topic.
         recurring: takes in recurring messages; None: their number is not limited.
 
     Attributes:
-        entries: the whole entries in it.
+        entries: the entries in it.
         rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
@@ -64,80 +80,44 @@ class ChunkBuilder:
         self._first = None if recurring is None else partial(self.rule_cost.of, recurring.first)
         self._now = time.time_ns() // 1_000_000
         self._rows: list[_Row] = []
-        self._entry: tuple[Position, int, int | None] | None = None
-        self._left_out: str | None = None
-        self._open: dict[Position, dict[int, _Row]] = {}  # rows of incomplete producer batches, by batch index
         self.entries = EntrySet()
         self.n_bytes = 0
 
     def __len__(self) -> int:
-        """The number of messages of whole entries."""
+        """The number of messages."""
         return len(self._rows)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no entry is incomplete."""
-        return not self._open
-
-    def is_adding(self, position: Position) -> bool:
-        """Whether the entry that was started last is this one, and is incomplete."""
-        return self._entry is not None and self._entry[0] == position
-
-    def start_entry(
-        self, position: Position, batch_size: int, first_index: int | None, left_out: str | None = None
-    ) -> None:
-        """Begins an entry, or continues an incomplete one. Messages that are added from now on belong to it.
+    def add(self, received: UnpackedEntry, first_index: int | None, left_out: str | None = None) -> None:
+        """Adds an entry with all its messages. Where it can't be read they are rejected; the first has its bytes.
 
         Args:
-            position: of the entry.
-            batch_size: the number of its messages.
+            received: the entry.
             first_index: the broker entry index of its first message; None: not known.
             left_out: why this job leaves its messages out: their rows have this reason, and neither payload nor
                 properties; None: it takes them.
-        """
-        self._entry = (position, batch_size, first_index)
-        self._left_out = left_out
-
-    def add(self, message: Any, batch_index: int) -> None:
-        """Adds a message to the entry that was started last, unless it was added before.
-
-        Args:
-            message: of the Pulsar client.
-            batch_index: the message's place in the entry; -1: the entry is one message.
 
         Raises:
-            NotKnownYetError: broker or warehouse do not answer questions for the message's details.
+            NotKnownYetError: broker or warehouse do not answer the question for the schema.
         """
-        if self._entry is None:
-            raise RuntimeError("`start_entry` has not been called for this message")
-        position, batch_size, first_index = self._entry
-        rows = self._open.get(position)
-        if rows is not None and batch_index in rows:
-            return
-        message = getattr(message, "_message", message)  # its getters take half the time of the wrapper's
-        try:
-            row = self._row(message, position, batch_index, batch_size, first_index)
-        except NotKnownYetError:
-            raise
-        except Exception as error:
-            payload = _value_of(message.data)
-            self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
-            ids = (position.ledger_id, position.entry_id, batch_index, batch_size, first_index)
-            row = _rejected_row(ids, self._now, payload, f"it can't be read: {_cause(error)}")
-        if batch_size == 1:
-            self._rows.append(row)
-        else:
-            rows = self._open.setdefault(position, {})
-            rows[batch_index] = row
-            if len(rows) < batch_size:
-                return
-            self._rows += rows.values()
-            del self._open[position]
-        self._entry = None
-        self.entries.add_run(position, position)
+        entry = self._entry(received, first_index, left_out)
+        for batch_index in () if received.messages else received.batch_indexes:
+            raw = received.raw if left_out is None and batch_index <= 0 else None
+            self._reject(entry, batch_index, raw, left_out or received.failure)
+        for message in received.messages:
+            payload, batch_index = message.payload, message.batch_index
+            if left_out is not None:
+                self._reject(entry, batch_index, None, left_out)
+            elif is_acknowledged(batch_index, received.ack_set):
+                self._reject(entry, batch_index, payload, _ACKNOWLEDGED)
+            else:
+                try:
+                    self._rows.append(self._row(entry, message))
+                except Exception as error:
+                    self._reject(entry, batch_index, payload, f"it can't be read: {_cause(error)}")
+        self.entries.add_run(received.position, received.position)
 
     def build(self) -> pa.Table:
-        """Returns the messages of all whole entries, as MESSAGES."""
+        """Returns the messages of all entries, as MESSAGES."""
         try:
             return self._table(self._rows)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -160,78 +140,78 @@ class ChunkBuilder:
             return _rejected_row(ids, self._now, payload, f"it can't be stored: {_cause(error)}")
         return row
 
-    def _row(
-        self, message: Any, position: Position, batch_index: int, batch_size: int, first_index: int | None
-    ) -> _Row:
-        """Returns a message's values for the columns of MESSAGES from the third on."""
-        reason = None
-        ordering_key_bytes = None
+    def _reject(self, entry: _Entry, batch_index: int, payload: bytes | None, reason: str) -> None:
+        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
+        ids = (*entry.position, batch_index, entry.batch_size, entry.first_index)
+        self._rows.append(_rejected_row(ids, self._now, payload, reason))
+
+    def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> _Entry:
+        metadata = received.metadata or _NO_METADATA
+        reason, version = None, metadata.schema_version
         try:
-            key, properties, producer_name = message.partition_key(), message.properties(), message.producer_name()
+            producer: str | None = metadata.producer_name.decode()
         except UnicodeDecodeError:
-            key, properties, producer_name, reason = _readable(message)
+            producer = None
+        if version and received.messages and self._details is not None and left_out is None:
+            version, schema = self._details.schema(version)
+            if schema is None:
+                reason = (
+                    f"the source topic has no version {version_number(version)} of its schema any more, or has had "
+                    f"more than {MOST_VERSIONS:,}"
+                )
+        native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
+        position, published = received.position, metadata.publish_time or self._now
+        return _Entry(position, received.n_messages, first_index, published, native, producer, version, reason)
+
+    def _row(self, entry: _Entry, message: Message) -> _Row:
+        """Returns a message's values for the columns of MESSAGES from the third on."""
+        key, properties, reason = _texts(entry, message)
+        ordering_key, ordering_key_bytes = "", None
         try:
-            ordering_key = message.ordering_key()
-        except UnicodeDecodeError as error:
-            ordering_key, ordering_key_bytes = "", error.object
-        payload = None if message.has_null_value() else message.data()
-        if self._left_out is not None:
-            properties, payload, reason = {}, None, self._left_out
-        texts = "".join([*properties, *properties.values(), key, ordering_key])
-        size = (len(texts) if texts.isascii() else len(texts.encode())) + FIELD_BYTES * len(properties)
-        if payload:
-            size += len(payload)
-        if ordering_key_bytes:
-            size += len(ordering_key_bytes)
+            ordering_key = (message.ordering_key or b"").decode()
+        except UnicodeDecodeError:
+            ordering_key_bytes = message.ordering_key
+        size = len(message.key or b"") + len(message.ordering_key or b"") + len(message.payload or b"")
+        size += sum(len(name) + len(value) + FIELD_BYTES for name, value in message.properties)
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
-        published, happened = message.publish_timestamp(), message.event_timestamp()
+        published, happened = entry.published, message.event_time
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
-            given = scheduling(properties, published, self._now, self._max_delay_millis, self._first)
+            timed = _with_native_time(properties, entry.native)
+            given = scheduling(timed, published, self._now, self._max_delay_millis, self._first)
             reason = given.reason
-        if not 0 <= happened <= _MAX_EVENT_TIME:
+            if given.occurrence is not None:
+                properties = timed  # whoever reads a rule later finds its first time there
+        if happened > _MAX_EVENT_TIME:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
         if size > self._max_size:
             reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
-        key_encoding = version = None
-        if reason is None and self._details is not None:
-            schema = None
-            if version := _schema_version(message):
-                version, schema = self._details.schema(version)
-                if schema is None:
-                    reason = (
-                        f"the source topic has no version {version_number(version)} of its schema any more, or has had "
-                        f"more than {MOST_VERSIONS:,}"
-                    )
-            if key and len(key) % 4 == 0:  # else the key is no base64, in which the client gives keys of bytes
-                key_encoding = self._details.key_encoding(key, producer_name or "", schema, position, batch_index)
+        reason = reason or entry.reason
+        key_encoding = BASE64 if key and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
         if reason is not None:  # a release waits until it is sent: no reject may keep its lane
             given = Scheduling(min(published, self._now), reason)
-        if RESERVED_PREFIX in texts or SOURCE_POSITION in texts:
-            properties = {name: value for name, value in properties.items() if not is_dropped(name)}
         return (
-            position.ledger_id,
-            position.entry_id,
-            batch_index,
-            batch_size,
-            first_index,
+            *entry.position,
+            message.batch_index,
+            entry.batch_size,
+            entry.first_index,
             given.deliver_at,
             min(published, MAX_TIME_MILLIS),
             happened,
-            producer_name,
+            entry.producer,
             key or None,
             ordering_key or None,
-            list(properties.items()),
-            payload,
+            [item for item in properties.items() if not is_dropped(item[0])],
+            message.payload,
             reason,
             None,
             None,
             ordering_key_bytes,
             key_encoding,
-            version or None,
+            entry.version or None,
             None,
             given.schedule_key,
             None,
@@ -243,40 +223,28 @@ class ChunkBuilder:
         )
 
 
-def _schema_version(message: Any) -> bytes:
-    """Returns the schema version that a message has; empty: none."""
+def _texts(entry: _Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
+    """Returns (key, properties, reason): the reason names what is no text, and of which nothing is returned."""
+    wrong = []
+    key, properties = "", {}
     try:
-        return bytes(message.schema_version(), "utf-8")
-    except UnicodeDecodeError as error:  # the client decodes the version as text, but it is bytes
-        return error.object
-
-
-def batch_size_of(message_id: pulsar.MessageId) -> int:
-    """Returns the number of messages in a message's entry."""
-    if message_id.batch_index() < 0:
-        return 1
-    return MessageIdData.FromString(message_id.serialize()).batch_size or 1
-
-
-def _readable(message: Any) -> tuple[str, dict[str, str], str | None, str]:
-    """Returns what can be read of a message: key, properties, producer's name, and a reason that names the others."""
-    key, properties, producer_name = (
-        _value_of(get) for get in (message.partition_key, message.properties, message.producer_name)
-    )
-    wrong = [
-        name
-        for name, value in (("key", key), ("properties", properties), ("producer's name", producer_name))
-        if value is None
-    ]
-    return key or "", properties or {}, producer_name, f"what is not UTF-8 can't be read: {', '.join(wrong)}"
-
-
-def _value_of(get: Callable[[], Any]) -> Any:
-    """Returns the value of a getter; None: the getter fails."""
+        key = (message.key or b"").decode()
+    except UnicodeDecodeError:
+        wrong.append("key")
     try:
-        return get()
-    except Exception:
-        return None
+        properties = {name.decode(): value.decode() for name, value in message.properties}
+    except UnicodeDecodeError:
+        wrong.append("properties")
+    if entry.producer is None:
+        wrong.append("producer's name")
+    return key, properties, f"what is not UTF-8 can't be read: {', '.join(wrong)}" if wrong else None
+
+
+def _with_native_time(properties: dict[str, str], native: int | None) -> dict[str, str]:
+    """Returns the properties of a message, with the time that its client gave it where they have none themselves."""
+    if native is None or DELIVER_AT in properties or DELIVER_AFTER in properties:
+        return properties
+    return {**properties, DELIVER_AT: str(native)}
 
 
 def _rejected_row(ids: _Row, now: int, payload: bytes | None, reason: str) -> _Row:

@@ -1,4 +1,4 @@
-"""Looks up details of messages that the client does not show: schemas, and whether keys are bytes."""
+"""Looks up the schemas of messages, of which an entry has the version alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import hashlib
 from deltalake.exceptions import DeltaError
 
 from broker.client import PulsarError
-from broker.entries.key_encodings import BASE64, KeyEncodings
-from broker.position import Position, SourceTopic
-from broker.pulsar_admin.admin_rest import AdminClient
+from broker.position import SourceTopic
 from conf.errors import DelayLakeError
 from warehouse.message_schemas import VERSION_BYTES, MessageSchema, SchemaKeeper
 
@@ -19,21 +17,17 @@ class NotKnownYetError(DelayLakeError):
 
 
 class MessageDetails:
-    """Looks up details of the messages of one topic partition. Not thread-safe.
+    """Looks up the schemas of the messages of one topic partition. Not thread-safe.
 
     Args:
         source: the topic partition.
-        admin: asks the broker.
         schemas: stores schemas in the table `schemas`.
         registry: the topic in whose schema registry the messages' versions are, where it is another than the source
             topic: its schemas are stored under versions of their own. None: the source topic.
     """
 
-    def __init__(
-        self, source: SourceTopic, admin: AdminClient, schemas: SchemaKeeper, registry: str | None = None
-    ) -> None:
+    def __init__(self, source: SourceTopic, schemas: SchemaKeeper, registry: str | None = None) -> None:
         self._topic = source.topic
-        self._encodings = KeyEncodings(admin, source.name)
         self._schemas = schemas
         self._registry = registry or source.topic
         self._suffix = b"" if registry is None else hashlib.sha256(registry.encode()).digest()[:8]
@@ -58,25 +52,3 @@ class MessageDetails:
             return version, self._schemas.keep(self._topic, version, self._registry)
         except (PulsarError, DeltaError, OSError) as error:
             raise NotKnownYetError(f"a schema: {error}") from error
-
-    def key_encoding(
-        self, key: str, producer: str, schema: MessageSchema | None, position: Position, batch_index: int
-    ) -> str | None:
-        """Returns BASE64 for a key of bytes, which the client gives as base64; None: the key is text, or not known.
-
-        Args:
-            key: as the client gives it.
-            producer: the name of the message's producer.
-            schema: of the message; None: it has none.
-            position: the message's entry.
-            batch_index: the message's place in the entry; -1: the entry is one message.
-
-        Raises:
-            NotKnownYetError: the broker does not answer.
-        """
-        if schema is not None and schema.has_separate_key:
-            return BASE64
-        try:
-            return self._encodings.of(key, producer, *position, batch_index)
-        except PulsarError as error:
-            raise NotKnownYetError(f"whether keys are bytes: {error}") from error

@@ -6,23 +6,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import pulsar
 import pyarrow as pa
 
-from broker.client import close_quietly
+from broker.client import PulsarError
 from broker.position import START, Position, SourceTopic
+from broker.protocol.chunks import ChunkAssembler, Whole
+from broker.protocol.consumer import EntryConsumer, ReceivedEntry
+from broker.protocol.encryption import Decryptor
+from broker.protocol.session import DisconnectedError
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
-from streaming.source.receiving.chunk_builder import ChunkBuilder, batch_size_of
+from streaming.source.receiving.chunk_builder import ChunkBuilder
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
 from streaming.source.receiving.recurring import Recurring
 from streaming.source.receiving.room import Room
+from streaming.source.receiving.unpacking import UnpackedEntry, unpack
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)
@@ -32,16 +37,10 @@ _CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topi
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
-_NEXT_MILLIS = 20  # a message that comes so soon after another joins its chunk, because each table has a fixed cost
-_IDLE_MILLIS = 500  # the receiver is idle when it has waited so long for a message
-_REST_OF_ENTRY_MILLIS = 60_000  # how long the receiver waits for the other messages of an entry
-# The client gives up a chunked message, and acknowledges its chunks, when the last chunk has not come a minute after
-# the first. So a consumer without room for half a minute is closed; a later one gets the chunks again.
-_ROOM_SECONDS = 30.0
+_NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
+_IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
+_RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 _SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
-_MEAN_OF = 100  # the mean size of a message is that of about so many last ones
-# The client's queue is made larger only while messages come in fast, because that takes another connection.
-_QUEUES = 4
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Limits:
         max_messages: the most messages that may wait for a batch.
         max_bytes: the most bytes that may wait for a batch.
         room: the room that all receivers share; None: this one has its own.
-        queue_size: returns how many messages of a mean size, bytes, the client may fetch ahead; None: any.
     """
 
     max_delay_millis: int
@@ -62,7 +60,6 @@ class Limits:
     max_messages: int
     max_bytes: int
     room: Room | None = None
-    queue_size: Callable[[float], int] | None = None
 
 
 class Receiver:
@@ -81,8 +78,8 @@ class Receiver:
         recurring: takes in recurring messages; None: their number is not limited.
         on_received: called when messages have come in.
         on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
-        replicated_from: called with a producer's name and an entry; returns the cluster from which the entry came;
-            None: this one.
+        takes_replicated: whether messages that were published in another cluster are taken, too.
+        decryptor: decrypts entries; None: encrypted ones are rejected.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
     """
@@ -90,7 +87,7 @@ class Receiver:
     def __init__(
         self,
         source: SourceTopic,
-        subscribe: Callable[[], pulsar.Consumer],
+        subscribe: Callable[[], EntryConsumer],
         *,
         after: Position,
         limits: Limits,
@@ -99,7 +96,8 @@ class Receiver:
         recurring: Recurring | None = None,
         on_received: Callable[[], None],
         on_rows: Callable[[pa.Table], None] = lambda rows: None,
-        replicated_from: Callable[[str, Position], str | None] = lambda producer, position: None,
+        takes_replicated: bool = True,
+        decryptor: Decryptor | None = None,
         on_passed: Callable[[Position], None] = lambda end: None,
     ) -> None:
         self.source = source
@@ -109,27 +107,26 @@ class Receiver:
         self._recurring = recurring
         self._on_received = on_received
         self._on_rows = on_rows
-        self._replicated_from = replicated_from
+        self._takes_replicated = takes_replicated
+        self._decryptor = decryptor
         self._on_passed = on_passed
         self._problem: str | None = None
         self.has_keys = False  # whether any message so far had a schedule key
         self._last_received = after
         self._chunks = ReceivedChunks(source.name, after)
         self._awaited = START  # the last entry that a caller of `wait_for` or `topic_end` waits for
-        self._may_be_chunked = True  # an entry is missing: it may be the first chunk of a chunked message
         self._last_added = START
         self._newest = after  # the last entry with a message that has come
         self._changed = threading.Condition()
-        self._acknowledgements = Acknowledgements(source.name, broker, after, self._changed)
+        self._chunked = ChunkAssembler(limits.max_bytes)
+        self._waited = 0.0  # seconds for room, in which chunks could not come
+        self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, broker)
         self._end_check = EndCheck(source.name, broker)
         self._stopped = threading.Event()
-        self._consumer: pulsar.Consumer | None = None
+        self._consumer: EntryConsumer | None = None
         self._is_idle = False
         self._is_cut_off = False
-        self._mean_bytes: float | None = None  # of a message; None: none has come
-        self._queue_size = 0  # with which the consumer was opened; 0: no limit is known
-        self._received = 0  # messages since the consumer was opened
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
     def start(self) -> None:
@@ -175,14 +172,6 @@ class Receiver:
         """Lets the receiver's thread open a new consumer, where the broker wrongly takes the present one for full."""
         self._is_cut_off = True
 
-    def begin_queue(self) -> int:
-        """Returns how many messages a new consumer may fetch ahead. Before any has come, messages count as large."""
-        of_size = self._limits.queue_size
-        mean = float(self._limits.max_size) if self._mean_bytes is None else self._mean_bytes
-        self._queue_size = 0 if of_size is None else of_size(mean)
-        self._received = 0
-        return self._queue_size
-
     def has_due(self, cutoff: int) -> bool:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
         with self._changed:
@@ -192,13 +181,12 @@ class Receiver:
         """Asks the broker for the topic partition's last entry; the receiver makes sure to read up to it.
 
         Raises:
-            pulsar.PulsarException: the broker does not answer, or the consumer is not connected.
+            PulsarError: the broker does not answer, or the consumer is not connected.
         """
         consumer = self._consumer
-        if consumer is None or not consumer.is_connected():  # the client would wait for half a minute
-            raise pulsar.NotConnected
-        last = consumer.get_last_message_id()
-        end = Position(last.ledger_id(), last.entry_id())
+        if consumer is None:
+            raise DisconnectedError(f"{self.source.name} is not connected")
+        end = consumer.last_entry()
         self._await_entry(end)
         return end
 
@@ -284,37 +272,40 @@ class Receiver:
             self._awaited = max(self._awaited, end)
 
     def _run(self) -> None:
+        wait, longest = _RETRY_SECONDS
         while not self._stopped.is_set():
             try:
                 self._consumer = self._subscribe()
+                wait = _RETRY_SECONDS[0]
                 self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
-                    if self._wait_for_room(_ROOM_SECONDS):
-                        self.receive(self._consumer)
-                    else:
-                        self._close()
-                        self._wait_for_room()
-                        self._is_cut_off = True
+                    self._wait_for_room()
+                    self.receive(self._consumer)
                 self._close()
             except Exception as error:
                 if not self._stopped.is_set():
-                    self._problem = f"{type(error).__name__}: {error}"
-                    _log.warning("%s: %s: %s; trying again", self.source.name, type(error).__name__, error)
+                    is_usual = isinstance(error, DisconnectedError) and wait == _RETRY_SECONDS[0]
+                    text = str(error) if isinstance(error, PulsarError) else f"{type(error).__name__}: {error}"
+                    self._problem = text
+                    _log.log(
+                        logging.INFO if is_usual else logging.WARNING, "%s: %s; trying again", self.source.name, text
+                    )
                     self._close()
-                    self._stopped.wait(1)
+                    self._stopped.wait(wait)
+                    wait = min(2 * wait, longest)
 
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            close_quietly(consumer)
+            with suppress(PulsarError):
+                consumer.close()
 
-    def _wait_for_room(self, timeout_seconds: float | None = None) -> bool:
-        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    def _wait_for_room(self) -> None:
+        begin = time.monotonic()
         with self._changed:
             while not self._changed.wait_for(self._has_room, _SHARED_ROOM_SECONDS):
-                if until is not None and time.monotonic() > until:
-                    return False
-        return True
+                pass
+        self._waited += time.monotonic() - begin
 
     def _has_room(self) -> bool:
         return self._stopped.is_set() or (
@@ -323,74 +314,86 @@ class Receiver:
             and (self._limits.room is None or self._limits.room.has_room(self.source.name))
         )
 
-    def receive(self, consumer: pulsar.Consumer) -> None:
-        """Receives the messages of the next moment, and keeps them as a chunk.
+    def receive(self, consumer: EntryConsumer) -> None:
+        """Receives the entries of the next moment, and keeps their messages as a chunk.
 
         When this raises, no message is kept, and the next consumer receives all of them again.
         """
-        try:
-            message = consumer.receive(_IDLE_MILLIS)
+        entry = consumer.receive(_IDLE_SECONDS)
+        if entry is not None:
             self._is_idle = False
             self._end_check.begin_anew()
-        except pulsar.Timeout:
+        else:
             self._problem = None
             self._is_idle = True
-            message = self._check_end(consumer)
-            if message is None:
-                return
+            self._give_up_chunks()
+            entry = self._check_end(consumer)
         limits = self._limits
         builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS
-        while True:
-            self._take(builder, message)
-            if builder.is_whole and (
+        while entry is not None:
+            self._take(builder, entry, consumer.max_message_bytes)
+            if (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
                 or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
                 or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline
             ):
                 break
-            try:
-                message = consumer.receive(_NEXT_MILLIS if builder.is_whole else _REST_OF_ENTRY_MILLIS)
-            except pulsar.Timeout:
-                if builder.is_whole:
-                    break
-                raise
+            entry = consumer.receive(_NEXT_SECONDS)
         if len(builder):
             self._keep(builder)
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
-    def _take(self, builder: ChunkBuilder, message: Any) -> None:
-        """Adds a message to a chunk, unless it came before."""
-        message_id = message.message_id()
-        position = Position(message_id.ledger_id(), message_id.entry_id())
-        batch_index = message_id.batch_index()
-        if batch_index < 0 or not builder.is_adding(position):
-            if position > self._newest:
-                self._newest = position
-            elif position in builder.entries or self._acknowledgements.has_come(position):
-                return
-            follows = position.follows(self._last_added)
-            if batch_index < 0 and (self._may_be_chunked or not follows):
-                self._acknowledgements.note_chunks(message_id, position)
-            if self._acknowledgements.was_taken_in(position):
-                return
-            self._may_be_chunked |= not follows
-            self._last_added = position
-            batch_size = batch_size_of(message_id) if batch_index >= 0 else 1
-            first_index = self._indexes.first_index(position, batch_size, follows)
-            builder.start_entry(position, batch_size, first_index, self._left_out(message, position))
-        builder.add(message, batch_index)
+    def _take(self, builder: ChunkBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
+        """Adds an entry's messages to a chunk, unless they came before."""
+        entry = unpack(received, self._decryptor, self._add_chunk, max_message_bytes)
+        if entry is not None and self._is_new(builder, entry.position):
+            builder.add(entry, self._first_index(entry), self._left_out(entry))
 
-    def _left_out(self, message: Any, position: Position) -> str | None:
+    def _is_new(self, builder: ChunkBuilder, position: Position) -> bool:
+        """Whether an entry that comes now is to be taken, because it has not come before."""
+        self._acknowledgements.saw(position)
+        if position > self._newest:
+            self._newest = position
+        elif position in builder.entries or self._acknowledgements.has_come(position):
+            return False
+        return not self._acknowledgements.was_taken_in(position)
+
+    def _add_chunk(self, position: Position, metadata: MessageMetadata, part: bytes) -> Whole | None:
+        """Adds a chunk of a message; returns the message when it is whole."""
+        with self._changed:
+            before = self._acknowledgements.saw(position)
+            whole = self._chunked.add(position, before, metadata, part, time.monotonic() - self._waited)
+            if whole is not None:
+                self._acknowledgements.add_chunked(position, whole)
+        return whole
+
+    def _give_up_chunks(self) -> None:
+        with self._changed:
+            self._chunked.expire(time.monotonic() - self._waited)
+            given_up, self._chunked.given_up = self._chunked.given_up, []
+        for message in given_up:
+            _log.warning(
+                "%s: of a chunked message that begins with %s not all came: %s",
+                self.source.name,
+                message.first,
+                message.reason,
+            )
+
+    def _first_index(self, entry: UnpackedEntry) -> int | None:
+        """Returns the broker entry index of an entry's first message; None: not known."""
+        follows, self._last_added = entry.position.follows(self._last_added), entry.position
+        if entry.last_index is not None:
+            return entry.last_index - entry.n_messages + 1
+        return self._indexes.first_index(entry.position, entry.n_messages, follows)
+
+    def _left_out(self, entry: UnpackedEntry) -> str | None:
         """Returns why this job leaves an entry's messages out; None: it does not."""
-        try:
-            producer = message.producer_name()
-        except UnicodeDecodeError:
-            return None  # the message is rejected later
-        cluster = self._replicated_from(producer, position)
-        return None if cluster is None else LEFT_OUT + cluster
+        if self._takes_replicated or entry.metadata is None or not entry.metadata.replicated_from:
+            return None
+        return LEFT_OUT + entry.metadata.replicated_from.decode(errors="replace")
 
     def _keep(self, builder: ChunkBuilder) -> None:
         """Keeps the received messages as a chunk, and remembers their entries, to drop them when they come again."""
@@ -399,47 +402,31 @@ class Receiver:
         self._on_rows(rows)
         self._problem = None
         with self._changed:
-            self._may_be_chunked = self._acknowledgements.add(builder.entries.runs)
+            self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
             self._chunks.add(rows, builder.n_bytes, builder.entries.last)
             self._note_kept()
             self._changed.notify_all()
         self._on_received()
-        self._fit_queue(len(builder), builder.n_bytes)
 
     def _note_kept(self) -> None:
         if self._limits.room is not None:
             self._limits.room.note(self.source.name, self._chunks.kept_bytes)
 
-    def _fit_queue(self, messages: int, n_bytes: int) -> None:
-        """Opens a new consumer where messages are of another size than the client's queue is made for.
-
-        Args:
-            messages: that have come in.
-            n_bytes: of them.
-        """
-        mean, share = n_bytes / messages, min(1.0, messages / _MEAN_OF)
-        self._mean_bytes = mean if self._mean_bytes is None else self._mean_bytes + share * (mean - self._mean_bytes)
-        self._received += messages
-        if self._limits.queue_size is None or not self._queue_size:
-            return
-        size = self._limits.queue_size(self._mean_bytes)
-        is_busy = self._received >= _QUEUES * self._queue_size
-        self._is_cut_off |= 2 * size <= self._queue_size or (size >= _QUEUES * self._queue_size and is_busy)
-
-    def _check_end(self, consumer: pulsar.Consumer) -> Any:
-        """Checks, while no message comes, whether all entries up to `_awaited` have been read, and notes it if so.
+    def _check_end(self, consumer: EntryConsumer) -> ReceivedEntry | None:
+        """Checks, while no entry comes, whether all entries up to `_awaited` have been read, and notes it if so.
 
         Returns:
-            a message that has come during the check; None: none has.
+            an entry that has come during the check; None: none has.
         """
         with self._changed:
             awaited = self._awaited
-        message, all_read = self._end_check.check(consumer, awaited, self._chunks.read_to)
+        entry, all_read = self._end_check.check(consumer, awaited, self._chunks.read_to)
         if all_read is not None:
             self._on_passed(min(all_read.up_to, all_read.topic_end))
             with self._changed:
+                self._acknowledgements.saw(all_read.up_to)
                 self._chunks.add(MESSAGES.empty_table(), 0, all_read.up_to)
                 self._changed.notify_all()
             self._on_received()
-        return message
+        return entry

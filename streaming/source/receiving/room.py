@@ -31,16 +31,3 @@ class Room:
         """Whether a receiver may take more in: it keeps little, or all together keep less than they may."""
         with self._lock:
             return self._kept.get(name, 0) < _OWN_BYTES or self._total < self._max_bytes
-
-
-def queue_size(mean_bytes: float, receivers: int, max_bytes: int, most: int) -> int:
-    """Returns how many messages the client may fetch ahead for a receiver.
-
-    Args:
-        mean_bytes: of a message.
-        receivers: the number of them.
-        max_bytes: that all clients together may fetch ahead.
-        most: messages.
-    """
-    share = max_bytes / max(1, receivers)
-    return int(min(most, max(1.0, share / max(1.0, mean_bytes))))

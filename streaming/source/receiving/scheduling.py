@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from broker.clusters.replication import SOURCE_POSITION
+from broker.protocol.entries import SOURCE_POSITION
 from conf.errors import one_line
 from tracker.properties.delivered import RESERVED_PREFIX
 from tracker.properties.retry_of import RETRY_OF, RetryProperties, sent_back

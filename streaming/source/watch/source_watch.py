@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-import pulsar
 import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
@@ -22,7 +21,6 @@ from conf.settings import Settings
 from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.beginnings import Beginning, Beginnings
-from streaming.source.watch.native_delays import NativeDelays
 from streaming.source.watch.standing import StandingTopics
 from streaming.source.watch.subscription_places import SubscriptionPlaces
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
@@ -36,7 +34,6 @@ _LOOKS_A_SECOND = 20  # the most topic partitions that are looked at in a second
 _TIMEOUT_SECONDS = 5.0
 _MAX_PARTS = 100  # the most entries at the end of a topic that are looked at, one by one
 _PLACE_MILLIS = 60_000  # how often the broker is asked up to where a topic partition is acknowledged
-_ASK_SECONDS = 1.0  # between two rounds of questions about delays
 _GAPS_AT_ONCE = 100  # the most gaps that are decided before topics are looked at again
 
 
@@ -76,7 +73,6 @@ class SourceWatch:
         self._beginnings = Beginnings(settings)
         self._places = SubscriptionPlaces(settings)
         self._place_asked_at: dict[str, int] = {}  # ms since the epoch, by topic partition
-        self._native_delays = NativeDelays(troubles)
         self._counts: dict[str, int] = defaultdict(int)  # number of entries that were not seen, by topic partition
         self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
@@ -146,8 +142,6 @@ class SourceWatch:
     def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
         if gaps := self._continuity[source.name].gaps(rows):
             self._add(source, gaps)
-        if source.topic != self._control_topic:
-            self._native_delays.came_in(source, rows, time.time_ns() // 1_000_000)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
         self._gaps.add((source, gap) for gap in gaps)
@@ -164,12 +158,10 @@ class SourceWatch:
     def _run(self) -> None:
         next_look = time.monotonic() + _LOOK_SECONDS
         while not self._stopped.is_set():
-            rest = next_look - time.monotonic()
-            self._wake.wait(max(0.0, min(rest, _ASK_SECONDS) if self._native_delays.has_questions else rest))
+            self._wake.wait(max(0.0, next_look - time.monotonic()))
             self._wake.clear()
             try:
                 self.decide_gaps()
-                self._native_delays.ask(self._admin, time.time_ns() // 1_000_000)
                 if time.monotonic() >= next_look:
                     self.look(time.time_ns() // 1_000_000)
             except Exception as error:  # the watch ends with the job alone
@@ -274,14 +266,15 @@ class SourceWatch:
             self._place_asked_at[name] = now
         try:
             end = receiver.topic_end()
-        except pulsar.PulsarException:
+        except PulsarError:
             end = None
         if end is not None and not backlog:
             self._check_end(receiver, end)
         if end is not None and backlog:
             receiver.acknowledge_again(end)  # an acknowledgement may be lost with the connection
         if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
-            # For a producer batch that it can't decrypt the client gives back one permit, not one for each message.
+            # The broker counts how many messages it may send. Should its count ever be another than the consumer's, no
+            # more would come.
             receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)

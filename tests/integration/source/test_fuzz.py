@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from broker.client import connect
+from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from status.troubles import NOT_SEEN_REASON
@@ -78,7 +79,7 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         producers.wait(300)
         took = time.monotonic() - started
         n_readable = len(producers.sent) - len(producers.unreadable)
-        n_unreadable = len(set(producers.unreadable.values()) - {""})  # entries
+        n_unreadable = len(producers.unreadable)
 
         last: tuple[int, ...] = ()
         since = 0.0
@@ -86,15 +87,16 @@ def run(fuzz: Fuzz, broker: EmbeddedBroker, client: pulsar.Client) -> None:
         def done() -> bool:
             """All that was sent is durable, what is durable has been delivered or rejected, and no more comes to it."""
             nonlocal last, since
-            count = f"SELECT count(*) AS n, count(*) FILTER (WHERE reason LIKE '{NOT_SEEN_REASON}%') AS not_seen "
+            count = f"SELECT count(*) AS n, count(*) FILTER (WHERE reason LIKE '{NOT_SEEN_REASON}%') AS not_seen, "
+            count += f"count(*) FILTER (WHERE reason = '{NOT_DECRYPTED}') AS encrypted "
             [rejected] = job.rows("rejects", count + "FROM {table}")
             [taken_in] = job.rows("entries", "SELECT coalesce(sum(batch_size), 0) AS n FROM {table}")
             [delivered] = job.rows("deliveries", "SELECT count(*) AS n FROM {table}")
-            counts = (rejected["n"], rejected["not_seen"], taken_in["n"], delivered["n"])
+            counts = (*rejected.values(), taken_in["n"], delivered["n"])
             if counts != last:
                 last, since = counts, time.monotonic()
             is_all = delivered["n"] + rejected["n"] - rejected["not_seen"] >= taken_in["n"] >= n_readable
-            is_all = is_all and rejected["not_seen"] >= n_unreadable
+            is_all = is_all and rejected["encrypted"] >= n_unreadable
             return bool(is_all and time.monotonic() - since > QUIET_SECONDS)
 
         wait_until(done, SPAN_MILLIS / 1000 + 60 + fuzz.n / 1_000, f"all came\n{job.log}")

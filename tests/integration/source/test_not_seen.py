@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,17 @@ import pulsar
 import pyarrow as pa
 import pytest
 
-from broker.client import connect, subscribe
+from broker.client import connect
 from broker.jvm.jars import jars
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from status.troubles import NATIVE_DELAY, NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
+from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
@@ -82,6 +84,7 @@ class Watched:
         self.receivers: list[Receiver] = []
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
         self.client = client
+        self.brokers = Brokers(broker.settings)
         self.admin = AdminClient(broker.settings)
         self._producer: pulsar.Producer | None = None
         self.http = httpx.Client(base_url=f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/")
@@ -98,8 +101,8 @@ class Watched:
         self.troubles = Troubles()
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
 
-    def subscribe(self) -> pulsar.Consumer:
-        return subscribe(self.client, self.topic, SUBSCRIPTION, None)
+    def subscribe(self) -> EntryConsumer:
+        return self.brokers.subscribe(self.topic, SUBSCRIPTION, max_bytes=1 << 20, max_messages=1_000)
 
     def send(self, *texts: str) -> list[Position]:
         if self._producer is None:
@@ -117,7 +120,7 @@ class Watched:
         follow, side = self.watch.follow(source, after), TopicQuestions(self.admin, SUBSCRIPTION)
         limits = Limits(0, 5_000_000, 10_000, 10_000_000)
 
-        def open_consumer() -> pulsar.Consumer:
+        def open_consumer() -> EntryConsumer:
             self.watch.begin(source)
             consumer = (subscribe or self.subscribe)()
             self.watch.begin(source)
@@ -359,26 +362,6 @@ def test_a_subscription_that_was_deleted_or_reset_is_a_trouble(watched: Watched)
     assert "; 3 entries come again" in watched.told(SUBSCRIPTION_RESET)[0]
 
 
-def test_a_native_delay_is_a_trouble_that_names_topic_and_producer(watched: Watched) -> None:
-    name = f"of {watched.topic[-20:]}"
-    producer = watched.client.create_producer(watched.topic, producer_name=name)
-    in_an_hour = timedelta(hours=1)
-    producer.send(b"with our time, too", deliver_after=in_an_hour, properties={"deliverAfter": "3600000"})
-    end = watched.send("at once, of another producer")[0]
-    receiver = watched.receive_to(end)
-    watched.watch._native_delays.ask(watched.admin, now())
-    assert watched.troubles.current() == []
-    deadline = time.monotonic() + 1
-    wait_until(lambda: time.monotonic() > deadline, 5, "the next look at what comes in")
-    sent = producer.send(b"delayed", deliver_after=in_an_hour)
-    producer.close()
-    assert receiver.wait_for(Position(sent.ledger_id(), sent.entry_id()), 100)
-    watched.watch._native_delays.ask(watched.admin, now())
-    [told] = watched.troubles.current()
-    assert (told.kind, told.name) == (NATIVE_DELAY, watched.topic)
-    assert told.text.endswith(f"of producer {name} (as {sent.ledger_id()}:{sent.entry_id()}, 3,600 s early)")
-
-
 def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: EmbeddedBroker, watched: Watched) -> None:
     program = [
         "java",
@@ -416,63 +399,25 @@ def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(
         {**encrypted, "name": f"chunked {i}", "size": 60_000 + 1_000 * i, "chunk": 10_000 + 400 * i} for i in range(20)
     ]
     specs += [{**encrypted, "name": f"batched {i}", "payload": "c2VjcmV0", "batch": 400} for i in range(4_000)]
-    first = watched.send("first")
+    watched.send("first")
     ids = java_client.produce(broker.settings.service_url, specs)
     entries = {tuple(map(int, message_id.split(":")[:2])) for message_id in ids.values()}
     last = watched.send("last")
-    receiver = watched.receive()
-
-    def has_come() -> bool:
-        watched.watch.look(now())
-        watched.watch.decide_gaps()
-        return receiver.wait_for(last[0], 0)
-
-    wait_until(has_come, 30, "the last message")
-    assert receiver.rows(START, last[0])["payload"].to_pylist() == [b"first", b"last"]
+    receiver = watched.receive_to(last[0])
+    rows = receiver.rows(START, last[0]).to_pylist()
+    found: dict[tuple[int, ...], dict[str, Any]] = {
+        (row["ledger_id"], row["entry_id"]): row for row in rows if row["batch_index"] <= 0
+    }
+    assert sum(row["reason"] == NOT_DECRYPTED for row in rows) > 4_000 + 20, "each message, and each chunk"
+    assert [row["payload"] for row in rows if row["reason"] is None] == [b"first", b"last"]
+    assert found.keys() > entries
+    for position in entries:
+        assert found[position]["reason"] == NOT_DECRYPTED
+        assert found[position]["payload"]
+        assert b"secret" not in found[position]["payload"]
+    watched.watch.look(now())
     watched.watch.decide_gaps()
-    found = watched.rejects()
-    assert {tuple(position) for position, _, _ in found} == entries
-    assert len(found) == len(entries) > 20 + 5
-    assert first[0] < found[0][0]
-    for _, reason, payload in found:
-        assert reason.startswith("not seen: encrypted, and no key that decrypts it is in the settings")
-        assert payload
-        assert b"secret" not in payload
-
-
-@pytest.mark.parametrize("has_subscription", [False, True])
-def test_what_can_not_be_read_before_a_topics_first_message_is_put_aside(
-    broker: EmbeddedBroker, watched: Watched, tmp_path: Path, has_subscription: bool
-) -> None:
-    """Also where nothing else ever comes."""
-    if has_subscription:
-        watched.send("read by another job, and acknowledged")
-        watched.post("skip_all")
-    else:
-        assert watched.http.delete(f"subscription/{SUBSCRIPTION}").status_code == 204
-    make_key(tmp_path, "strangers")
-    encrypted = {"topic": watched.topic, "encrypted": {"key": (tmp_path / "strangers.pem").as_uri()}}
-
-    def produce(*names: str) -> list[Position]:
-        ids = java_client.produce(broker.settings.service_url, [{**encrypted, "name": name} for name in names])
-        return sorted(Position(*map(int, ids[name].split(":")[:2])) for name in names)
-
-    def found() -> list[Position]:
-        watched.watch.look(now())
-        watched.watch.decide_gaps()
-        return [position for position, _, _ in watched.rejects()]
-
-    first = produce("a", "b", "c")
-    receiver = watched.receive()
-    wait_until(lambda: found() == first, 30, "the entries that can't be read")
-    assert watched.told(NOT_SEEN)
-    # A second job's watch, whose checkpoint has nothing of the topic either, finds no more than what comes then.
-    receiver.stop()
-    receiver._thread.join()
-    second = produce("d")
-    [plain] = watched.send("plain")
-    assert watched.receive().wait_for(plain, 100)
-    wait_until(lambda: found() == first + second, 30, "the entry before the first that can be read")
+    assert watched.rejects() == []
 
 
 def test_a_topic_that_takes_nothing_in_stands_with_the_reason(watched: Watched) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ import httpx
 import pulsar
 import pytest
 
-from broker.clusters.replication import Origins
 from broker.jvm.jars import jars
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -80,25 +79,24 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
     with AdminClient(broker.settings) as admin:
         assert sorted(admin.replication_clusters(topic)) == sorted([OTHER, "standalone"])
         assert admin.replication_clusters("persistent://public/default/any") == ["standalone"]
-        stopped = threading.Event()
-        origins = Origins(admin, topic, topic, stopped.wait)
+        brokers = Brokers(broker.settings)
         receiver = Receiver(
             SourceTopic(topic, topic, -1),
-            lambda: pulsar_client.subscribe(topic, "job", initial_position=pulsar.InitialPosition.Earliest),
+            lambda: brokers.subscribe(topic, "job", max_bytes=1 << 20, max_messages=100),
             after=START,
             limits=Limits(0, 5_000_000, 10_000, 10_000_000),
             broker=TopicQuestions(admin, "job"),
             details=None,
             on_received=lambda: None,
-            replicated_from=lambda producer, at: origins.replicated_from(producer, *at),
+            takes_replicated=False,
         )
         receiver.start()
         try:
             assert receiver.wait_for(end, 100)
             rows = receiver.rows(START, end).to_pylist()
         finally:
-            stopped.set()
             receiver.stop()
+            brokers.close()
     left_out = f"replicated from {OTHER}"
     assert [(row["payload"], row["reason"]) for row in rows] == [
         (b"first", None),

@@ -23,8 +23,9 @@ def produce(service_url: str, messages: Iterable[dict[str, Any]], has_transactio
     Args:
         messages: `topic` and `name`; `payload` in base64 (null: none), `size` of a made-up payload, or `n`, a number to
             make a value of the `schema` of. Optional: `schema`, `key`, `key_bytes` and `ordering_key` in base64,
-            `properties`, `event_time`, `compression`, `batch` (how many at most), `chunk` (of how many bytes),
-            `encrypted` (by name the URI of a public key), `transaction` (a name that begins with commit or abort).
+            `properties`, `event_time`, `deliver_at` (Pulsar's own delay, ms since the epoch), `compression`, `batch`
+            (how many at most), `chunk` (of how many bytes), `encrypted` (by name the URI of a public key),
+            `transaction` (a name that begins with commit or abort).
             With `end` alone: that transaction ends here, not behind the last message.
     """
     options = ["transactions"] if has_transactions else []

@@ -2,164 +2,139 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import pulsar
 
 from broker.client import PulsarError
 from broker.position import START, Position
+from broker.protocol.consumer import EntryConsumer, ReceivedEntry
+from broker.protocol.entries import Envelope
+from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
 from broker.pulsar_admin.topic_questions import Cursor
-from tracker.wire.message_id_pb2 import MessageIdData
 
 
-@dataclass(frozen=True)
-class FakeId:
-    ledger: int
-    entry: int
-    index: int = -1
-    size: int = 1
-    first_chunk: Position | None = None
-
-    def ledger_id(self) -> int:
-        return self.ledger
-
-    def entry_id(self) -> int:
-        return self.entry
-
-    def batch_index(self) -> int:
-        return self.index
-
-    def serialize(self) -> bytes:
-        data = MessageIdData(ledgerId=self.ledger, entryId=self.entry)
-        if self.index >= 0:
-            data.batch_index, data.batch_size = self.index, self.size
-        if self.first_chunk is not None:
-            data.first_chunk_message_id.CopyFrom(
-                MessageIdData(ledgerId=self.first_chunk.ledger_id, entryId=self.first_chunk.entry_id)
-            )
-        return data.SerializeToString()
+def one(entry: int, ledger: int = 5, **fields: Any) -> list[ReceivedEntry]:
+    """An entry that is one message; see `_metadata` and `_of_message` for the fields."""
+    payload = fields.pop("payload", b"x")
+    metadata = _metadata(fields)
+    _of_message(metadata, payload, fields)
+    return [_received(Position(ledger, entry), metadata, payload or b"")]
 
 
-class NoUtf8:
-    """In place of a value: its getter raises as pulsar-client's does."""
-
-
-@dataclass
-class FakeMessage:
-    id: FakeId
-    payload: bytes | None = b"x"
-    key: Any = ""
-    ordering: Any = ""
-    props: Any = field(default_factory=dict)
-    published: int = 1_000
-    happened: int = 0
-    producer: Any = "p"
-    version: bytes = b""
-
-    def message_id(self) -> FakeId:
-        return self.id
-
-    def data(self) -> bytes:
-        return self.payload or b""
-
-    def has_null_value(self) -> bool:
-        return self.payload is None
-
-    def partition_key(self) -> str:
-        return _text(self.key)
-
-    def ordering_key(self) -> str:
-        return _text(self.ordering)
-
-    def properties(self) -> dict[str, str]:
-        return _text(self.props)
-
-    def schema_version(self) -> str:
-        return self.version.decode()
-
-    def producer_name(self) -> str:
-        return _text(self.producer)
-
-    def publish_timestamp(self) -> int:
-        return self.published
-
-    def event_timestamp(self) -> int:
-        return self.happened
-
-
-def _text(value: Any) -> Any:
-    if value is NoUtf8:
-        return b"\xff".decode()
-    return value
-
-
-def one(entry: int, ledger: int = 5, **fields: Any) -> list[FakeMessage]:
-    """An entry that is one message."""
-    return [FakeMessage(FakeId(ledger, entry), **fields)]
-
-
-def batch(entry: int, size: int, ledger: int = 5, **fields: Any) -> list[FakeMessage]:
+def batch(entry: int, size: int, ledger: int = 5, **fields: Any) -> list[ReceivedEntry]:
     """An entry that is a batch."""
-    return [FakeMessage(FakeId(ledger, entry, i, size), **fields) for i in range(size)]
+    payload = fields.pop("payload", b"x")
+    metadata = _metadata(fields)
+    metadata.n_messages = size
+    body = b""
+    for _ in range(size):
+        single = BatchedMetadata(payload_size=len(payload or b""))
+        _of_message(single, payload, fields)
+        data = single.SerializeToString()
+        body += struct.pack(">I", len(data)) + data + (payload or b"")
+    return [_received(Position(ledger, entry), metadata, body)]
 
 
-class FakeConsumer:
-    """Gives messages and raises exceptions in the order of a script; then nothing comes."""
+def chunk(entry: int, uuid: str, n: int, size: int, ledger: int = 5, **fields: Any) -> list[ReceivedEntry]:
+    """An entry that is the chunk `n`, from 0, of `size`."""
+    payload = fields.pop("payload", b"x")
+    metadata = _metadata(fields)
+    _of_message(metadata, payload, fields)
+    metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), n, size
+    return [_received(Position(ledger, entry), metadata, payload)]
 
-    def __init__(self, script: Sequence[FakeMessage | Exception], end: Position = START) -> None:
+
+def _metadata(fields: dict[str, Any]) -> MessageMetadata:
+    """What an entry's messages have in common: `published`, `producer`, `version`, `native`."""
+    metadata = MessageMetadata(
+        producer_name=_bytes(fields.pop("producer", "p")), sequence_id=1, publish_time=fields.pop("published", 1_000)
+    )
+    if version := fields.pop("version", b""):
+        metadata.schema_version = version
+    if native := fields.pop("native", 0):
+        metadata.deliver_at_time = native
+    return metadata
+
+
+def _of_message(metadata: Any, payload: bytes | None, fields: dict[str, Any]) -> None:
+    """Sets `key`, `is_key_bytes`, `ordering`, `props`, `happened`."""
+    unknown = fields.keys() - {"key", "is_key_bytes", "ordering", "props", "happened"}
+    assert not unknown, unknown
+    if "key" in fields:
+        metadata.partition_key = _bytes(fields["key"])
+    metadata.is_key_base64 = fields.get("is_key_bytes", False)
+    if "ordering" in fields:
+        metadata.ordering_key = _bytes(fields["ordering"])
+    for name, value in fields.get("props", {}).items():
+        metadata.properties.add(key=_bytes(name), value=_bytes(value))
+    metadata.event_time = fields.get("happened", 0)
+    metadata.is_null_value = payload is None
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+
+
+def _received(position: Position, metadata: MessageMetadata, payload: bytes) -> ReceivedEntry:
+    n_messages = max(metadata.n_messages, 1)
+    return ReceivedEntry(position, Envelope(metadata, payload, None), (), n_messages, len(payload))
+
+
+def messages_in(entries: Iterable[ReceivedEntry]) -> list[tuple[int, int, int]]:
+    """The ids of the messages in entries, as (ledger, entry, batch index)."""
+    found = []
+    for entry in entries:
+        assert isinstance(entry.envelope, Envelope)
+        indexes = range(entry.n_messages) if entry.envelope.is_batch else [-1]
+        found += [(*entry.position, index) for index in indexes]
+    return found
+
+
+class FakeConsumer(EntryConsumer):
+    """Gives entries and raises exceptions in the order of a script; None in it is a while without an entry."""
+
+    def __init__(self, script: Sequence[ReceivedEntry | Exception | None], end: Position = START) -> None:
         self.script = deque(script)
-        self.last = end
+        self.end = end
         self.acknowledged: list[Position] = []
 
-    def receive(self, timeout_millis: int) -> FakeMessage:
+    @property
+    def max_message_bytes(self) -> int:
+        return 5 << 20
+
+    def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
         if not self.script:
-            raise pulsar.Timeout
+            return None
         item = self.script.popleft()
         if isinstance(item, Exception):
             raise item
         return item
 
-    def is_connected(self) -> bool:
-        return True
+    def last_entry(self) -> Position:
+        return self.end
 
-    def get_last_message_id(self) -> FakeId:
-        return FakeId(*self.last)
-
-    def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
-        self.acknowledged.append(Position(message_id.ledger_id(), message_id.entry_id()))
+    def acknowledge(self, last: Position) -> None:
+        self.acknowledged.append(last)
 
     def close(self) -> None:
         pass
 
 
 class FakeBroker:
-    """What `TopicQuestions` answers. `chunks` are first chunks; an attribute may be set while it is used."""
+    """What `TopicQuestions` answers. An attribute may be set while it is used."""
 
     def __init__(self) -> None:
         self.cursor_of: Callable[[], Cursor] = lambda: Cursor(START, START, START, {})
-        self.chunks: set[Position] = set()
-        self.address: str | None = "here"
         self.is_down = False
-        self.questions: list[Position] = []
 
     def last_index(self, topic: str, position: Position) -> int | None:
         return None
 
-    def is_first_chunk(self, topic: str, position: Position) -> bool:
-        self._answer()
-        self.questions.append(position)
-        return position in self.chunks
-
     def cursor(self, topic: str) -> Cursor:
         self._answer()
         return self.cursor_of()
-
-    def connection(self, topic: str) -> str | None:
-        self._answer()
-        return self.address
 
     def _answer(self) -> None:
         if self.is_down:

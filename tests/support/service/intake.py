@@ -9,6 +9,9 @@ from typing import Any
 
 import pulsar
 
+from broker.position import START, Position
+from broker.protocol.consumer import EntryConsumer, ReceivedEntry
+from broker.protocol.session import DisconnectedError
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from warehouse.routes.known_routes import known_routes
@@ -18,32 +21,34 @@ CONTROL = "persistent://public/default/delaylake-control"
 POSITIONS = {ORDERS: "1:5", OTHER: "2:7", CONTROL: "3:1"}
 
 
-class Consumer:
-    """Of a topic with a few messages."""
+class Consumer(EntryConsumer):
+    """Of a topic with a few entries."""
 
-    def __init__(self, messages: Sequence[Any] = ()) -> None:
+    def __init__(self, messages: Sequence[ReceivedEntry] = ()) -> None:
         self._messages = deque(messages)
         self.acknowledged: list[tuple[int, int]] = []
+        self.end = START  # the topic's last entry
         self._closed = threading.Event()
 
-    def receive(self, millis: int) -> Any:
-        if not self._messages:
-            self._closed.wait(min(millis, 20) / 1000)
-        if self._messages:
-            return self._messages.popleft()
-        raise pulsar.Timeout
+    @property
+    def max_message_bytes(self) -> int:
+        return 5 << 20
 
-    def publish(self, messages: Sequence[Any]) -> None:
+    def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+        if not self._messages:
+            self._closed.wait(min(timeout_seconds, 0.02))
+        return self._messages.popleft() if self._messages else None
+
+    def publish(self, messages: Sequence[ReceivedEntry]) -> None:
         self._messages.extend(messages)
 
-    def acknowledge_cumulative(self, message_id: pulsar.MessageId) -> None:
-        self.acknowledged.append((message_id.ledger_id(), message_id.entry_id()))
+    def acknowledge(self, last: Position) -> None:
+        self.acknowledged.append(last)
 
-    def is_connected(self) -> bool:
-        return not self._closed.is_set()
-
-    def get_last_message_id(self) -> pulsar.MessageId:
-        return pulsar.MessageId(-1, -1, -1, -1)
+    def last_entry(self) -> Position:
+        if self._closed.is_set():
+            raise DisconnectedError("closed")
+        return self.end
 
     def close(self) -> None:
         self._closed.set()

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 
 from broker.position import START, Position, SourceTopic
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.session import DisconnectedError
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.receiving.recurring import Recurring
-from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeMessage
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer
 from tracker.messages import concat
 
 TOPIC = "persistent://public/default/t"
 SOURCE = SourceTopic(TOPIC, TOPIC, -1)
 
-Script = Sequence[FakeMessage | Exception]
+Script = Sequence[ReceivedEntry | Exception | None]
 
 
 class Harness:
@@ -57,7 +58,7 @@ class Harness:
             try:
                 self.receiver.receive(consumer)
                 self.ended = False
-            except pulsar.PulsarException:
+            except DisconnectedError:
                 self.ended = True
         for _ in range(2):  # what is passed over has to be idle twice
             self.receiver.receive(consumer)

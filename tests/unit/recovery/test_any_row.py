@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from broker.position import Position, SourceTopic
+from broker.position import SourceTopic
 from streaming.release.outgoing import why_unsendable
 from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.unpacking import unpack
 from tests.support.fuzzing.examples import examples
-from tests.support.servers.fake_pulsar import FakeId, FakeMessage
+from tests.support.servers.fake_pulsar import one
 from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
 from tests.support.tracker.messages import TOPIC, command, messages
 from tracker.commands import schema
@@ -107,8 +108,10 @@ def came_in(found: list[dict[str, Any]], first: int) -> pa.Table:
     """What a receiver makes of messages."""
     builder = ChunkBuilder(SourceTopic(TOPIC, TOPIC, -1), 0, 1 << 20)
     for i, fields in enumerate(found):
-        builder.start_entry(Position(1, first + i), 1, None)
-        builder.add(FakeMessage(FakeId(1, first + i), **fields), -1)
+        [entry] = one(first + i, ledger=1, **fields)
+        unpacked = unpack(entry, None, lambda *_: None, 1 << 20)
+        assert unpacked is not None
+        builder.add(unpacked, None)
     return builder.build()
 
 

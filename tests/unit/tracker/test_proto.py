@@ -24,7 +24,8 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
     options = [f"-I{ROOT / 'proto'}", f"-I{well_known}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main(["protoc", *options, *sources]) == 0
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    there = {path.name: path.read_text() for path in (ROOT / "tracker/wire").glob("*_pb2.py*")}
+    folders = ("tracker/wire", "broker/protocol/wire")
+    there = {path.name: path.read_text() for folder in folders for path in (ROOT / folder).glob("*_pb2.py*")}
     assert made == there, "run `make proto`"
     clients = {path.name: path.read_text() for path in (ROOT / "clients/python/src/delaylake/wire").glob("*_pb2.py*")}
     assert clients == {name: made[name] for name in ("delaylake_pb2.py", "delaylake_pb2.pyi")}, "run `make proto`"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.client import PulsarError
-from broker.position import Position, SourceTopic
+from broker.position import SourceTopic
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from warehouse import message_schemas
 from warehouse.message_schemas import (
@@ -97,14 +97,14 @@ def test_of_ten_times_as_many_versions_as_a_topic_may_have_the_first_are_kept(
 
 def test_a_version_that_is_longer_than_any_is_none(tmp_path: Path) -> None:
     admin: Any = Admin({(TOPIC, 0): AVRO})
-    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
+    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), SchemaKeeper(str(tmp_path), admin))
     assert details.schema(FIRST + b"x" * 1_000_000) == (FIRST, None)
     assert admin.asked == []
 
 
 def test_a_broker_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     admin: Any = Admin({(TOPIC, 0): AVRO})
-    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
+    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), SchemaKeeper(str(tmp_path), admin))
     admin.answers = False
     with pytest.raises(NotKnownYetError):
         details.schema(FIRST)
@@ -117,18 +117,11 @@ def test_schemas_of_an_imported_topic_do_not_pass_for_those_of_the_route(tmp_pat
     admin: Any = Admin({(TOPIC, 0): AVRO, (other, 0): ("STRING", "", {})})
     keeper = SchemaKeeper(str(tmp_path), admin)
     source = SourceTopic(TOPIC, TOPIC, -1)
-    version, schema = MessageDetails(source, admin, keeper).schema(FIRST)
-    imported_version, imported = MessageDetails(source, admin, keeper, other).schema(FIRST)
+    version, schema = MessageDetails(source, keeper).schema(FIRST)
+    imported_version, imported = MessageDetails(source, keeper, other).schema(FIRST)
     assert (schema, imported) == (MessageSchema(*AVRO), MessageSchema("STRING", "", {}))
     assert version != imported_version
     assert len(read(str(tmp_path))) == 2
-
-
-def test_the_first_half_of_a_separated_pair_is_bytes_and_nobody_is_asked(tmp_path: Path) -> None:
-    admin: Any = Admin({})
-    details = MessageDetails(SourceTopic(TOPIC, TOPIC, -1), admin, SchemaKeeper(str(tmp_path), admin))
-    pair = MessageSchema("KEY_VALUE", "{}", {"kv.encoding.type": "SEPARATED"})
-    assert details.key_encoding("a2V5", "p", pair, Position(5, 0), -1) == "base64"
 
 
 def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> None:

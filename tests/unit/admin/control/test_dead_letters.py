@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to, sequence_id
 from conf.settings import Route
-from tests.support.servers.fake_pulsar import FakeId, FakeMessage, NoUtf8
+from tests.support.servers.fake_messages import FakeId, FakeMessage, NoUtf8
 
 SOURCE = "persistent://public/default/t"
 PROPERTIES = {

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from broker.client import PulsarError
 from broker.entries.continuity import Gap
-from broker.position import START, Position, SourceTopic
+from broker.position import Position, SourceTopic
 from broker.pulsar_admin import admin_rest
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
-from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import PulsarSettings
-from streaming.source.receiving.chunked_messages import ChunkedMessages
-from streaming.source.receiving.details import MessageDetails
-from streaming.source.receiving.receiver import Limits, Receiver
-from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
 from tests.support.service.harness import now
 from warehouse.unseen_entries import UNREADABLE, find_not_seen
 
@@ -61,23 +55,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("answer", [never, failed])
-def test_an_entry_of_which_the_broker_tells_nothing_holds_up_no_topic(answer: Answer) -> None:
-    details = MessageDetails(SOURCE, admin(answer), None)  # type: ignore[arg-type]
-    broker: Any = FakeBroker()
-    limits = Limits(0, 100_000, 1_000, 1 << 20)
-    consumers: Any = FakeConsumer
-    receiver = Receiver(
-        SOURCE, consumers, after=START, limits=limits, broker=broker, details=details, on_received=lambda: None
-    )
-    consumer: Any = FakeConsumer([*one(0), *one(1, key="user1234"), *one(2)])
-    while consumer.script:  # a slow machine takes them in more than one chunk
-        receiver.receive(consumer)
-    assert receiver.last_received == Position(5, 2)
-    rows = receiver.rows(START, Position(5, 2), 0).to_pylist()
-    assert [(row["key"], row["key_encoding"], row["reason"]) for row in rows][1] == ("user1234", None, None)
-
-
-@pytest.mark.parametrize("answer", [never, failed])
 def test_that_it_is_told_nothing_is_certain_only_where_the_broker_answers_and_has_the_entry(answer: Answer) -> None:
     with pytest.raises(UnreadableEntryError):
         admin(answer).entry(TOPIC, 5, 8)
@@ -95,16 +72,12 @@ def test_what_fails_once_is_asked_again() -> None:
     assert found[1] == b"x"
 
 
-def test_an_entry_that_the_broker_has_and_does_not_tell_of_is_not_gone_and_may_begin_a_chunked_message() -> None:
+def test_an_entry_that_the_broker_has_and_does_not_tell_of_is_not_gone() -> None:
     silent = admin(failed)
     with pytest.raises(UnreadableEntryError):
         silent.entry_metadata(TOPIC, 5, 1)
     assert silent.entry_metadata(TOPIC, 5, 9) is None
-    side = TopicQuestions(silent, "s")
-    assert side.is_first_chunk(TOPIC, Position(5, 1))
-    gaps = [(Position(5, 0), Position(5, 2))]
-    assert ChunkedMessages(TOPIC, side).limit(Position(5, 3), gaps) == Position(5, 0)
-    found = find_not_seen(silent, SOURCE, Gap(*gaps[0]), lambda _: None)
+    found = find_not_seen(silent, SOURCE, Gap(Position(5, 0), Position(5, 2)), lambda _: None)
     assert [UNREADABLE in reason for reason in found.rows["reason"].to_pylist()] == [True]
 
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from broker.position import START, Position
+from broker.protocol.chunks import ChunkAssembler
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.settings import Settings
 from recovery.importing import files, topics
 from recovery.importing.files import check_files, import_file
 from recovery.importing.importer import Importer, ImportFailedError, number_of
 from recovery.importing.topics import check_topic
-from tests.support.servers.fake_pulsar import FakeConsumer, batch, one
+from tests.support.servers.fake_pulsar import FakeConsumer, one
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.delta.tables import Tables
@@ -218,7 +218,9 @@ def chunks(
     monkeypatch.setattr(topics, "AdminClient", lambda _: admin)
     consumer: Any = FakeConsumer(script, Position(5, 9))
     details: Any = None
-    parts = topics._chunks(Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details)
+    parts = topics._chunks(
+        Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details, ChunkAssembler(1 << 20)
+    )
     return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
 
 
@@ -233,14 +235,3 @@ def test_a_topic_that_ends_with_parts_of_a_chunked_message_is_imported_up_to_the
     assert chunks(settings, monkeypatch, FakeAdmin({8, 9}, backlog_of=2), [], Position(5, 7)) == []
     with pytest.raises(ImportFailedError, match="no message after 5:6 comes, though there are"):
         chunks(settings, monkeypatch, FakeAdmin({8, 9}, backlog_of=3), one(6))
-
-
-def test_an_import_waits_for_the_rest_of_a_batch_but_not_for_ever(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = batch(8, 3)
-    script = [*one(7), *rows[:2], pulsar.Timeout(), rows[2], *one(9)]
-    found = chunks(settings, monkeypatch, FakeAdmin(set(), backlog_of=3), script)
-    assert found == [([7, 8, 8, 8, 9], Position(5, 9))]
-    with pytest.raises(ImportFailedError, match="no message after 5:7 comes"):
-        chunks(settings, monkeypatch, FakeAdmin(set(), backlog_of=3), [*one(7), *rows[:2]])

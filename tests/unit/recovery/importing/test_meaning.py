@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.position import Position, SourceTopic
+from broker.position import SourceTopic
 from conf.settings import Settings
 from recovery.importing.files import check_files, import_file, messages_of
 from recovery.importing.importer import Importer, ImportFailedError
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from tests.support.servers.fake_pulsar import FakeId, FakeMessage
+from streaming.source.receiving.unpacking import unpack
+from tests.support.servers.fake_pulsar import one
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
 from warehouse.schemas import FENCED
@@ -101,8 +102,10 @@ def test_a_row_and_a_message_of_a_topic_with_the_same_properties_are_taken_alike
     row = row_of(properties)
     published = row["publish_time"]
     builder = ChunkBuilder(SourceTopic(TOPIC, TOPIC, -1), 0, 10**6)
-    builder.start_entry(Position(1, 0), 1, None)
-    builder.add(FakeMessage(FakeId(1, 0), b"", props=properties, published=published), -1)
+    [entry] = one(0, ledger=1, payload=b"", props=properties, published=published)
+    unpacked = unpack(entry, None, lambda *_: None, 1 << 20)
+    assert unpacked is not None
+    builder.add(unpacked, None)
     [message] = builder.build().to_pylist()
     for name in ("schedule_key", "occurrence", "properties", "reason"):
         assert row[name] == message[name], name

@@ -15,7 +15,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.release import last_sent
 from streaming.release.last_sent import ProducerLookup
 from streaming.release.sequence_ids import sequence_id_of
-from tests.support.servers.fake_pulsar import FakeId, FakeMessage
+from tests.support.servers.fake_messages import FakeId, FakeMessage
 from warehouse.routes.known_routes import known_routes
 
 SOURCE, DESTINATION, OWN = "persistent://p/d/orders", "persistent://p/d/orders-a", "app-a-planned0"

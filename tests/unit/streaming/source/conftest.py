@@ -22,7 +22,8 @@ from tests.support.service.intake import Client
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     client = Client()
     monkeypatch.chdir(tmp_path)  # the checkpoint is in there
-    monkeypatch.setattr(streaming.source.receivers, "connect", lambda _: client)
+    for name in ("connect", "Brokers"):
+        monkeypatch.setattr(streaming.source.receivers, name, lambda _: client)
     monkeypatch.setattr(streaming.source.receivers, "SourceWatch", mock.Mock())
     return client
 

@@ -56,7 +56,7 @@ def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
         return bool(told)
 
     client.consumers[ORDERS] = Consumer()
-    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    client.consumers[ORDERS].end = Position(1, 6)
     for _ in range(3):
         assert not is_answered(), "what was published while nobody read it may be its message"
     assert (last.barriers, last.lookup_versions) == ([[10, {ORDERS: "1:6"}]], [])
@@ -129,7 +129,7 @@ def test_commands_go_on_without_a_topic_that_cannot_be_subscribed_and_pass_it_wh
 
     # What has been published there by now may be before the command.
     client.consumers[ORDERS] = Consumer(one(6, 1))
-    client.consumers[ORDERS].get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    client.consumers[ORDERS].end = Position(1, 6)
     monkeypatch.setattr(client, "subscribe", subscribe)
 
     def has_passed() -> Offset | None:
@@ -148,7 +148,7 @@ def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_h
     monkeypatch.setattr(streaming.source.barriers, "_CATCH_UP_SECONDS", 30)
     slow, other, control = Consumer(), Consumer(), Consumer()
     client.consumers.update({ORDERS: slow, OTHER: other, CONTROL: control})
-    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 6, -1)  # type: ignore[method-assign]
+    slow.end = Position(1, 6)
     both = settings(orders=["a"], other=["b"])
     intake = start(both, "now")
     last = intake.next_offset(offset(both))
@@ -178,7 +178,7 @@ def test_commands_wait_for_what_was_published_before_them_each_for_its_own_and_h
     other.publish(one(9, 2))
     assert until(OTHER, "2:9").positions[CONTROL] == "3:1"
 
-    slow.get_last_message_id = lambda: pulsar.MessageId(-1, 1, 7, -1)  # type: ignore[method-assign]
+    slow.end = Position(1, 7)
     slow.publish(one(6, 1))
     first = until(CONTROL, "3:2")
     assert (first.positions[ORDERS], first.ingested_through) == ("1:6", first.tick)

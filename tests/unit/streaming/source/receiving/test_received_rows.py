@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.clusters.replication import SOURCE_POSITION
-from broker.position import Position
+from broker.protocol.entries import SOURCE_POSITION
 from streaming.source.receiving.details import NotKnownYetError
-from tests.support.servers.fake_pulsar import FakeConsumer, NoUtf8, batch, one
+from tests.support.servers.fake_pulsar import FakeConsumer, batch, one
 from tests.support.service.receiver_harness import Harness, rows_of
 from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.message_schemas import MessageSchema
@@ -21,7 +20,7 @@ from warehouse.message_schemas import MessageSchema
     [
         {"props": {"scheduleKey": ""}},
         {"props": {"repeat": "every day"}},
-        {"props": {}, "happened": -1},
+        {"props": {}, "happened": 2**63},
         {"props": {}, "payload": b"x" * 1_001},
     ],
 )
@@ -36,12 +35,12 @@ def test_what_is_rejected_is_due_at_once_and_not_when_it_was_to_be_delivered(fie
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"key": NoUtf8}, "what is not UTF-8 can't be read: key"),
-        ({"props": NoUtf8}, "what is not UTF-8 can't be read: properties"),
-        ({"producer": NoUtf8}, "what is not UTF-8 can't be read: producer's name"),
-        ({"key": NoUtf8, "props": NoUtf8}, "what is not UTF-8 can't be read: key, properties"),
+        ({"key": b"\xff"}, "what is not UTF-8 can't be read: key"),
+        ({"props": {"a": b"\xff"}}, "what is not UTF-8 can't be read: properties"),
+        ({"producer": b"\xff"}, "what is not UTF-8 can't be read: producer's name"),
+        ({"key": b"\xff", "props": {b"\xff": "b"}}, "what is not UTF-8 can't be read: key, properties"),
         ({"happened": 2**63}, f"the event time {2**63} is negative or beyond 2^63"),
-        ({"happened": -1}, "the event time -1 is negative or beyond 2^63"),
+        ({"happened": 2**64 - 1}, f"the event time {2**64 - 1} is negative or beyond 2^63"),
         ({"published": MAX_TIME_MILLIS + 1}, f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
         ({"published": 2**64 - 1}, f"the publish time {2**64 - 1} is beyond the year 9999"),
         ({"props": {"deliverAt": "soon"}}, "deliverAt is no whole number of milliseconds: 'soon'"),
@@ -50,8 +49,7 @@ def test_what_is_rejected_is_due_at_once_and_not_when_it_was_to_be_delivered(fie
         ({"props": {"repeat": "FREQ=MONTHLY;BYDAY=20MO"}}, "repeat never occurs: 'FREQ=MONTHLY;BYDAY=20MO'"),
         ({"props": {"repeat": "@every 1m", "misfire": "never"}}, "misfire is none of once, all, skip: 'never'"),
         ({"props": {"repeat": "@every 1m", "repeatUntil": "5"}}, "repeatUntil is before the first occurrence"),
-        ({"props": {"k": "\ud800"}}, "it can't be"),
-        ({"key": 7}, "it can't be"),
+        ({"native": MAX_TIME_MILLIS + 1}, f"deliverAt {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
     ],
 )
 def test_a_message_that_cannot_be_taken_is_put_aside_with_its_bytes_and_no_other_is_lost(
@@ -70,7 +68,7 @@ def test_what_was_read_of_a_message_that_cannot_be_taken_is_kept() -> None:
 
 
 def test_an_ordering_key_of_bytes_is_taken_as_it_is() -> None:
-    rows = rows_of([*one(0, ordering="o"), *one(1, ordering=NoUtf8)])
+    rows = rows_of([*one(0, ordering="o"), *one(1, ordering=b"\xff")])
     assert [row["ordering_key"] for row in rows] == ["o", None]
     assert [row["ordering_key_bytes"] for row in rows] == [None, b"\xff"]
     assert [row["reason"] for row in rows] == [None, None]
@@ -88,17 +86,21 @@ class Details:
             raise NotKnownYetError
         return version, self.schemas[version]
 
-    def key_encoding(self, key: str, producer: str, schema: Any, position: Position, batch_index: int) -> str | None:
-        return "base64" if key == "/w==" else None
-
 
 VERSION = b"\0" * 7 + b"\1"
 
 
 def test_the_details_of_messages_go_with_them() -> None:
     harness = Harness(details=Details({VERSION: MessageSchema("STRING", "", {}), VERSION[:-1] + b"\xff": None}))
-    large = VERSION[:-1] + b"\xff"  # the client takes a version for text
-    harness.receive([*one(0, key="/w=="), *one(1, version=VERSION), *one(2, version=large), *batch(3, 2, key="k")])
+    large = VERSION[:-1] + b"\xff"
+    harness.receive(
+        [
+            *one(0, key="/w==", is_key_bytes=True),
+            *one(1, version=VERSION),
+            *one(2, version=large),
+            *batch(3, 2, key="k"),
+        ]
+    )
     rows = harness.take().to_pylist()
     assert [row["key_encoding"] for row in rows] == ["base64", None, None, None, None]
     assert [row["schema_version"] for row in rows] == [None, VERSION, large, None, None]
@@ -201,3 +203,29 @@ def test_a_message_without_a_time_is_due_now_where_its_producers_clock_is_ahead(
     ahead, behind = rows_of([*one(0, published=MAX_TIME_MILLIS), *one(1, published=1_000)])
     assert ahead["deliver_at"] < MAX_TIME_MILLIS - 1_000_000_000
     assert behind["deliver_at"] == 1_000
+
+
+def test_a_time_that_the_producers_client_gave_is_the_messages_and_a_property_goes_first() -> None:
+    rows = rows_of(
+        [
+            *one(0, native=9_000),
+            *batch(1, 2, native=9_500),
+            *one(2, native=9_000, props={"deliverAt": "7000"}),
+            *one(3, native=9_000, props={"deliverAfter": "50"}),
+            *one(4, native=9_000, props={"repeat": "@every 90s"}),
+            *one(5, native=-5),
+        ]
+    )
+    assert [row["deliver_at"] for row in rows] == [9_000, 9_500, 9_500, 7_000, 1_050, 9_000, 1_000]
+    assert [row["reason"] for row in rows] == [None] * 7
+    assert rows[0]["properties"] == []
+    assert rows[5]["occurrence"] == 1
+
+
+def test_keys_say_whether_they_are_bytes_and_text_that_looks_like_base64_is_text() -> None:
+    rows = rows_of([*one(0, key="user1234"), *one(1, key="/w==", is_key_bytes=True), *batch(2, 1, key="dGVzdA==")])
+    assert [(row["key"], row["key_encoding"]) for row in rows] == [
+        ("user1234", None),
+        ("/w==", "base64"),
+        ("dGVzdA==", None),
+    ]

@@ -3,61 +3,52 @@
 from __future__ import annotations
 
 import random
+import time
 from bisect import bisect_right
 from collections import Counter
-from itertools import cycle
 from typing import Any
 
-import pulsar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.entries import NOT_DECRYPTED, EntryError, Envelope
+from broker.protocol.session import DisconnectedError
 from broker.pulsar_admin.topic_questions import Cursor
-from streaming.source.receiving import chunked_messages
-from streaming.source.receiving.chunked_messages import ChunkedMessages
 from streaming.source.receiving.receiver import Limits, Receiver
 from tests.support.fuzzing.examples import examples
-from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, FakeId, FakeMessage, batch, one
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, batch, chunk, messages_in, one
 from tests.support.service.harness import wait_until
-from tests.support.service.receiver_harness import SOURCE, TOPIC, Harness
+from tests.support.service.receiver_harness import SOURCE, Harness
 from tracker.messages import concat
 
 
 def test_what_an_exception_interrupts_is_received_again_and_nothing_of_it_is_lost() -> None:
     harness = Harness()
-    harness.receive([*one(0), *one(1), pulsar.ConnectError(), *one(0), *one(1), *one(2)])
+    harness.receive([*one(0), *one(1), DisconnectedError("gone"), *one(0), *one(1), *one(2)])
     harness.take()
     assert harness.ids() == [(5, 0, -1), (5, 1, -1), (5, 2, -1)]
 
 
 def test_a_reconnection_within_a_chunk_gives_each_message_once() -> None:
     harness = Harness()
-    harness.receive([*one(0), *one(1), *batch(2, 3)[:2], *one(0), *one(1), *batch(2, 3), *one(3)])
+    harness.receive([*one(0), *one(1), *one(0), *one(1), *batch(2, 3), *one(3)])
     harness.take()
     assert harness.ids() == [(5, 0, -1), (5, 1, -1), (5, 2, 0), (5, 2, 1), (5, 2, 2), (5, 3, -1)]
 
 
 def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(FakeConsumer):
-        def receive(self, timeout_millis: int) -> FakeMessage:
-            if self.script and timeout_millis < 10:
-                raise pulsar.Timeout
-            return super().receive(timeout_millis)
+        def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+            return None if self.script and timeout_seconds < 0.01 else super().receive(timeout_seconds)
 
     monkeypatch.setattr(streaming.source.receiving.receiver, "_CHUNK_SECONDS", 60)
     harness = Harness()
     harness.receiver.receive(Slow([*one(0), *one(1), *batch(2, 2)]))
     assert harness.take(max_messages=1).num_rows == 4, "one chunk, which a batch takes whole"
-
-
-def test_an_entry_of_which_the_rest_does_not_come_is_not_taken_in_part() -> None:
-    harness = Harness()
-    harness.receive([*one(0), *batch(1, 3)[:2], pulsar.Timeout(), *one(0), *batch(1, 3)])
-    harness.take()
-    assert harness.ids() == [(5, 0, -1), (5, 1, 0), (5, 1, 1), (5, 1, 2)]
 
 
 def test_an_acknowledgement_that_was_lost_brings_nothing_again() -> None:
@@ -84,30 +75,24 @@ def test_an_acknowledgement_of_a_topics_last_entry_is_repeated_and_no_other() ->
 
 
 @pytest.mark.slow
-def test_without_room_for_long_the_consumer_is_closed_and_opened_again_when_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(streaming.source.receiving.receiver, "_ROOM_SECONDS", 0.05)
-    consumers: list[FakeConsumer] = []
-
-    def subscribe() -> Any:
-        consumers.append(FakeConsumer([*one(0), *one(1)][len(consumers) :]))
-        return consumers[-1]
-
-    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=1, max_bytes=1 << 20)
+def test_without_room_nothing_is_received_and_no_chunked_message_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = FakeConsumer([*chunk(0, "u", 0, 2), *one(1), *one(2), *chunk(3, "u", 1, 2), *one(4)])
+    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=2, max_bytes=1 << 20)
     broker: Any = FakeBroker()
     receiver = Receiver(
-        SOURCE, subscribe, after=START, limits=limits, broker=broker, details=None, on_received=lambda: None
+        SOURCE, lambda: consumer, after=START, limits=limits, broker=broker, details=None, on_received=lambda: None
     )
+    receiver._chunked._max_seconds = 0.05
     receiver.start()
     try:
-        wait_until(lambda: receiver.waiting and receiver._consumer is None, 5, "the consumer is closed")
-        assert len(consumers) == 1
+        wait_until(lambda: receiver.waiting == 2, 5, "two messages")
+        time.sleep(0.1)  # longer than chunks may take
+        assert receiver.last_received == Position(5, 2)
         receiver.take_into_batch(10, 1_000)
-        wait_until(lambda: receiver.last_received == Position(5, 1), 5, "the second message")
-        assert len(consumers) == 2
+        wait_until(lambda: receiver.last_received == Position(5, 4), 5, "the others, with the chunked one")
     finally:
         receiver.stop()
+    assert receiver.rows(START, Position(5, 4), 0)["entry_id"].to_pylist() == [1, 2, 3, 4]
 
 
 # What the broker has: entries of 1 to 3 messages in ledgers, some of them gone.
@@ -127,17 +112,15 @@ def test_each_message_is_in_one_batch_wherever_the_consumer_reconnects_repeats_a
     harness, chance = Harness(), random.Random(seed)
     first = 0  # of the entries, that is not acknowledged
     while first < len(entries):
-        script: list[FakeMessage | Exception] = []
+        script: list[ReceivedEntry | Exception | None] = []
         for _ in range(chance.randint(0, 3)):
             waiting = entries[first:]
             coming = [m for e in chance.sample(waiting, len(waiting)) for m in e]
             script += coming[: chance.randint(0, len(coming))]
-            script += chance.choice([[], [pulsar.ConnectError()], [pulsar.Timeout()]])
+            script += chance.choice([[], [DisconnectedError("gone")], [None]])
         upto = chance.randint(first + 1, len(entries))
-        in_order: list[FakeMessage | Exception] = [m for e in entries[first:upto] for m in e]
+        in_order: list[ReceivedEntry | Exception | None] = [m for e in entries[first:upto] for m in e]
         harness.receive(script + in_order)
-        if harness.ended:  # the rest of an entry has not come
-            harness.receive(in_order)
         for _ in range(chance.randint(0, 3)):
             harness.take(chance.randint(1, 5))
         # A broker that sends in the topic's order has sent all before what is acknowledged.
@@ -147,7 +130,7 @@ def test_each_message_is_in_one_batch_wherever_the_consumer_reconnects_repeats_a
     harness.receive(one(0, 9))
     while harness.position < (9, 0):
         harness.take()
-    expected = Counter((m.id.ledger, m.id.entry, m.id.index) for e in entries for m in e)
+    expected = Counter(messages_in(m for e in entries for m in e))
     assert Counter(harness.ids()) == expected + Counter([(9, 0, -1)])
 
 
@@ -164,7 +147,7 @@ def test_a_run_that_follows_begins_after_the_last_batch_of_the_one_before(
     after = Harness(before.position)
     after.receive(messages)
     after.take()
-    assert Counter(before.ids() + after.ids()) == Counter((m.id.ledger, m.id.entry, m.id.index) for m in messages)
+    assert Counter(before.ids() + after.ids()) == Counter(messages_in(messages))
     again = Harness()
     again.receive(messages)
     replayed = again.receiver.rows(START, before.position, 0)
@@ -225,13 +208,12 @@ class TestWhatNoConsumerGets:
         harness.receive([], end)
         assert not harness.receiver.wait_for(end, 0)
 
-    def test_nothing_is_passed_over_while_the_connection_changes_or_the_broker_is_silent(self) -> None:
+    def test_nothing_is_passed_over_while_the_consumer_changes_or_the_broker_is_silent(self) -> None:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
         harness.receiver._await_entry(end)
-        answers = cycle(["here", "there"])
-        harness.broker.connection = lambda topic: next(answers)
-        harness.receive([], end)
+        for _ in range(3):
+            harness.receiver.receive(FakeConsumer([], end))
         assert not harness.receiver.wait_for(end, 0)
         silent = self.harness(Position(5, 10), end)
         silent.broker.is_down = True
@@ -243,19 +225,18 @@ class TestWhatNoConsumerGets:
         end = Position(5, 9)
         harness = self.harness(Position(5, 10), end)
         harness.receiver._await_entry(end)
-        consumer: Any = FakeConsumer([])
+        here, there = FakeConsumer([], end), FakeConsumer([], end)
 
-        def idle(address: str = "here") -> bool:
-            harness.broker.address = address
+        def idle(consumer: FakeConsumer) -> bool:
             harness.receiver.receive(consumer)
             return harness.receiver.wait_for(end, 0)
 
-        assert not idle()
-        assert not idle("there"), "the connection is another than in the round before"
-        consumer.script.extend(one(3))
-        assert not idle("there"), "something came"
-        assert not idle("there")
-        assert idle("there")
+        assert not idle(here)
+        assert not idle(there), "the consumer is another than in the round before"
+        there.script.extend(one(3))
+        assert not idle(there), "something came"
+        assert not idle(there)
+        assert idle(there)
         assert harness.take()["entry_id"].to_pylist() == [3]
 
     def test_what_is_wanted_more_and_more_passes_a_round_later(self) -> None:
@@ -287,99 +268,140 @@ class TestWhatNoConsumerGets:
         assert harness.receiver.rows(START, Position(5, 20), 0).num_rows == 0
 
 
-def chunked(first: int, last: int) -> list[FakeMessage]:
-    """A message whose first chunk is one entry and whose last is another."""
-    return [FakeMessage(FakeId(5, last, first_chunk=Position(5, first)))]
-
-
 class TestChunkedMessages:
-    def harness(self, *first_chunks: int) -> Harness:
-        harness = Harness()
-        harness.broker.cursor_of = lambda: Cursor(START, START, START, {5: 100})
-        harness.broker.chunks = {Position(5, entry) for entry in first_chunks}
-        return harness
-
     def acknowledged(self, harness: Harness, entry: int) -> list[Position]:
         consumer = FakeConsumer([])
         harness.receiver._consumer = consumer
         harness.receiver.acknowledge(Position(5, entry))
         return consumer.acknowledged
 
+    def test_a_message_comes_with_its_last_chunk_and_with_all_its_bytes(self) -> None:
+        harness = Harness()
+        harness.receive(
+            [
+                *chunk(0, "a", 0, 3, payload=b"1"),
+                *chunk(1, "b", 0, 2, payload=b"x"),
+                *chunk(2, "a", 1, 3, payload=b"2"),
+                *chunk(3, "b", 1, 2, payload=b"y"),
+                *chunk(4, "a", 2, 3, payload=b"3"),
+            ]
+        )
+        rows = harness.take()
+        assert rows["payload"].to_pylist() == [b"xy", b"123"]
+        assert rows["entry_id"].to_pylist() == [3, 4]
+
+    def test_chunks_that_come_again_are_passed_over_and_no_message_comes_twice(self) -> None:
+        harness = Harness()
+        first, last = chunk(0, "a", 0, 2, payload=b"1"), chunk(2, "a", 1, 2, payload=b"2")
+        harness.receive([*first, *one(1), DisconnectedError("gone"), *first, *one(1), *last])
+        harness.receive([*first, *one(1), *last, *one(3)])
+        assert harness.take()["payload"].to_pylist() == [b"x", b"12", b"x"]
+
     def test_the_first_chunk_of_a_message_that_is_not_whole_is_not_acknowledged(self) -> None:
-        harness = self.harness(1)
-        harness.receive([*one(0), *one(2), *one(3)])
+        harness = Harness()
+        harness.receive([*one(0), *chunk(1, "a", 0, 2), *one(2), *one(3)])
         assert self.acknowledged(harness, 2) == [(5, 0)]
         assert self.acknowledged(harness, 3) == []
-        harness.receive([*chunked(1, 4), *one(5)])
+        harness.receive([*chunk(4, "a", 1, 2), *one(5)])
         assert self.acknowledged(harness, 3) == [], "the message is not in what is acknowledged"
         assert self.acknowledged(harness, 4) == [(5, 4)]
 
     def test_messages_in_chunks_that_lie_in_each_other_are_each_kept_until_they_are_whole(self) -> None:
-        harness = self.harness(1, 2)
-        harness.receive([*one(0), *one(3)])
+        harness = Harness()
+        harness.receive([*one(0), *chunk(1, "a", 0, 2), *chunk(2, "b", 0, 2), *one(3)])
         assert self.acknowledged(harness, 3) == [(5, 0)]
-        harness.receive(chunked(1, 5))
-        assert self.acknowledged(harness, 5) == []
-        harness.receive([*chunked(2, 6), *one(7)])
+        harness.receive(chunk(5, "a", 1, 2))
+        assert self.acknowledged(harness, 5) == [(5, 1)], "which is the first chunk of no message that is not durable"
+        harness.receive([*chunk(6, "b", 1, 2), *one(7)])
         assert self.acknowledged(harness, 7) == [(5, 7)]
 
-    def test_a_message_that_never_gets_whole_holds_up_nothing_for_ever(self) -> None:
-        now = 0.0
-        broker: Any = FakeBroker()
-        broker.cursor_of = lambda: Cursor(START, START, START, {5: 100})
-        broker.chunks = {Position(5, 1)}
-        messages = ChunkedMessages(TOPIC, broker, lambda: now)
-        gaps = [(Position(5, 0), Position(5, 2))]
-        assert messages.limit(Position(5, 2), gaps) == (5, 0)
-        now = 60.0
-        assert messages.limit(Position(5, 3), gaps) == (5, 0)
-        now = 600.0
-        assert messages.limit(Position(5, 4), gaps) == (5, 4)
+    def test_a_message_that_never_gets_whole_holds_up_nothing_for_ever_and_is_named(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        harness = Harness()
+        harness.receive([*one(0), *chunk(1, "a", 0, 2), *one(2)])
+        assert self.acknowledged(harness, 2) == [(5, 0)]
+        harness.receiver._chunked._max_seconds = -1.0
+        harness.receive(one(3))
+        assert "a chunked message that begins with 5:1" in caplog.text
+        assert self.acknowledged(harness, 3) == [(5, 3)]
 
-    def test_a_run_that_follows_knows_what_was_not_whole_before_it(self) -> None:
-        before = self.harness(1)
-        before.receive([*one(0), *one(2)])
+    def test_a_run_that_follows_gets_what_was_not_whole_before_it(self) -> None:
+        before = Harness()
+        before.receive([*one(0), *chunk(1, "a", 0, 2, payload=b"1"), *one(2)])
         before.take()
         after = Harness(before.position, before.broker)
-        after.broker.cursor_of = lambda: Cursor(Position(5, 0), START, START, {5: 100})
-        after.receive([*one(2), *one(3)])
-        after.take()
+        assert self.acknowledged(after, 2) == [], "the first chunk has not come to this run yet"
+        after.receive([*chunk(1, "a", 0, 2, payload=b"1"), *one(2), *one(3)])
         assert self.acknowledged(after, 3) == []
-        after.receive(chunked(1, 4))
-        after.take()
+        after.receive(chunk(4, "a", 1, 2, payload=b"2"))
+        assert after.take()["payload"].to_pylist() == [b"x", b"12"]
         assert after.ids() == [(5, 3, -1), (5, 4, -1)]
         assert self.acknowledged(after, 4) == [(5, 4)]
 
-    def test_nothing_beyond_a_gap_is_acknowledged_while_the_broker_does_not_say_what_is_in_it(self) -> None:
-        harness = self.harness()
-        harness.receive([*one(0), *one(2)])
-        harness.broker.is_down = True
-        assert self.acknowledged(harness, 2) == []
-        harness.broker.is_down = False
-        assert self.acknowledged(harness, 2) == [(5, 2)]
+    def test_a_message_with_too_many_bytes_is_rejected_when_its_last_chunk_has_come(self) -> None:
+        harness = Harness()
+        harness.receiver._chunked._max_bytes = 10
+        parts = [part for n in range(4) for part in chunk(n, "a", n, 4, payload=b"1234")]
+        harness.receive([*parts, *one(4)])
+        rows = harness.take()
+        assert rows["entry_id"].to_pylist() == [3, 4]
+        assert "more than may wait" in rows["reason"][0].as_py()
+        assert rows["reason"][1].as_py() is None
 
-    def test_the_broker_is_asked_once_of_each_missing_entry(self) -> None:
-        harness = self.harness()
-        harness.receive([*one(0), *one(4), *one(5), *one(0, ledger=8)])
-        for _ in range(3):
-            self.acknowledged(harness, 5)
-        assert harness.broker.questions == [(5, 1), (5, 2), (5, 3)]
 
-    def test_ten_times_as_many_first_chunks_as_are_asked_about_at_once_hold_up_nothing_for_ever(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(chunked_messages, "_MAX_QUESTIONS", 20)
-        now = 0.0
-        broker: Any = FakeBroker()
-        broker.cursor_of = lambda: Cursor(START, START, START, {5: 1_000})
-        broker.chunks = {Position(5, entry) for entry in range(200)}
-        messages = ChunkedMessages(TOPIC, broker, lambda: now)
-        gaps = [(Position(5, -1), Position(5, 200))]
-        most = 0
-        for _ in range(40):
-            last = messages.limit(Position(5, 200), gaps)
-            most = max(most, len(messages._begun))
-            now += 30.0
-        assert last == (5, 200)
-        assert most <= 4 * 20  # those of 90 s
-        assert len(messages._begun) == 0
+def test_a_damaged_entry_is_put_aside_with_its_bytes_and_no_other_is_lost() -> None:
+    error = EntryError("its checksum is wrong")
+    error.raw = b"raw"
+    damaged = ReceivedEntry(Position(5, 1), error, (), 1, 3)
+    harness = Harness()
+    harness.receive([*one(0), damaged, *one(2)])
+    rows = harness.take()
+    assert harness.ids() == [(5, 0, -1), (5, 1, -1), (5, 2, -1)]
+    assert rows["reason"].to_pylist() == [None, "its checksum is wrong", None]
+    assert rows["payload"].to_pylist() == [b"x", b"raw", b"x"]
+
+
+def test_of_a_batch_what_somebody_else_acknowledged_is_put_aside() -> None:
+    [entry] = batch(0, 3)
+    harness = Harness()
+    harness.receive([entry._replace(ack_set=(0b101,)), *one(1)])
+    reasons = harness.take()["reason"].to_pylist()
+    assert [reason is None for reason in reasons] == [True, False, True, True]
+    assert "somebody else acknowledged it" in reasons[1]
+
+
+def test_what_another_cluster_sent_is_left_out_without_its_bytes() -> None:
+    [foreign] = one(0, props={"deliverAt": "soon"})
+    assert isinstance(foreign.envelope, Envelope)
+    foreign.envelope.metadata.replicated_from = b"east"
+    harness = Harness()
+    harness.receiver._takes_replicated = False
+    harness.receive([foreign, *one(1)])
+    rows = harness.take()
+    assert rows["reason"].to_pylist() == ["replicated from east", None]
+    assert rows["payload"].to_pylist() == [None, b"x"]
+
+
+def test_a_batch_that_cannot_be_read_is_rejected_message_by_message_and_leaves_no_gap_in_the_indexes() -> None:
+    [entry] = batch(1, 3)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.encryption_keys.add(name=b"theirs", value=b"?")
+    indexed = entry._replace(envelope=entry.envelope._replace(last_index=8))
+    harness = Harness()
+    harness.receive([*one(0), indexed, *one(2)])
+    rows = harness.take()
+    assert harness.ids() == [(5, 0, -1), (5, 1, 0), (5, 1, 1), (5, 1, 2), (5, 2, -1)]
+    assert rows["reason"].to_pylist() == [None, *[NOT_DECRYPTED] * 3, None]
+    assert rows["payload"].to_pylist() == [b"x", entry.envelope.payload, None, None, b"x"]
+    assert rows["first_index"].to_pylist()[1:4] == [6, 6, 6]
+    assert rows["batch_size"].to_pylist()[1:4] == [3, 3, 3]
+
+
+def test_a_batch_that_says_that_it_has_millions_of_messages_is_one_rejected_message() -> None:
+    [entry] = batch(0, 1)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.n_messages = 2**31 - 1
+    harness = Harness()
+    harness.receive([entry, *one(1)])
+    assert harness.take()["reason"].to_pylist() == ["it is a batch of 2147483647 messages", None]

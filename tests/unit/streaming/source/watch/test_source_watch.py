@@ -15,7 +15,7 @@ from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
-from broker.pulsar_admin.topic_questions import Cursor, TopicQuestions
+from broker.pulsar_admin.topic_questions import Cursor
 from conf.settings import Settings
 from status.troubles import NOT_SEEN, STANDING, Troubles
 from streaming.source.receiving.receiver import Limits, Receiver
@@ -139,14 +139,13 @@ def test_what_has_come_in_and_is_in_no_batch_waits(watched: Watched) -> None:
     assert watched.look(4, 5) == ["messages wait, and none was taken in: they have come in, and no batch takes them"]
 
 
-def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside_and_may_begin_a_chunked_message() -> None:
+def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside() -> None:
     admin = cast("AdminClient", FakeAdmin({2}, not_told=frozenset({3, 4})))
     source = SourceTopic(ORDERS, ORDERS, -1)
     found = find_not_seen(admin, source, Gap(Position(7, 1), Position(7, 5)), lambda _: None)
     assert found.rows["entry_id"].to_pylist() == [3, 4]
     assert all("the broker does not describe it" in reason for reason in found.rows["reason"].to_pylist())
     assert found.passed == 1
-    assert TopicQuestions(admin, "delaylake").is_first_chunk(ORDERS, Position(7, 3))
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), PulsarError("the broker is away")])

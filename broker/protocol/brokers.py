@@ -1,0 +1,115 @@
+"""Finds the broker that has a topic, and keeps a connection to each broker."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from broker.client import NoAnswerError, PulsarError, token_reader
+from broker.protocol.connection import Address, Connection
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
+from conf.settings import PulsarSettings
+
+_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
+_MAX_REDIRECTS = 20
+
+
+class Brokers:
+    """Connections to the brokers of one cluster, made when they are needed. May be used in any thread.
+
+    Args:
+        settings: the `pulsar` section.
+
+    Raises:
+        PulsarError: the token file or the certificates can't be read.
+    """
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        scheme, _, rest = settings.service_url.partition("://")
+        self._scheme = scheme
+        self._services = [_address(f"{scheme}://{host}") for host in rest.split("/")[0].split(",")]
+        self._token: Callable[[], str] | None = None
+        if settings.token_file is not None:
+            self._token = token_reader(settings.token_file)
+        self._tls = _tls(settings) if scheme == "pulsar+ssl" else None
+        self._connections: dict[Address, Connection] = {}
+        self._locks: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
+
+    def subscribe(self, topic: str, subscription: str, *, max_bytes: int, max_messages: int) -> EntryConsumer:
+        """Opens a consumer; see `EntryConsumer`.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        connection = self._connection_for(topic)
+        return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        with self._lock:
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.close()
+
+    def _connection_for(self, topic: str) -> Connection:
+        """Asks which broker has a topic; returns a connection to it."""
+        connection, authoritative = self._service(), False
+        for _ in range(_MAX_REDIRECTS):
+            answer = connection.request(Command.LOOKUP, "lookup", topic=topic, authoritative=authoritative)
+            if answer.kind == LookupAnswer.FAILED:
+                raise RefusedError(answer.error, answer.message)
+            url = answer.broker_url_tls if self._tls is not None else answer.broker_url
+            if not url:
+                raise PulsarError(f"the broker of {topic} has no address for {self._scheme}://")
+            if answer.through_service_url:
+                connection = self._to(self._service().address._replace(proxied_broker=url.partition("://")[2]))
+            else:
+                connection = self._to(_address(url))
+            if answer.kind == LookupAnswer.CONNECT:
+                return connection
+            authoritative = answer.authoritative
+        raise PulsarError(f"looking for the broker of {topic} does not end: {_MAX_REDIRECTS} redirections")
+
+    def _service(self) -> Connection:
+        """Returns a connection to the first host of the service URL that answers."""
+        failure: PulsarError = NoAnswerError("the service URL names no host")
+        for address in self._services:
+            try:
+                return self._to(address)
+            except NoAnswerError as error:
+                failure = error
+        raise failure
+
+    def _to(self, address: Address) -> Connection:
+        with self._lock:
+            lock = self._locks[address]
+        with lock:  # a broker that does not answer keeps nobody from the others
+            connection = self._connections.get(address)
+            if connection is None or connection.error is not None:
+                connection = self._connections[address] = Connection(address, self._token, self._tls)
+            return connection
+
+
+def _address(url: str) -> Address:
+    scheme, _, host = url.partition("://")
+    try:
+        parts = urlsplit(f"//{host}")
+        return Address(parts.hostname or "", parts.port or _PORTS[scheme], scheme == "pulsar+ssl")
+    except (KeyError, ValueError) as error:
+        raise PulsarError(f"{url} is no address of a broker") from error
+
+
+def _tls(settings: PulsarSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(
+            cafile=None if settings.trust_certs_file is None else str(settings.trust_certs_file)
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise PulsarError(f"no certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file") from error

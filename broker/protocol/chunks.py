@@ -1,0 +1,133 @@
+"""Puts chunked messages together: those that their producers cut because they are larger than an entry may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.position import Position
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+
+
+@dataclass
+class _Begun:
+    """A message of which chunks have come, and some are missing."""
+
+    before: Position
+    first: Position
+    since: float  # when its first chunk came, seconds
+    n_parts: int = 0
+    parts: list[bytes] | None = field(default_factory=list)  # None: they are too many bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(map(len, self.parts or ()))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A chunked message all of whose chunks have come.
+
+    Attributes:
+        before: the last entry that came before its first chunk.
+        first: the entry of its first chunk.
+        metadata: of its last chunk.
+        payload: of all chunks; perhaps compressed. None: it has more bytes than may wait.
+    """
+
+    before: Position
+    first: Position
+    metadata: MessageMetadata
+    payload: bytes | None
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """A chunked message that is given up: the entry of its first chunk, and why."""
+
+    first: Position
+    reason: str
+
+
+class ChunkAssembler:
+    """Collects chunks by message, in any interleaving, bounded in bytes, messages and time. Not thread-safe.
+
+    Args:
+        max_bytes: the most bytes of incomplete messages together.
+        max_messages: the most incomplete messages.
+        max_seconds: how long a message waits for its last chunk.
+    """
+
+    def __init__(self, max_bytes: int, max_messages: int = 1_000, max_seconds: float = 90.0) -> None:
+        self._max_bytes = max_bytes
+        self._max_messages = max_messages
+        self._max_seconds = max_seconds
+        self._begun: dict[bytes, _Begun] = {}  # by uuid, oldest first
+        self._bytes = 0
+        self.given_up: list[Incomplete] = []  # the caller empties it
+
+    @property
+    def may_be_acknowledged(self) -> Position | None:
+        """The last entry before all incomplete messages; None: no message is incomplete."""
+        return min((message.before for message in self._begun.values()), default=None)
+
+    def add(
+        self, position: Position, before: Position, metadata: MessageMetadata, part: bytes, now: float
+    ) -> Whole | None:
+        """Takes a chunk; returns its message if that is whole now. A chunk that comes again is passed over.
+
+        Args:
+            position: the chunk's entry.
+            before: the last entry that came before it.
+            metadata: of the chunk.
+            part: its payload, decrypted.
+            now: a monotonic clock, seconds.
+        """
+        self.expire(now)
+        uuid, chunk_id = metadata.uuid, metadata.chunk_id
+        begun = self._begun.get(uuid)
+        if begun is not None and chunk_id == 0 and position != begun.first:
+            self._give_up(uuid, "its producer began it again")
+            begun = None
+        if begun is None:
+            if chunk_id:
+                return None  # the first chunk is from before the subscription, or its message was given up
+            if len(self._begun) >= self._max_messages:
+                self._give_up(next(iter(self._begun)), f"{self._max_messages} others have begun since")
+            begun = self._begun[uuid] = _Begun(before, position, now)
+        if chunk_id < begun.n_parts:
+            return None
+        if chunk_id > begun.n_parts:
+            self._give_up(uuid, f"its chunk {begun.n_parts} did not come")
+            return None
+        begun.n_parts += 1
+        self._keep(begun, part)
+        if begun.n_parts < metadata.n_chunks:
+            return None
+        payload = None if begun.parts is None else b"".join(begun.parts)
+        self._forget(uuid)
+        return Whole(begun.before, begun.first, metadata, payload)
+
+    def expire(self, now: float) -> None:
+        """Gives up the messages whose chunks have not come in time."""
+        for uuid, begun in list(self._begun.items()):
+            if now - begun.since <= self._max_seconds:
+                return
+            self._give_up(uuid, f"only {begun.n_parts} of its chunks came within {self._max_seconds:.0f} s")
+
+    def _keep(self, begun: _Begun, part: bytes) -> None:
+        """Keeps a part, or drops the parts of a message for which there is no room."""
+        if begun.parts is None:
+            return
+        if self._bytes + len(part) > self._max_bytes:
+            self._bytes -= begun.n_bytes
+            begun.parts = None
+        else:
+            begun.parts.append(part)
+            self._bytes += len(part)
+
+    def _give_up(self, uuid: bytes, reason: str) -> None:
+        self.given_up.append(Incomplete(self._begun[uuid].first, reason))
+        self._forget(uuid)
+
+    def _forget(self, uuid: bytes) -> None:
+        self._bytes -= self._begun.pop(uuid).n_bytes

@@ -1,0 +1,191 @@
+"""A consumer that gets whole entries, in the topic's order, as they are in the ledger."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.client import PulsarError
+from broker.position import Position
+from broker.protocol.connection import Connection
+from broker.protocol.entries import EntryError, Envelope, open_envelope
+from broker.protocol.flow import FlowControl
+from broker.protocol.frames import Frame
+from broker.protocol.session import DisconnectedError
+from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
+
+_SIGN = 1 << 63
+_WORD = (1 << 64) - 1
+
+
+class ReceivedEntry(NamedTuple):
+    """An entry that the broker has sent."""
+
+    position: Position
+    envelope: Envelope | EntryError  # the error: the entry is damaged
+    ack_set: tuple[int, ...]  # of a partly acknowledged batch; empty: none of it is
+    n_messages: int
+    n_bytes: int
+
+
+class EntryConsumer:
+    """An exclusive, durable consumer of one topic partition, from the beginning where the subscription is new.
+
+    It does not connect again: when the connection ends, or the broker unloads the topic, `receive` hands over what has
+    come, and then raises DisconnectedError. All methods may be called in any thread.
+
+    Args:
+        connection: to the broker that has the topic.
+        topic: the topic partition.
+        subscription: its name.
+        max_bytes: about so many bytes may wait for `receive`, or be on their way.
+        max_messages: so many messages may.
+
+    Raises:
+        PulsarError: the broker refuses, or does not answer.
+    """
+
+    def __init__(
+        self, connection: Connection, topic: str, subscription: str, *, max_bytes: int, max_messages: int
+    ) -> None:
+        self.topic = topic
+        self.is_at_end = False  # the topic is terminated, and all of it has been sent
+        self._connection = connection
+        self._entries: deque[ReceivedEntry] = deque()
+        self._changed = threading.Condition()
+        self._flow = FlowControl(max_bytes, max_messages)
+        self._error: PulsarError | None = None
+        self._id = connection.attach(self)
+        try:
+            self._request(
+                Command.SUBSCRIBE,
+                "subscribe",
+                topic=topic,
+                subscription=subscription,
+                type=Subscribe.EXCLUSIVE,
+                durable=True,
+                initial_position=Subscribe.EARLIEST,
+            )
+            self._grant()
+        except PulsarError:
+            connection.detach(self._id)
+            raise
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker still sends entries."""
+        return self._error is None
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that the broker sends."""
+        return self._connection.max_message_bytes
+
+    def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+        """Waits for the next entry; None: none has come in time.
+
+        Raises:
+            DisconnectedError: no more comes from this consumer.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._entries or self._error is not None, timeout_seconds)
+            if not self._entries:
+                if self._error is not None:
+                    raise DisconnectedError(str(self._error)) from self._error
+                return None
+            entry = self._entries.popleft()
+            self._flow.taken(entry.n_messages, entry.n_bytes)
+        self._grant()
+        return entry
+
+    def acknowledge(self, last: Position) -> None:
+        """Acknowledges all entries up to one, and waits until the broker has done so.
+
+        Raises:
+            PulsarError: it has not.
+        """
+        ids = [{"ledger_id": last.ledger_id, "entry_id": last.entry_id}]
+        self._request(Command.ACK, "ack", type=Ack.CUMULATIVE, ids=ids)
+
+    def last_entry(self) -> Position:
+        """Asks for the topic partition's last entry; entry -1: it has none.
+
+        Raises:
+            PulsarError: the broker does not answer.
+        """
+        answer = self._request(Command.GET_LAST_MESSAGE_ID, "get_last_message_id")
+        return Position(_signed(answer.id.ledger_id), _signed(answer.id.entry_id))
+
+    def close(self) -> None:
+        """Ends the consumer. Entries that were not acknowledged come to the next one.
+
+        Raises:
+            PulsarError: the broker does not answer; the consumer is closed all the same.
+        """
+        if self._error is not None:
+            return
+        self.disconnected(DisconnectedError("the consumer is closed"))
+        try:
+            self._request(Command.CLOSE_CONSUMER, "close_consumer")
+        finally:
+            self._connection.detach(self._id)
+
+    def received(self, frame: Frame) -> None:
+        """Takes a frame from the connection."""
+        command = frame.command
+        if command.type == Command.END_OF_TOPIC:
+            self.is_at_end = True
+        elif command.type == Command.CLOSE_CONSUMER:
+            self._connection.detach(self._id)
+            self.disconnected(DisconnectedError(f"the broker has closed the consumer of {self.topic}"))
+        elif command.type == Command.MESSAGE:
+            self._keep(command.message, frame.entry)
+
+    def disconnected(self, error: PulsarError) -> None:
+        """Hears that nothing more comes."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _keep(self, message: Any, data: bytes) -> None:
+        envelope: Envelope | EntryError
+        try:
+            envelope = open_envelope(data)
+            n_messages = _charged(envelope.metadata.n_messages, message.ack_set)
+        except EntryError as error:
+            error.raw = data
+            envelope, n_messages = error, 1
+        position = Position(message.id.ledger_id, message.id.entry_id)
+        entry = ReceivedEntry(position, envelope, tuple(message.ack_set), n_messages, len(data))
+        with self._changed:
+            self._flow.came(n_messages, len(data))
+            self._entries.append(entry)
+            self._changed.notify_all()
+
+    def _grant(self) -> None:
+        with self._changed:
+            permits = self._flow.grant()
+        if permits:
+            try:
+                self._connection.send(Command.FLOW, flow={"consumer_id": self._id, "permits": permits})
+            except PulsarError as error:
+                self.disconnected(error)
+
+    def _request(self, kind: Command.Type, name: str, **fields: Any) -> Any:
+        if self._error is not None and kind != Command.CLOSE_CONSUMER:
+            raise DisconnectedError(str(self._error)) from self._error
+        return self._connection.request(kind, name, consumer_id=self._id, **fields)
+
+
+def _charged(n_messages: int, ack_set: Sequence[int]) -> int:
+    """Returns how many permits an entry costs: one for each of its messages that is not acknowledged yet."""
+    if ack_set:
+        return sum((word & _WORD).bit_count() for word in ack_set)
+    return max(n_messages, 1)
+
+
+def _signed(number: int) -> int:
+    """Returns what a 64-bit number is with its sign: Pulsar sends -1 as one without."""
+    return number - 2 * _SIGN if number >= _SIGN else number

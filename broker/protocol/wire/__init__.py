@@ -1,0 +1,1 @@
+"""The generated code of proto/pulsar.proto: Pulsar's commands and metadata."""

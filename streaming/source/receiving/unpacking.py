@@ -1,0 +1,85 @@
+"""Unpacks received entries: decrypts them, puts their chunks together, and takes batches apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker.position import Position
+from broker.protocol.chunks import Whole
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.encryption import Decryptor
+from broker.protocol.entries import MAX_BATCH, EntryError, Message, decrypted, messages_of
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+
+_MOST_DECOMPRESSED = 16  # an entry may be so many times as large as the largest message when decompressed
+
+AddChunk = Callable[[Position, MessageMetadata, bytes], Whole | None]
+
+
+@dataclass(frozen=True)
+class UnpackedEntry:
+    """An entry with its messages; or, where it can't be read, with what there is of it.
+
+    Attributes:
+        position: of the entry; of a chunked message, that of its last chunk.
+        metadata: of the entry; None: it can't be read.
+        messages: of the entry, at least one; empty: it can't be read.
+        ack_set: tells which of the messages somebody else has acknowledged.
+        last_index: broker entry index of its last message; None: the broker does not send it.
+        failure: why it can't be read; empty: it is read.
+        raw: its bytes, where it can't be read.
+    """
+
+    position: Position
+    metadata: MessageMetadata | None
+    messages: Sequence[Message]
+    ack_set: Sequence[int] = ()
+    last_index: int | None = None
+    failure: str = ""
+    raw: bytes = b""
+
+    @property
+    def batch_indexes(self) -> Sequence[int]:
+        """The batch index of each of its messages, also where they can't be read: the broker's indexes count them."""
+        if self.metadata is None or not self.metadata.HasField("n_messages"):
+            return [-1]
+        n = self.metadata.n_messages
+        return range(n) if 0 < n <= MAX_BATCH else [-1]  # else nobody knows how many there are
+
+    @property
+    def n_messages(self) -> int:
+        """The number of its messages."""
+        return len(self.batch_indexes)
+
+
+def unpack(
+    entry: ReceivedEntry, decryptor: Decryptor | None, add_chunk: AddChunk, max_message_bytes: int
+) -> UnpackedEntry | None:
+    """Unpacks an entry; None: it is a chunk of a message that is not whole yet.
+
+    Args:
+        entry: from the consumer.
+        decryptor: of the settings' key; None: there is none.
+        add_chunk: called with a chunk's entry, metadata and payload; returns the message where it is whole now.
+        max_message_bytes: the largest message that the broker sends.
+    """
+    envelope = entry.envelope
+    if isinstance(envelope, EntryError):
+        return UnpackedEntry(entry.position, None, (), failure=str(envelope), raw=envelope.raw)
+    metadata = envelope.metadata
+    try:
+        payload: bytes | None = decrypted(envelope, decryptor)
+        if envelope.is_chunk and payload is not None:
+            whole = add_chunk(entry.position, metadata, payload)
+            if whole is None:
+                return None
+            payload = whole.payload
+        if payload is None:
+            raise EntryError(f"its chunks have {metadata.chunked_size} bytes, more than may wait")
+        messages = messages_of(metadata, payload, _MOST_DECOMPRESSED * max_message_bytes)
+    except EntryError as error:
+        return UnpackedEntry(
+            entry.position, metadata, (), last_index=envelope.last_index, failure=str(error), raw=envelope.payload
+        )
+    return UnpackedEntry(entry.position, metadata, messages, entry.ack_set, envelope.last_index)

@@ -1,0 +1,1 @@
+"""Tests of Pulsar's binary protocol, without a broker."""

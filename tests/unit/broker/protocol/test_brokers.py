@@ -1,0 +1,170 @@
+"""Topics are found over redirections and proxies, and what a broker does wrong is one clear error."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from broker.client import NoAnswerError, PulsarError
+from broker.position import Position
+from broker.protocol.brokers import Brokers
+from broker.protocol.frames import FrameDecoder, encode
+from broker.protocol.session import DisconnectedError, RefusedError
+from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
+from conf.settings import PulsarSettings
+from tests.support.service.harness import wait_until
+
+TOPIC = "persistent://public/default/t"
+
+
+class Server:
+    """A broker or proxy that answers lookups as told, and everything else as a broker does."""
+
+    def __init__(self) -> None:
+        self.lookup: Callable[[Command], dict[str, object]] = lambda asked: {
+            "kind": LookupAnswer.CONNECT,
+            "broker_url": self.url,
+        }
+        self.asked: list[Command] = []
+        self.refuses = False
+        self.connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"pulsar://{self.address}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self.connections:
+            connection.close()
+
+    def of(self, kind: Command.Type) -> list[Command]:
+        return [command for command in self.asked if command.type == kind]
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections.append(connection)
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        decoder = FrameDecoder()
+        with suppress(OSError):
+            while data := connection.recv(65_536):
+                for frame in decoder.feed(data):
+                    self.asked.append(frame.command)
+                    connection.sendall(self._answer(frame.command))
+
+    def _answer(self, command: Command) -> bytes:
+        if command.type == Command.CONNECT:
+            return encode(Command.CONNECTED, connected={"max_message_size": 5 << 20})
+        if command.type == Command.LOOKUP:
+            answer = {"request_id": command.lookup.request_id, **self.lookup(command)}
+            return encode(Command.LOOKUP_ANSWER, lookup_answer=answer)
+        if command.type == Command.SUBSCRIBE:
+            request_id = command.subscribe.request_id
+            if self.refuses:
+                return encode(Command.ERROR, error={"request_id": request_id, "error": 5, "message": b"busy"})
+            return encode(Command.SUCCESS, success={"request_id": request_id})
+        if command.type == Command.GET_LAST_MESSAGE_ID:
+            last = {"ledger_id": 2**64 - 1, "entry_id": 2**64 - 1}
+            answer = {"request_id": command.get_last_message_id.request_id, "id": last}
+            return encode(Command.LAST_MESSAGE_ID, last_message_id=answer)
+        if command.type == Command.CLOSE_CONSUMER:
+            return encode(Command.SUCCESS, success={"request_id": command.close_consumer.request_id})
+        return b""
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[Server, Server]]:
+    made = Server(), Server()
+    yield made
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def brokers(servers: tuple[Server, Server]) -> Iterator[Brokers]:
+    made = Brokers(PulsarSettings(service_url=servers[0].url))
+    yield made
+    made.close()
+
+
+def test_a_topic_is_looked_up_where_the_broker_sends_the_client(
+    servers: tuple[Server, Server], brokers: Brokers
+) -> None:
+    first, second = servers
+    first.lookup = lambda asked: {"kind": LookupAnswer.REDIRECT, "broker_url": second.url, "authoritative": True}
+    consumer = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    assert [command.lookup.authoritative for command in second.of(Command.LOOKUP)] == [True]
+    assert [command.subscribe.topic for command in second.of(Command.SUBSCRIBE)] == [TOPIC]
+    assert first.of(Command.SUBSCRIBE) == []
+    assert consumer.last_entry() == Position(-1, -1)
+    consumer.close()
+    assert second.of(Command.CLOSE_CONSUMER)
+
+
+def test_through_a_proxy_the_connection_says_which_broker_is_meant(
+    servers: tuple[Server, Server], brokers: Brokers
+) -> None:
+    proxy, _ = servers
+    proxy.lookup = lambda asked: {
+        "kind": LookupAnswer.CONNECT,
+        "broker_url": "pulsar://broker-7:6650",
+        "through_service_url": True,
+    }
+    brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    connects = [command.connect.proxy_to_broker_url for command in proxy.of(Command.CONNECT)]
+    assert connects == ["", "broker-7:6650"]
+
+
+def test_redirections_without_end_are_given_up(servers: tuple[Server, Server], brokers: Brokers) -> None:
+    first, _ = servers
+    first.lookup = lambda asked: {"kind": LookupAnswer.REDIRECT, "broker_url": first.url}
+    with pytest.raises(PulsarError, match="does not end: 20 redirections"):
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+
+
+def test_a_refusal_is_pulsars_and_the_connection_goes_on(servers: tuple[Server, Server], brokers: Brokers) -> None:
+    first, _ = servers
+    first.lookup = lambda asked: {"kind": LookupAnswer.FAILED, "error": 4, "message": b"no rights"}
+    with pytest.raises(RefusedError, match="AuthorizationError: no rights"):
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    first.lookup = lambda asked: {"kind": LookupAnswer.CONNECT, "broker_url": first.url}
+    first.refuses = True
+    with pytest.raises(RefusedError, match="ConsumerBusy: busy"):
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    first.refuses = False
+    brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10).close()
+    assert len(first.connections) == 1
+
+
+def test_a_lost_connection_ends_its_consumers_and_the_next_one_is_new(
+    servers: tuple[Server, Server], brokers: Brokers
+) -> None:
+    first, _ = servers
+    consumer = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    first.connections[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(DisconnectedError, match="a frame of 1213486160 bytes"):
+        consumer.receive(20)
+    with pytest.raises(DisconnectedError):
+        consumer.last_entry()
+    again = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    assert again.is_connected
+    assert len(first.connections) == 2
+
+
+def test_the_first_host_that_answers_is_taken(servers: tuple[Server, Server]) -> None:
+    host = servers[0].address
+    made = Brokers(PulsarSettings(service_url=f"pulsar://127.0.0.1:1,{host}"))
+    made.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    made.close()
+    wait_until(lambda: servers[0].of(Command.SUBSCRIBE), 5, "the consumer")
+    nobody = Brokers(PulsarSettings(service_url="pulsar://127.0.0.1:1"))
+    with pytest.raises(NoAnswerError, match=r"no broker at 127\.0\.0\.1:1"):
+        nobody.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
