@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 from broker.client import NoAnswerError, PulsarError, token_reader
 from broker.protocol.connection import Address, Connection
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.session import RefusedError
+from broker.protocol.session import DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
 from conf.settings import PulsarSettings
 
@@ -39,6 +40,8 @@ class Brokers:
         self._tls = _tls(settings) if scheme == "pulsar+ssl" else None
         self._connections: dict[Address, Connection] = {}
         self._locks: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
+        self._failures: dict[Address, tuple[float, PulsarError]] = {}  # when and why the last connection failed
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def subscribe(self, topic: str, subscription: str, *, max_bytes: int, max_messages: int) -> EntryConsumer:
@@ -53,6 +56,7 @@ class Brokers:
     def close(self) -> None:
         """Closes all connections."""
         with self._lock:
+            self._is_closed = True
             connections = list(self._connections.values())
             self._connections.clear()
         for connection in connections:
@@ -80,21 +84,37 @@ class Brokers:
     def _service(self) -> Connection:
         """Returns a connection to the first host of the service URL that answers."""
         failure: PulsarError = NoAnswerError("the service URL names no host")
-        for address in self._services:
+        for address in list(self._services):
             try:
                 return self._to(address)
-            except NoAnswerError as error:
+            except (NoAnswerError, DisconnectedError) as error:
                 failure = error
+                with self._lock:  # the others are asked first from now on
+                    self._services = [*(a for a in self._services if a != address), address]
         raise failure
 
     def _to(self, address: Address) -> Connection:
+        asked_at = time.monotonic()
         with self._lock:
             lock = self._locks[address]
         with lock:  # a broker that does not answer keeps nobody from the others
             connection = self._connections.get(address)
-            if connection is None or connection.error is not None:
-                connection = self._connections[address] = Connection(address, self._token, self._tls)
-            return connection
+            if connection is not None and connection.error is None:
+                return connection
+            failed_at, failure = self._failures.get(address, (0.0, None))
+            if failure is not None and failed_at > asked_at:
+                raise failure  # somebody else has tried meanwhile
+            try:
+                connection = Connection(address, self._token, self._tls)
+            except PulsarError as error:
+                self._failures[address] = time.monotonic(), error
+                raise
+        with self._lock:
+            if not self._is_closed:
+                self._connections[address] = connection
+                return connection
+        connection.close()
+        raise DisconnectedError("the connections are closed")
 
 
 def _address(url: str) -> Address:

@@ -107,6 +107,11 @@ class ChunkAssembler:
         self._forget(uuid)
         return Whole(begun.before, begun.first, metadata, payload)
 
+    def begin_anew(self, now: float) -> None:
+        """Lets all messages wait from now on: a new consumer gets all of their chunks again."""
+        for begun in self._begun.values():
+            begun.since = now
+
     def expire(self, now: float) -> None:
         """Gives up the messages whose chunks have not come in time."""
         for uuid, begun in list(self._begun.items()):

@@ -39,7 +39,10 @@ def decompress(data: bytes, compression: int, size: int, max_size: int) -> bytes
         codec = pa.Codec(_ARROW_CODECS[compression])
 
         def decoder(data: bytes, size: int) -> bytes:
-            return bytes(codec.decompress(data, size, asbytes=True))
+            done = bytes(codec.decompress(data, size, asbytes=True)) if size else b""
+            if size > 1 and compression != ZSTD and _fits(codec, data, size - 1):
+                raise ValueError("it is shorter")  # these codecs leave the rest as it is in memory
+            return done
 
     if decoder is None:
         raise CompressionError(f"its compression {compression} is unknown")
@@ -50,6 +53,15 @@ def decompress(data: bytes, compression: int, size: int, max_size: int) -> bytes
     if len(done) != size:
         raise CompressionError(f"it has {len(done)} bytes when decompressed, and not {size}")
     return done
+
+
+def _fits(codec: pa.Codec, data: bytes, size: int) -> bool:
+    """Whether data has so many bytes, or fewer, when decompressed."""
+    try:
+        codec.decompress(data, size, asbytes=True)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return True
 
 
 def _zlib(data: bytes, size: int) -> bytes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from broker.client import PulsarError
+from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
 from broker.protocol.connection import Connection
 from broker.protocol.entries import EntryError, Envelope, open_envelope
@@ -17,6 +18,7 @@ from broker.protocol.session import DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 
 _SIGN = 1 << 63
+_MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
 _WORD = (1 << 64) - 1
 
 
@@ -56,6 +58,7 @@ class EntryConsumer:
         self._entries: deque[ReceivedEntry] = deque()
         self._changed = threading.Condition()
         self._flow = FlowControl(max_bytes, max_messages)
+        self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * max_bytes)
         self._error: PulsarError | None = None
         self._id = connection.attach(self)
         try:
@@ -69,6 +72,12 @@ class EntryConsumer:
                 initial_position=Subscribe.EARLIEST,
             )
             self._grant()
+        except NoAnswerError:
+            # The broker may still subscribe it, and then the next one could not have the subscription.
+            with suppress(PulsarError):
+                self._request(Command.CLOSE_CONSUMER, "close_consumer")
+            connection.detach(self._id)
+            raise
         except PulsarError:
             connection.detach(self._id)
             raise
@@ -160,9 +169,17 @@ class EntryConsumer:
         position = Position(message.id.ledger_id, message.id.entry_id)
         entry = ReceivedEntry(position, envelope, tuple(message.ack_set), n_messages, len(data))
         with self._changed:
+            if self._error is not None:
+                return
             self._flow.came(n_messages, len(data))
             self._entries.append(entry)
             self._changed.notify_all()
+            is_too_much = self._flow.waiting_bytes > self._most_waiting_bytes
+        if is_too_much:  # an entry may lie about its messages, of which the broker makes permits
+            self.disconnected(DisconnectedError(f"the broker sends more of {self.topic} than it may"))
+            with suppress(PulsarError):
+                self._connection.send(Command.CLOSE_CONSUMER, close_consumer={"consumer_id": self._id, "request_id": 0})
+            self._connection.detach(self._id)
 
     def _grant(self) -> None:
         with self._changed:
@@ -180,10 +197,10 @@ class EntryConsumer:
 
 
 def _charged(n_messages: int, ack_set: Sequence[int]) -> int:
-    """Returns how many permits an entry costs: one for each of its messages that is not acknowledged yet."""
+    """Returns how many permits an entry costs the broker: one for each of its messages that is not acknowledged yet."""
     if ack_set:
         return sum((word & _WORD).bit_count() for word in ack_set)
-    return max(n_messages, 1)
+    return n_messages  # as the producer has it, which may be anything
 
 
 def _signed(number: int) -> int:

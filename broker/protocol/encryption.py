@@ -18,6 +18,7 @@ from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import DelayLakeError
 
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)  # noqa: S303 (what Pulsar's clients do)
+_MOST_KEYS = 100  # that are tried for an entry, a millisecond each
 _REMEMBERED = 1_000  # data keys: a producer makes a new one every four hours
 
 
@@ -63,7 +64,7 @@ class Decryptor:
         Raises:
             DecryptionError: none of the entry's data keys is for this private key, or the payload is damaged.
         """
-        for key in metadata.encryption_keys:
+        for key in metadata.encryption_keys[:_MOST_KEYS]:
             cipher = self._cipher(key.value)
             if cipher is None:
                 continue

@@ -22,6 +22,8 @@ from conf.errors import DelayLakeError
 
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = struct.Struct(">I")
+_MAX_METADATA_BYTES = 5 << 20  # of all messages of a batch: an empty property has two bytes, and a hundred in memory
+_MAX_PROPERTIES = 100_000
 MAX_BATCH = 100_000  # messages: compressed, an entry may say that it has millions of nothing
 
 # The property with which a replicating broker sends an entry's position, `ledger:entry`.
@@ -147,9 +149,12 @@ def _batched(n: int, payload: bytes) -> list[Message]:
     """
     if not 0 < n <= MAX_BATCH:
         raise EntryError(f"it is a batch of {n} messages")
-    at, found = 0, []
+    at, found, n_metadata = 0, [], 0
     for batch_index in range(n):
         size = _size(payload, at)
+        n_metadata += size
+        if n_metadata > _MAX_METADATA_BYTES:
+            raise EntryError(f"its messages have more than {_MAX_METADATA_BYTES} bytes of metadata")
         try:
             metadata = BatchedMetadata.FromString(_cut(payload, at + 4, size))
         except DecodeError as error:
@@ -162,6 +167,8 @@ def _batched(n: int, payload: bytes) -> list[Message]:
 
 
 def _message(batch_index: int, metadata: MessageMetadata | BatchedMetadata, payload: bytes) -> Message:
+    if len(metadata.properties) > _MAX_PROPERTIES:
+        raise EntryError(f"a message has {len(metadata.properties)} properties, the most are {_MAX_PROPERTIES}")
     key, ordering_key = metadata.partition_key, metadata.ordering_key
     return Message(
         batch_index,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 # Before any message has come, its size is unknown: so many permits at most, and one for so many bytes of the budget.
 _FIRST_PERMITS = 16
-_FIRST_BYTES = 256 << 10
+_FIRST_BYTES = 1 << 20
+_MOST_PERMITS = 2**31 - 1  # of one command
 
 
 class FlowControl:
-    """Counts permits of one consumer. The broker sends a message for each permit, and whole batches: a few more.
+    """Counts permits of one consumer, as the broker does.
+
+    The broker takes one permit for each message of an entry. While it has a permit it sends up to a hundred entries, so
+    its number falls below zero: what it owes has to be granted, too, before it sends again.
 
     Args:
         max_bytes: about so many bytes may be on their way or wait with the consumer.
@@ -18,13 +22,13 @@ class FlowControl:
     def __init__(self, max_bytes: int, max_messages: int) -> None:
         self._max_bytes = max_bytes
         self._max_messages = max_messages
-        self._open = 0  # permits that the broker has
+        self._open = 0  # permits that the broker has; below 0: it has sent more than that
         self._mean = 0.0  # bytes of a message, of late; 0: none has come
         self.waiting_messages = 0
         self.waiting_bytes = 0
 
     def came(self, n_messages: int, n_bytes: int) -> None:
-        """Notes an entry from the broker."""
+        """Notes an entry from the broker, with as many messages as it takes permits for."""
         self._open -= n_messages
         self.waiting_messages += n_messages
         self.waiting_bytes += n_bytes
@@ -46,8 +50,8 @@ class FlowControl:
             most = min(int(room / self._mean), self._max_messages - self.waiting_messages)
             if not self.waiting_messages:
                 most = max(most, 1)  # a message that is larger than the budget comes alone
-        permits = most - max(self._open, 0)
-        if permits <= 0 or (permits < most // 2 and self._open > 0):
+        permits = min(most - self._open, _MOST_PERMITS)
+        if most <= 0 or permits <= 0 or (permits < most // 2 and self._open > 0):
             return 0  # a command for many permits is cheaper than many commands
-        self._open = max(self._open, 0) + permits
+        self._open += permits
         return permits

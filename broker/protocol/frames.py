@@ -17,7 +17,7 @@ from broker.protocol.wire.pulsar_pb2 import Command
 
 PROTOCOL_VERSION = 20
 DEFAULT_MAX_MESSAGE_BYTES = 5 << 20  # where the broker does not say another
-_PADDING_BYTES = 10 << 10  # a frame has so many bytes beside its largest message, in Pulsar's own clients
+_PADDING_BYTES = 64 << 10  # beside the message a frame has a command, perhaps with a bit for each message of a batch
 _SIZES = struct.Struct(">II")
 _COMPACT_BYTES = 1 << 20  # the buffer is moved to its start when so much of it has been read
 

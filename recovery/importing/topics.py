@@ -31,6 +31,8 @@ from warehouse.unseen_entries import find_not_seen
 
 _MESSAGES_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
+_PREFETCHED_BYTES = 16 << 20
+_CHUNKS_SECONDS = 3_600.0  # by the clocks of publishers, within which the chunks of a message come
 _PREFETCHED = 20_000  # the most messages that the broker sends before they are imported
 _IDLE_SECONDS = 10.0
 _MAX_PARTS = 1_000  # the most entries at the end of a topic that the broker is asked about, one by one
@@ -77,15 +79,16 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)
-            consumer = brokers.subscribe(partition, subscription, max_bytes=_BYTES_AT_ONCE, max_messages=_PREFETCHED)
+            consumer = brokers.subscribe(partition, subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED)
             details = MessageDetails(source, schemas, name)
-            incomplete = ChunkAssembler(_BYTES_AT_ONCE)
+            incomplete = ChunkAssembler(_BYTES_AT_ONCE, max_seconds=_CHUNKS_SECONDS)
             chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
                 imported = importer.decided(sendable(_as_imported(found)))
                 importer.append(imported, app_id, number_of(last), is_by_position=True)
-                if incomplete.may_be_acknowledged is None:  # else a run that is cut off would not get all chunks
-                    consumer.acknowledge(last)
+                # A run that is cut off has to get all chunks of a message that is not whole again.
+                if (end := min(last, incomplete.may_be_acknowledged or last)) > START:
+                    consumer.acknowledge(end)
             consumer.close()
     except NotKnownYetError as error:
         raise ImportFailedError(f"{name}: {error}") from error
@@ -125,7 +128,8 @@ def _chunks(
     decryptor = Decryptor.of_file(key) if key is not None else None
 
     def add_chunk(entry: Position, metadata: MessageMetadata, part: bytes) -> Whole | None:
-        return incomplete.add(entry, START, metadata, part, 0.0)
+        # In the time of their publishers: what is imported is old, and what was never whole must not hold up the rest.
+        return incomplete.add(entry, position, metadata, part, metadata.publish_time / 1_000)
 
     while position < end:
         received = consumer.receive(_IDLE_SECONDS)
@@ -151,6 +155,8 @@ def _chunks(
         if entry is None:
             continue
         position = entry.position
+        if entry.metadata is not None:
+            incomplete.expire(entry.metadata.publish_time / 1_000)
         if position <= written:
             importer.done.already_there += entry.n_messages
         elif position not in builder.entries:

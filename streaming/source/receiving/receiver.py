@@ -276,11 +276,13 @@ class Receiver:
         while not self._stopped.is_set():
             try:
                 self._consumer = self._subscribe()
-                wait = _RETRY_SECONDS[0]
+                with self._changed:
+                    self._chunked.begin_anew(time.monotonic() - self._waited)
                 self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room()
                     self.receive(self._consumer)
+                    wait = _RETRY_SECONDS[0]
                 self._close()
             except Exception as error:
                 if not self._stopped.is_set():
@@ -326,8 +328,8 @@ class Receiver:
         else:
             self._problem = None
             self._is_idle = True
-            self._give_up_chunks()
             entry = self._check_end(consumer)
+        self._give_up_chunks()
         limits = self._limits
         builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS

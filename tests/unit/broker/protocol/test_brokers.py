@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,10 +12,11 @@ import pytest
 
 from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
+from broker.protocol import connection, consumer
 from broker.protocol.brokers import Brokers
 from broker.protocol.frames import FrameDecoder, encode
 from broker.protocol.session import DisconnectedError, RefusedError
-from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
+from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, MessageMetadata
 from conf.settings import PulsarSettings
 from tests.support.service.harness import wait_until
 
@@ -31,6 +33,7 @@ class Server:
         }
         self.asked: list[Command] = []
         self.refuses = False
+        self.is_silent = False  # does not answer who subscribes
         self.connections: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -39,8 +42,8 @@ class Server:
 
     def close(self) -> None:
         self._listener.close()
-        for connection in self.connections:
-            connection.close()
+        for opened in self.openeds:
+            opened.close()
 
     def of(self, kind: Command.Type) -> list[Command]:
         return [command for command in self.asked if command.type == kind]
@@ -68,6 +71,8 @@ class Server:
             return encode(Command.LOOKUP_ANSWER, lookup_answer=answer)
         if command.type == Command.SUBSCRIBE:
             request_id = command.subscribe.request_id
+            if self.is_silent:
+                return b""
             if self.refuses:
                 return encode(Command.ERROR, error={"request_id": request_id, "error": 5, "message": b"busy"})
             return encode(Command.SUCCESS, success={"request_id": request_id})
@@ -100,12 +105,12 @@ def test_a_topic_is_looked_up_where_the_broker_sends_the_client(
 ) -> None:
     first, second = servers
     first.lookup = lambda asked: {"kind": LookupAnswer.REDIRECT, "broker_url": second.url, "authoritative": True}
-    consumer = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     assert [command.lookup.authoritative for command in second.of(Command.LOOKUP)] == [True]
     assert [command.subscribe.topic for command in second.of(Command.SUBSCRIBE)] == [TOPIC]
     assert first.of(Command.SUBSCRIBE) == []
-    assert consumer.last_entry() == Position(-1, -1)
-    consumer.close()
+    assert opened.last_entry() == Position(-1, -1)
+    opened.close()
     assert second.of(Command.CLOSE_CONSUMER)
 
 
@@ -148,15 +153,49 @@ def test_a_lost_connection_ends_its_consumers_and_the_next_one_is_new(
     servers: tuple[Server, Server], brokers: Brokers
 ) -> None:
     first, _ = servers
-    consumer = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    lost = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     first.connections[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     with pytest.raises(DisconnectedError, match="a frame of 1213486160 bytes"):
-        consumer.receive(20)
+        lost.receive(20)
     with pytest.raises(DisconnectedError):
-        consumer.last_entry()
+        lost.last_entry()
     again = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     assert again.is_connected
     assert len(first.connections) == 2
+
+
+def test_a_consumer_for_which_the_broker_does_not_answer_in_time_is_closed(
+    servers: tuple[Server, Server], brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the broker may subscribe it later, and the next one could not have the subscription."""
+    first, _ = servers
+    monkeypatch.setattr(connection, "_REQUEST_SECONDS", 0.2)
+    first.is_silent = True
+    with pytest.raises(NoAnswerError):
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    wait_until(lambda: first.of(Command.CLOSE_CONSUMER), 5, "the consumer is closed")
+
+
+def test_a_consumer_that_gets_far_more_than_it_asked_for_ends(
+    servers: tuple[Server, Server], brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = servers
+    monkeypatch.setattr(consumer, "_MOST_WAITING_BYTES", 100_000)
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    metadata = MessageMetadata(n_messages=-(2**31)).SerializeToString()
+    entry = struct.pack(">I", len(metadata)) + metadata + b"x" * 30_000
+    command = Command(type=Command.MESSAGE, message={"consumer_id": 1, "id": {"ledger_id": 1, "entry_id": 1}})
+    body = command.SerializeToString()
+    frame = struct.pack(">II", 4 + len(body) + len(entry), len(body)) + body + entry
+    first.connections[0].sendall(5 * frame)
+    wait_until(lambda: first.of(Command.CLOSE_CONSUMER), 5, "the consumer is closed")
+    assert not opened.is_connected
+
+
+def test_no_connection_is_made_after_the_end(servers: tuple[Server, Server], brokers: Brokers) -> None:
+    brokers.close()
+    with pytest.raises(DisconnectedError, match="the connections are closed"):
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
 
 
 def test_the_first_host_that_answers_is_taken(servers: tuple[Server, Server]) -> None:

@@ -98,6 +98,8 @@ def test_every_compression_is_undone_and_a_wrong_size_is_named(compression: int)
         (packed[: len(packed) // 2], len(body), "decompressed"),
         (b"\0" * 20, len(body), "decompressed"),
         (packed, len(body) - 1, "decompressed"),
+        (packed, len(body) + 1, "decompressed"),  # no byte of the process's memory
+        (packed, 2 * len(body), "decompressed"),
         (packed, 2**31, "the most are 1048576"),
     ):
         with pytest.raises(EntryError, match=why):
@@ -146,6 +148,19 @@ def test_a_damaged_entry_says_why(data: bytes, why: str) -> None:
 def test_a_damaged_batch_says_why(n: int, payload: bytes, why: str) -> None:
     with pytest.raises(EntryError, match=why):
         messages_of(MessageMetadata(n_messages=n), payload, MAX)
+
+
+def test_a_batch_with_more_metadata_than_fits_into_an_entry_is_named() -> None:
+    large = BatchedMetadata()
+    large.properties.add(key=b"k", value=b"x" * (3 << 20))
+    payload = batched((large, b""), (large, b""))
+    with pytest.raises(EntryError, match="more than 5242880 bytes of metadata"):
+        messages_of(MessageMetadata(n_messages=2), payload, 80 << 20)
+    many = MessageMetadata()
+    for _ in range(100_001):
+        many.properties.add(key=b"", value=b"")
+    with pytest.raises(EntryError, match="100001 properties"):
+        messages_of(many, b"", MAX)
 
 
 def test_an_ack_set_has_a_bit_for_each_message_that_is_left() -> None:

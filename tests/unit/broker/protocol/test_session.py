@@ -41,7 +41,7 @@ def test_a_connection_begins_with_who_asks_and_takes_the_brokers_largest_message
     assert session.is_connected
     assert session.max_message_bytes == 9_000
     with pytest.raises(ProtocolError, match="its largest has 9000"):
-        list(session.receive(struct.pack(">II", 30_000, 3), 0.0))
+        list(session.receive(struct.pack(">II", 90_000, 3), 0.0))
 
 
 def test_a_broker_that_refuses_says_why() -> None:
@@ -104,11 +104,12 @@ def test_answers_name_their_request_and_refusals_pulsars_error() -> None:
 
 def test_before_the_first_message_few_are_asked_for_and_then_as_many_as_fit() -> None:
     assert FlowControl(max_bytes=1_000, max_messages=5_000).grant() == 1
-    flow = FlowControl(max_bytes=8_000_000, max_messages=5_000)
-    assert flow.grant() == 16
+    assert FlowControl(max_bytes=1 << 30, max_messages=5_000).grant() == 16
+    flow = FlowControl(max_bytes=8 << 20, max_messages=5_000)
+    assert flow.grant() == 8
     assert flow.grant() == 0
-    flow.came(16, 1_600)
-    flow.taken(16, 1_600)
+    flow.came(8, 800)
+    flow.taken(8, 800)
     assert flow.grant() == 5_000, "100 bytes each: the number is what bounds them"
     flow.came(1, 4_000_000)
     flow.taken(1, 4_000_000)
@@ -122,6 +123,30 @@ def test_a_message_larger_than_the_budget_comes_alone() -> None:
     assert flow.grant() == 0
     flow.taken(1, 5_000)
     assert flow.grant() == 1
+
+
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from([1, 7, 400, 1_000]), st.integers(1, 2_000_000)), max_size=400),
+    data=st.data(),
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_a_broker_that_sends_a_hundred_entries_for_any_permit_always_gets_more(
+    sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """It counts below zero what it has sent beyond its permits, and sends nothing until that is granted, too."""
+    flow = FlowControl(max_bytes=4 << 20, max_messages=20_000)
+    permits = flow.grant()
+    while sizes:
+        assert permits > 0, "nothing waits, and nothing would ever come"
+        n = data.draw(st.integers(1, 100))
+        burst, sizes = sizes[:n], sizes[n:]
+        for size in burst:
+            flow.came(*size)
+            permits -= size[0]
+        for size in burst:
+            flow.taken(*size)
+            permits += flow.grant()
+    assert permits > 0
 
 
 @given(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position
+from broker.protocol.chunks import ChunkAssembler
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import NOT_DECRYPTED, EntryError, Envelope
 from broker.protocol.session import DisconnectedError
@@ -325,6 +326,24 @@ class TestChunkedMessages:
         harness.receive(one(3))
         assert "a chunked message that begins with 5:1" in caplog.text
         assert self.acknowledged(harness, 3) == [(5, 3)]
+
+    def test_it_is_given_up_also_where_the_topic_is_never_idle(self) -> None:
+        harness = Harness()
+        harness.receive([*one(0), *chunk(1, "a", 0, 2), *one(2)])
+        harness.receiver._chunked._max_seconds = -1.0
+        consumer = FakeConsumer([*one(3), *one(4)])
+        harness.receiver.receive(consumer)
+        assert harness.receiver._chunked.may_be_acknowledged is None
+
+    def test_a_new_consumer_gets_all_chunks_again_and_they_have_all_the_time_again(self) -> None:
+        chunks = ChunkAssembler(1 << 20, max_seconds=90.0)
+        [first], [last] = chunk(0, "a", 0, 2, payload=b"1"), chunk(1, "a", 1, 2, payload=b"2")
+        for entry, now in ((first, 0.0), (last, 150.0)):
+            assert isinstance(entry.envelope, Envelope)
+            chunks.begin_anew(now)
+            whole = chunks.add(entry.position, START, entry.envelope.metadata, entry.envelope.payload, now)
+        assert whole is not None
+        assert whole.payload == b"12"
 
     def test_a_run_that_follows_gets_what_was_not_whole_before_it(self) -> None:
         before = Harness()
