@@ -42,7 +42,7 @@ class Server:
 
     def close(self) -> None:
         self._listener.close()
-        for opened in self.openeds:
+        for opened in self.connections:
             opened.close()
 
     def of(self, kind: Command.Type) -> list[Command]:
