@@ -23,7 +23,7 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"large", "max_bytes", "max_delay_millis"}
+_NEWER = {"drains", "large", "max_bytes", "max_delay_millis"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 

@@ -218,7 +218,9 @@ class Clock:
         room = min(MAX_LARGE_BYTES - on_their_way, _MAX_LOADED_BYTES)
         after = last.large_to
         for key, n_bytes in large_due(rule, after, load):
-            if n_bytes > room and (on_their_way or after != last.large_to):
+            # Larger than all room is, the first goes alone where the room is the largest that there ever is.
+            is_alone = after == last.large_to and (not on_their_way or room >= _MAX_LOADED_BYTES)
+            if n_bytes > room and not is_alone:
                 return LargeRows(rule, after)
             room -= n_bytes
             after = key

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.messages import MESSAGES, empty_table, in_order_of_dues, is_among, typed, where
+from tracker.messages import MESSAGES, empty_table, in_order_of_dues, int64, is_among, typed, where
 from warehouse.delta.tables import Tables, literal
 from warehouse.pending import are_moved_on
 
 _PLACE = ["ledger_id", "entry_id", "batch_index", "sequence"]
+_MAX_BYTES = 16 << 20  # of payloads in a round, and the first message in any case
 
 
 def find_first_held(tables: Tables, version: int, topic: str, name: str, most: int) -> tuple[pa.Table, bool]:
@@ -29,14 +32,25 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
         f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} "  # noqa: S608
         f"AND topic = {literal(topic)} AND subscription = {literal(name)}"
     )
-    places = tables.query("delayed_index", sql.format(", ".join([*_PLACE, "was_due"]), "'DELAY'"), version)
+    columns = ", ".join([*_PLACE, "was_due", "payload_bytes"])
+    places = tables.query("delayed_index", sql.format(columns, "'DELAY'"), version)
     moves = tables.query("delayed_index", sql.format(", ".join(_PLACE), "'MOVE'"), version)
     places = in_order_of_dues(where(places, ~are_moved_on(places, moves)))
-    first = places.slice(0, most)
+    first = places.slice(0, min(most, _fitting(places)))
     if not first.num_rows:
         return empty_table(MESSAGES), True
-    until = first["was_due"][first.num_rows - 1].as_py()
-    condition = "" if until is None else f" AND coalesce(was_due, 0) <= {until}"
+    # What is not known when it was due comes last. Earlier rounds' rows are not read again.
+    since, until = first["was_due"][0].as_py(), first["was_due"][first.num_rows - 1].as_py()
+    condition = (
+        "" if since is None else f" AND (was_due >= {since}{'' if until is not None else ' OR was_due IS NULL'})"
+    )
+    condition += "" if until is None else f" AND was_due <= {until}"
     rows = tables.query("delayed_index", sql.format("*", "'DELAY'") + condition, version)
     rows = in_order_of_dues(typed(where(rows, is_among(rows, first, _PLACE)), MESSAGES))
     return rows, first.num_rows == places.num_rows
+
+
+def _fitting(places: pa.Table) -> int:
+    """Returns how many of the first rows have no more than _MAX_BYTES of payload together; 1 at least."""
+    sizes = int64(places.set_column(0, "size", pc.fill_null(places["payload_bytes"], 0)), "size")
+    return max(1, int(np.searchsorted(np.cumsum(sizes), _MAX_BYTES, side="right")))

@@ -42,7 +42,11 @@ class _Stuck:
     @property
     def has_recalled(self) -> bool:
         """Whether the shards are still to hold some messages back."""
-        return any(part.is_recalled for part in self.parts.values())
+        return any(self.recalls(part) for part in self.parts.values())
+
+    def recalls(self, part: OpenPart) -> bool:
+        """Whether the shards are to hold a part's messages back: where they reject them, nobody would let them go."""
+        return part.is_recalled and not self.rejects
 
 
 class UnwritableDestinations:
@@ -130,7 +134,7 @@ class UnwritableDestinations:
             for (source, subscription), stuck in sorted(self._stuck.items()):
                 one: dict[str, Any] = {"since": stuck.since, "open": []}
                 for (tick, kind), part in sorted(stuck.parts.items()):
-                    one.setdefault("recalled" if part.is_recalled else "open", []).append([tick, kind])
+                    one.setdefault("recalled" if stuck.recalls(part) else "open", []).append([tick, kind])
                 one |= {"rejects": stuck.rejects} if stuck.rejects else {}
                 one |= {"round": stuck.drain.round, "most": stuck.drain.most} if stuck.drain.round else {}
                 found.setdefault(source, {})[subscription] = one

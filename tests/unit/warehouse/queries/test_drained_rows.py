@@ -45,3 +45,20 @@ def test_the_first_come_in_order_also_of_those_due_at_one_time_and_without_those
     assert first(5) == ([1, 2, 3, 4, 0], True)
     assert first(100) == ([1, 2, 3, 4, 0], True)
     assert find_first_held(tables, version, TOPIC, "c", 3)[1]
+
+
+def test_a_round_is_bounded_in_bytes_and_has_one_message_at_least(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    for entry, (due, size) in enumerate([(10, 10 << 20), (20, 5 << 20), (30, 5 << 20), (None, 1)]):
+        rows = messages([(1, entry, HELD_DELIVER_AT)], payload=b"x" * size, subscription="a")
+        columns = {"was_due": pa.array([due], pa.int64()), "sequence": pa.array([5])}
+        tables.append("delayed_index", to_index(with_columns(rows, **columns), 1), {})
+    version = tables.version("delayed_index")
+    found, are_all = find_first_held(tables, version, TOPIC, "a", 100)
+    assert (found["entry_id"].to_pylist(), are_all) == ([0, 1], False)
+    large = messages([(2, 0, HELD_DELIVER_AT)], payload=b"x" * (17 << 20), subscription="b")
+    columns = {"was_due": pa.array([None], pa.int64()), "sequence": pa.array([5])}
+    tables.append("delayed_index", to_index(with_columns(large, **columns), 1), {})
+    found, are_all = find_first_held(tables, tables.version("delayed_index"), TOPIC, "b", 100)
+    assert (found["entry_id"].to_pylist(), are_all) == ([0], True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from conf.settings import Settings
 from streaming.release.driver import open_parts
+from streaming.release.driver.unwritable_destinations import _Stuck
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
 from tests.support.service.harness import now, wait_until
@@ -316,3 +318,16 @@ def test_one_that_is_slow_and_does_not_answer_for_a_while_is_slow_again_and_not_
     job.broken.clear()
     wait_until(lambda: [t.kind for t in job.troubles.current()] == ["slow"], 10, "it is slow again")
     wait_until(lambda: (job.feedback.last.unwritable or {})[TOPIC]["a"].get("round"), 10, "it is asked for more")
+
+
+def test_what_is_rejected_is_not_held_back_as_well() -> None:
+    """Nobody would let it go: a destination that rejects has nothing that waits."""
+
+    class Untouched:
+        is_recalled = True
+
+    part: Any = Untouched()
+    stuck = _Stuck(1, "away", "destination", parts={(1, 1): part})
+    assert stuck.has_recalled
+    stuck.rejects = "not delivered"
+    assert not stuck.has_recalled
