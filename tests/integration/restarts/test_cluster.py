@@ -184,6 +184,7 @@ def test_executors_on_two_hosts_know_the_driver_and_nobody_reads_along(
         producer.flush()
         wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(sent), 60, f"all messages\n{job.log}")
         check_exactly_once(sent, collector.received[f"{topic}-a"])
+        eavesdropper.stop()  # who has no secret speaks in the clear
         assert cluster.start_stranger(hosts.hosts[0])
         assert job.terminate() == 0
     finally:
