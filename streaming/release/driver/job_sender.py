@@ -89,8 +89,8 @@ class JobSender:
         arrived: frozenset[tuple[int, str, str]] = frozenset()
         arrived_to: dict[tuple[str, str], int] = {}
         is_first = job.is_new
-        # What has to come in order is not held back because its destination is slow: what is in the delayed index already
-        # would then go first. Its lanes wait, which have nothing else.
+        # What has to come in order is not held back because its destination is slow: what is in the delayed index
+        # already would then go first. Its lanes wait, which have nothing else.
         apart, slow_seconds = self._unwritable.lately_slow, 0.0 if job.is_in_order else self._slow_seconds
         turn_file = self._turns.begin(job)
         put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
