@@ -10,10 +10,11 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from broker.client import NoAnswerError, PulsarError, token_reader
-from broker.protocol.connection import Address, Connection
+from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.session import DisconnectedError, RefusedError
-from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
+from broker.protocol.producer import EntryProducer
+from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
+from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
 from conf.settings import PulsarSettings
 
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
@@ -25,12 +26,14 @@ class Brokers:
 
     Args:
         settings: the `pulsar` section.
+        request_seconds: how long a request waits for its answer.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
     """
 
-    def __init__(self, settings: PulsarSettings) -> None:
+    def __init__(self, settings: PulsarSettings, request_seconds: float = REQUEST_SECONDS) -> None:
+        self._request_seconds = request_seconds
         scheme, _, rest = settings.service_url.partition("://")
         self._scheme = scheme
         self._services = [_address(f"{scheme}://{host}") for host in rest.split("/")[0].split(",")]
@@ -52,6 +55,28 @@ class Brokers:
         """
         connection = self._connection_for(topic)
         return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
+
+    def produce(
+        self,
+        topic: str,
+        name: str,
+        schema: Schema | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> EntryProducer:
+        """Opens a producer; see `EntryProducer`.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        return EntryProducer(lambda: self._connection_for(topic), topic, name, schema, on_progress)
+
+    def partitions(self, topic: str) -> int:
+        """Returns the number of a topic's partitions; 0: it is not partitioned.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        return int(self._service().request(Command.PARTITIONS, "partitions", topic=topic).n)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -96,6 +121,8 @@ class Brokers:
     def _to(self, address: Address) -> Connection:
         asked_at = time.monotonic()
         with self._lock:
+            if self._is_closed:
+                raise ClosedError("the connections are closed")
             lock = self._locks[address]
         with lock:  # a broker that does not answer keeps nobody from the others
             connection = self._connections.get(address)
@@ -105,7 +132,7 @@ class Brokers:
             if failure is not None and failed_at > asked_at:
                 raise failure  # somebody else has tried meanwhile
             try:
-                connection = Connection(address, self._token, self._tls)
+                connection = Connection(address, self._token, self._tls, self._request_seconds)
             except PulsarError as error:
                 self._failures[address] = time.monotonic(), error
                 raise
@@ -114,7 +141,7 @@ class Brokers:
                 self._connections[address] = connection
                 return connection
         connection.close()
-        raise DisconnectedError("the connections are closed")
+        raise ClosedError("the connections are closed")
 
 
 def _address(url: str) -> Address:

@@ -12,7 +12,7 @@ import pytest
 
 from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
-from broker.protocol import connection, consumer
+from broker.protocol import consumer
 from broker.protocol.brokers import Brokers
 from broker.protocol.frames import FrameDecoder, encode
 from broker.protocol.session import DisconnectedError, RefusedError
@@ -169,7 +169,7 @@ def test_a_consumer_for_which_the_broker_does_not_answer_in_time_is_closed(
 ) -> None:
     """Else the broker may subscribe it later, and the next one could not have the subscription."""
     first, _ = servers
-    monkeypatch.setattr(connection, "_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(brokers, "_request_seconds", 0.05)
     first.is_silent = True
     with pytest.raises(NoAnswerError):
         brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
