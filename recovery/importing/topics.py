@@ -124,8 +124,7 @@ def _chunks(
     end = consumer.last_entry()
     builder = _builder(importer, details)
     position = Position(-1, -1)
-    key = importer.settings.pulsar.crypto_private_key_file
-    decryptor = Decryptor.of_file(key) if key is not None else None
+    decryptor = Decryptor.of_settings(importer.settings.pulsar)
 
     def add_chunk(entry: Position, metadata: MessageMetadata, part: bytes) -> Whole | None:
         # In the time of their publishers: what is imported is old, and what was never whole must not hold up the rest.
