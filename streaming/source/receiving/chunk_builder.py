@@ -21,7 +21,7 @@ from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import BASE64, KEY_ENCODING
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
-from warehouse.message_schemas import MOST_VERSIONS, VERSION_BYTES, version_number
+from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
@@ -169,7 +169,7 @@ class ChunkBuilder:
             if schema is None:
                 reason = (
                     f"the source topic has no version {version_number(version)} of its schema any more, or has had "
-                    f"more than {MOST_VERSIONS:,}"
+                    f"more than {MOST_VERSIONS:,}, or definitions of more than {MOST_BYTES >> 20} MiB"
                 )
         native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
         position, published = received.position, metadata.publish_time or self._now

@@ -111,7 +111,8 @@ def test_the_details_of_messages_go_with_them() -> None:
     assert [row["reason"] for row in rows] == [
         None,
         None,
-        "the source topic has no version 255 of its schema any more, or has had more than 10,000",
+        "the source topic has no version 255 of its schema any more, or has had more than 10,000, or "
+        "definitions of more than 16 MiB",
         None,
         None,
     ]
