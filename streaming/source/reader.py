@@ -25,7 +25,7 @@ from streaming.operator_input import InputKind, Part, split, split_copies, split
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
-from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
+from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -101,7 +101,7 @@ class SegmentPart(InputPartition):
     version: int  # of delayed_index
     start: int
     end: int
-    rule: LargeRule = LargeRule()  # rows that are large by it are in a `LargePart`
+    rule: LargeRule = NONE_LARGE  # rows that are large by it are in a `LargePart`
 
 
 @dataclass

@@ -48,6 +48,9 @@ class LargeRule(NamedTuple):
         return are
 
 
+NONE_LARGE = LargeRule()
+
+
 class LargeRows(NamedTuple):
     """Which large rows are in state.
 
