@@ -26,6 +26,7 @@ _CONNECT_SECONDS = 10.0
 _REQUEST_SECONDS = 30.0  # as Pulsar's clients wait for an answer
 _TICK_SECONDS = 5.0
 _RECEIVE_BYTES = 256 << 10
+_MESSAGE = Command.MESSAGE
 
 
 class Address(NamedTuple):
@@ -224,6 +225,11 @@ class Connection:
 
     def _dispatch(self, frame: Frame) -> None:
         command = frame.command
+        if command.type == _MESSAGE:
+            consumer = self._consumers.get(command.message.consumer_id)
+            if consumer is not None:
+                consumer.received(frame)
+            return
         if (answer := answered(command)) is not None:
             request_id, value = answer
             with self._lock:
@@ -257,12 +263,8 @@ class Connection:
 
 def _consumer_of(command: Command) -> int | None:
     """Returns the id of the consumer that a command is for; None: it is for none."""
-    if command.type == Command.MESSAGE:
-        return int(command.message.consumer_id)
     if command.type == Command.CLOSE_CONSUMER:
         return int(command.close_consumer.consumer_id)
-    if command.type == Command.END_OF_TOPIC:
-        return int(command.end_of_topic.consumer_id)
     return None
 
 

@@ -17,7 +17,7 @@ from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
-from streaming.source.receiving.ordinary_rows import Entry, Rules, ordinary_rows
+from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unpacking import UnpackedEntry
@@ -110,7 +110,9 @@ class ChunkBuilder:
 
     def build(self) -> pa.Table:
         """Returns the messages of all entries, as MESSAGES."""
+        n_bytes = self.n_bytes
         tables, places = self._of_ordinary()
+        self.n_bytes = n_bytes  # those that are looked at one by one were counted before
         if not tables:
             return self._of_rows()
         if self._rows:
@@ -145,10 +147,18 @@ class ChunkBuilder:
             if odd.batch_index is None or odd.batch_index < 0:
                 self._add_rows(entry, None, place)
             else:
-                message = batched_message(odd.batch_index, odd.metadata, odd.payload)
-                self._add_row(entry, message, place + odd.batch_index)
+                self._add_odd(entry, odd, odd.batch_index, place + odd.batch_index)
         found = [one for one in found if one.rows.num_rows]
         return [one.rows for one in found], [firsts[one.entry] + np.maximum(one.batch_index, 0) for one in found]
+
+    def _add_odd(self, entry: Entry, odd: OddMessage, batch_index: int, place: int) -> None:
+        """Adds the row of a message of a batch that is not ordinary."""
+        try:
+            message = batched_message(batch_index, odd.metadata, odd.payload)
+        except EntryError as error:
+            self._reject(entry, batch_index, odd.payload, str(error), place)
+            return
+        self._add_row(entry, message, place)
 
     def _add_rows(self, entry: Entry, left_out: str | None, place: int | None = None) -> None:
         """Adds a row for each message of an entry.
