@@ -25,7 +25,7 @@ from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties.delivered import BASE64, KEY_ENCODING
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.recurrence.recurrence import REPEAT
-from warehouse.message_schemas import MOST_VERSIONS, version_number
+from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _MOST_MEAN_BYTES = 4096  # likewise, of a message: those of large ones cost litt
 _RULE = REPEAT.encode()  # rules may be costly, so their messages are looked at as they come
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
+MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
+_TOO_MANY = "bytes are too many to be delivered with their delaylake properties"
+_MAX_NAME_BYTES = 256  # of a producer; each of its messages has it
 _ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 
 _NO_METADATA = MessageMetadata()
@@ -90,6 +93,8 @@ class ChunkBuilder:
     def add(self, received: UnpackedEntry, first_index: int | None, left_out: str | None = None) -> None:
         """Adds an entry with all its messages. Where it can't be read they are rejected; the first has its bytes.
 
+        So is a message that is far too large, beside others.
+
         Args:
             received: the entry.
             first_index: the broker entry index of its first message; None: not known.
@@ -100,7 +105,7 @@ class ChunkBuilder:
             NotKnownYetError: broker or warehouse do not answer the question for the schema.
         """
         entry = self._entry(received, first_index, left_out)
-        if left_out is None and _may_be_ordinary(entry):
+        if left_out is None and _may_be_ordinary(entry, MOST_KEPT * self._max_size):
             self._ordinary.append((self._n, entry))
             self._n += entry.batch_size
             self.n_bytes += _MESSAGE_OVERHEAD_BYTES * entry.batch_size + len(received.payload or b"")
@@ -179,8 +184,15 @@ class ChunkBuilder:
         for number, batch_index in enumerate(() if messages else received.batch_indexes):
             raw = received.raw if left_out is None and batch_index <= 0 else None
             self._reject(entry, batch_index, raw, failure, at + number)
+        first: bytes | None = received.raw
         for number, message in enumerate(messages):
-            self._add_row(entry, message, at + number)
+            n_bytes = len(message.payload or b"")
+            if n_bytes > MOST_KEPT * self._max_size:
+                why = f"{n_bytes} {_TOO_MANY}; here is its entry's payload"
+                self._reject(entry, message.batch_index, first, why, at + number)
+                first = None
+            else:
+                self._add_row(entry, message, at + number)
         if place is None:
             self._n += entry.batch_size
 
@@ -232,21 +244,23 @@ class ChunkBuilder:
 
     def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> Entry:
         metadata = received.metadata or _NO_METADATA
-        reason, version = None, metadata.schema_version
-        try:
-            producer: str | None = metadata.producer_name.decode()
-        except UnicodeDecodeError:
-            producer = None
+        reason, version = None, metadata.schema_version[: 2 * VERSION_BYTES]  # a longer one is none
+        producer, is_named = None, True
+        if len(metadata.producer_name) <= _MAX_NAME_BYTES:
+            try:
+                producer = metadata.producer_name.decode()
+            except UnicodeDecodeError:
+                is_named = False
         if version and received.payload is not None and self._details is not None and left_out is None:
             version, schema = self._details.schema(version)
             if schema is None:
                 reason = (
                     f"the source topic has no version {version_number(version)} of its schema any more, or has had "
-                    f"more than {MOST_VERSIONS:,}"
+                    f"more than {MOST_VERSIONS:,}, or definitions of more than {MOST_BYTES >> 20} MiB"
                 )
         native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
         published = metadata.publish_time or self._now
-        return Entry(received, received.n_messages, first_index, published, native, producer, version, reason)
+        return Entry(received, received.n_messages, first_index, published, native, producer, is_named, version, reason)
 
     def _row(self, entry: Entry, message: Message) -> _Row:
         """Returns a message's values for the columns of MESSAGES from the third on."""
@@ -271,7 +285,7 @@ class ChunkBuilder:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
         if size > self._max_size:
-            reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
+            reason = reason or f"{size} {_TOO_MANY}"
         reason = reason or entry.reason
         key_encoding = BASE64 if key and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
@@ -308,14 +322,14 @@ class ChunkBuilder:
         )
 
 
-def _may_be_ordinary(entry: Entry) -> bool:
-    """Whether the rows of an entry's messages may be made with those of others."""
+def _may_be_ordinary(entry: Entry, most_bytes: int) -> bool:
+    """Whether the rows of an entry's messages, which has at most so many bytes, may be made with those of others."""
     received, metadata = entry.received, entry.received.metadata
     if received.payload is None or metadata is None or metadata.n_chunks > 1 or received.ack_set:
         return False
-    if entry.reason is not None or entry.producer is None or entry.published > MAX_TIME_MILLIS:
+    if entry.reason is not None or not entry.is_named or entry.published > MAX_TIME_MILLIS:
         return False
-    if len(received.payload) + len(received.header) > min(_MOST_BYTES, _MOST_MEAN_BYTES * entry.batch_size):
+    if len(received.payload) + len(received.header) > min(_MOST_BYTES, most_bytes, _MOST_MEAN_BYTES * entry.batch_size):
         return False
     if is_batch(metadata):
         return entry.batch_size == metadata.n_messages and _RULE not in received.payload
@@ -334,7 +348,7 @@ def _texts(entry: Entry, message: Message) -> tuple[str, dict[str, str], str | N
         properties = {name.decode(): value.decode() for name, value in message.properties}
     except UnicodeDecodeError:
         wrong.append("properties")
-    if entry.producer is None:
+    if not entry.is_named:
         wrong.append("producer's name")
     return key, properties, f"what is not UTF-8 can't be read: {', '.join(wrong)}" if wrong else None
 

@@ -39,7 +39,8 @@ class Entry(NamedTuple):
     first_index: int | None  # broker entry index of its first message; None: not known
     published: int  # ms since the epoch
     native: int | None  # the time at which Pulsar itself would deliver it, ms since the epoch; None: none is given
-    producer: str | None  # None: it is no text
+    producer: str | None  # its name; None: it is too long to be kept, or `is_named` says that it can't be read
+    is_named: bool
     version: bytes  # of the schema, as it is stored; empty: none
     reason: str | None  # why all its messages are rejected
 
@@ -96,7 +97,7 @@ class OrdinaryRows(NamedTuple):
 
 
 def ordinary_rows(entries: Sequence[Entry], rules: Rules) -> list[OrdinaryRows]:
-    """Makes rows of entries, which have to be readable, with a producer name.
+    """Makes rows of entries, which have to be readable.
 
     Args:
         entries: none of whose messages is rejected for what its entry is.

@@ -24,7 +24,7 @@ from tracker.properties.schedule import MAX_TIME_MILLIS
 
 SOURCE = SourceTopic("persistent://public/default/t-partition-3", "persistent://public/default/t", 3)
 NOW = 1_790_000_000_000
-MAX_SIZE, MAX_DELAY = 400, 10**12
+MAX_SIZE, MAX_DELAY = 2_000, 10**12
 
 _NAMES = "deliverAt deliverAt deliverAfter region € scheduleKey repeat retryOf delaylake.messageId delaylake.occurrence"
 _TIMES = (NOW, NOW + MAX_DELAY, NOW + MAX_DELAY + 1, MAX_TIME_MILLIS + 1, 0, 10**15 - 1, 10**15, 10**19 - 1, 10**30)
@@ -36,7 +36,17 @@ values = st.sampled_from([*map(str, _TIMES), *_TEXTS]).map(str.encode) | st.samp
     [b"\xff\xfe", b"\0\0\0\x05\x0a\x03abc"]
 )
 payloads = st.sampled_from(
-    [None, b"", b"x", b"x" * 100, b"x" * 390, b"\0" * 60, b"\0\0\0\x02\x18\x01y", b"\0\0\0\x04\x0a\x02\0\0" * 9]
+    [
+        None,
+        b"",
+        b"x",
+        b"x" * 100,
+        b"x" * 1_990,
+        b"x" * 4_001,
+        b"\0" * 60,
+        b"\0\0\0\x02\x18\x01y",
+        b"\0\0\0\x04\x0a\x02\0\0" * 9,
+    ]
 )
 keys = st.sampled_from([None, b"", b"customer-7", b"\xff", "é".encode(), b"\0\0\0\x02\x12\x00"])
 numbers = st.sampled_from([0, 1, 127, 128, NOW, 2**63 - 1, 2**63, 2**64 - 1])
@@ -64,7 +74,7 @@ entries = st.fixed_dictionaries(
     optional={
         "publish_time": st.sampled_from([0, NOW, MAX_TIME_MILLIS, MAX_TIME_MILLIS + 1, 2**64 - 1]),
         "deliver_at_time": st.sampled_from([-5, 0, NOW, MAX_TIME_MILLIS, MAX_TIME_MILLIS + 1, 2**63 - 1]),
-        "producer_name": st.sampled_from([b"p", b"", b"\xff"]),
+        "producer_name": st.sampled_from([b"p", b"", b"\xff", b"p" * 300]),
         "ack_set": st.sampled_from([(), (0b101,)]),
     },
 )
