@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from admin.control.requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
+from admin.control.requests import MAX_ENTRIES, ControlRequest, Ids, Outcome, RequestFactory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -204,15 +204,11 @@ def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Cal
             rows = call.rows.slice(start, MAX_ENTRIES)
             position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
             messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
-            match call.action:
-                case Action.RESCHEDULE:
-                    yield from made.reschedule(messages, call.deliver_at)
-                case Action.RESTORE:
-                    yield from made.restore(messages)
-                case Action.SKIP:
-                    yield from made.skip(messages, times)
-                case Action.CANCEL:
-                    yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
+            if call.action is Action.RESCHEDULE:
+                yield from made.make(call.action, Ids(messages), deliver_at=call.deliver_at)
+            else:
+                known = () if call.action is Action.RESTORE else times
+                yield from made.make(call.action, Ids(messages, known, call.batch_size))
 
 
 def _whole_entries(rows: pa.Table) -> pa.Table:

@@ -15,10 +15,11 @@ from broker.position import Position
 from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.waiting_commands import WAITING
+from tracker.commands.kinds import RESCHEDULE, RETRY
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
 from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE, RETRY
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import (
     BoolArray,
     Int64Array,

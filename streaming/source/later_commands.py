@@ -5,16 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import (
-    ANSWER,
-    CANCEL,
-    COMMAND_ROWS,
-    MAX_REQUEST_ID_BYTES,
-    PAUSE,
-    RESUME,
-    SKIP,
-    PauseChange,
-)
+from tracker.commands.kinds import ANSWER, CANCEL, PAUSE, RESUME, SKIP
+from tracker.commands.schema import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.messages import concat, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.command_group import CommandGroup, Decision
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.commands.match import entry_results, match, split_groups, times_of
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.message_state.remaining import Remaining
@@ -17,7 +18,7 @@ from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
 from tracker.commands.retries import retry_rows
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import (
     MESSAGES,
     BoolArray,

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.delivery_state import DeliveryState, delivery_state
+from tracker.commands.kinds import CANCEL, RESCHEDULE, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.commands.match import entry_results, last_payload_rows_of, payload_rows_of, results_of
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.outcome_rows import Pairs
 from tracker.commands.retries import CLOCKS_MILLIS
-from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.messages import (
     BoolArray,
     Int64Array,

@@ -14,10 +14,9 @@ from google.protobuf.message import DecodeError
 from conf.errors import DelayLakeError, one_line
 from conf.partitions import split_partition
 from tracker.buckets.index_bits import MAX_ENTRY_ID
+from tracker.commands.kinds import ANSWER, CANCEL, PAUSE, REPEAT, RESCHEDULE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.commands.reserved_ids import is_reserved
 from tracker.commands.schema import (
-    ANSWER,
-    CANCEL,
     COMMAND_ROWS,
     MAX_ANSWERS,
     MAX_BATCH_INDEX,
@@ -25,13 +24,6 @@ from tracker.commands.schema import (
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
-    PAUSE,
-    REPEAT,
-    RESCHEDULE,
-    RESUME,
-    RETRY,
-    SCHEDULE_KINDS,
-    SKIP,
     PauseChange,
     Routes,
 )

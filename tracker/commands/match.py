@@ -10,10 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import (
+from tracker.commands.kinds import (
     CANCEL,
-    KNOWN,
-    PAST,
     PAUSE_SCHEDULE,
     RESCHEDULE,
     RESTORE,
@@ -23,6 +21,7 @@ from tracker.commands.schema import (
     SKIP,
     SKIP_NEXT,
 )
+from tracker.commands.schema import KNOWN, PAST
 from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result

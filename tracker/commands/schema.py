@@ -8,23 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Kinds of commands: the names of the operations in ControlCommand.
-CANCEL = "cancel"
-SKIP = "skip"
-RESCHEDULE = "reschedule"
-RESTORE = "restore"
-RETRY = "retry"
-SKIP_NEXT = "skip_next"
-PAUSE_SCHEDULE = "pause_schedule"
-RESUME_SCHEDULE = "resume_schedule"
-PAUSE = "pause"
-RESUME = "resume"
-ANSWER = "answer"  # nothing to apply: the row's result is only published
-REPEAT = "repeat"  # the request id came before in the same batch: the first answer is only published again
-
-# Kinds that change the next occurrence of recurring messages; and kinds that need payload rows of the named messages.
-SCHEDULE_KINDS = (SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE)
-KINDS_WITH_PAYLOAD = (RESCHEDULE, RESTORE, RETRY, *SCHEDULE_KINDS)
+from tracker.commands.kinds import ANSWER, REPEAT
 
 MAX_BATCH_INDEX = 2**20 - 1
 

@@ -25,9 +25,9 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from conf.settings import Settings
+from tracker.commands.kinds import PAUSE_SCHEDULE, RESUME_SCHEDULE
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS
-from tracker.commands.schema import PAUSE_SCHEDULE, RESUME_SCHEDULE
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD, SKIP
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
+from tracker.commands.schema import KNOWN, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import (

@@ -17,15 +17,11 @@ from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from recovery.rebuild.done_occurrences import Done, Message
 from recovery.rebuild.recurring.states import ScheduleStates
 from tracker.commands.control import Control
+from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import (
-    PAUSE_SCHEDULE,
-    RESCHEDULE,
-    RESUME_SCHEDULE,
-    SEQUENCE_BITS,
-)
+from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import subscription_numbers
 from tracker.recurrence.recurrence import Misfire, Recurrence
 from tracker.recurrence.start import counts_from, stored

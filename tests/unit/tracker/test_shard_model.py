@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.shard import Shard
 from tracker.store import MemoryStore

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.kinds import CANCEL, RESCHEDULE, SKIP
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import answer, command_steps
 from tracker.commands.requests.waiting import WaitingCommands
-from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
 from tracker.messages import BoolArray, int64, where, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
