@@ -76,6 +76,9 @@ OUTCOMES = pa.schema(
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # for a message that was sent back the position of the one that a consumer failed on
         ("command_hash", pa.int64()),  # hash of the command's body, to find another command under its request id
+        # What the row did to what is pending: CANCEL, RESTORE, MOVE, HOLD or RESUME, of its `occurrence` where that is
+        # set; null: nothing, or an earlier version wrote the row.
+        ("effect", pa.string()),
     ]
 )
 

@@ -30,7 +30,7 @@ from tracker.messages import (
 )
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, any_of, literal, ranges_of
-from warehouse.pending import are_moved_on
+from warehouse.pending import are_moved_on, effects_of
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
 # The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
@@ -435,10 +435,12 @@ def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
     outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
     n = outcomes.num_rows
     names = [Result.Name(number) for number in range(len(Result.keys()))]
+    result = pa.array(names).take(outcomes["result"].combine_chunks())
     values = {
         **{name: outcomes[name] for name in outcomes.column_names},
         "position": position_texts(outcomes),
-        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "result": result,
+        "effect": effects_of(pa.table({"result": result, "operation": outcomes["operation"]})),
         "command_hash": outcomes["body"],
         "applied_at": pa.array([now] * n, pa.int64()),
         "batch_id": pa.array([tick] * n, pa.int64()),
