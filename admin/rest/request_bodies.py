@@ -213,6 +213,25 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[Named, int]:
     return Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), deliver_at
 
 
+def parse_postpone(body: bytes, max_ids: int) -> tuple[Named, int]:
+    """Reads {"messageIds": as in `parse_skip`, "byMillis": ms}, or with "scheduleKeys": [...].
+
+    Returns:
+        the messages, and by how many ms they are postponed.
+
+    Raises:
+        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or byMillis is 0 or out of range.
+    """
+    content = parse_json(body)
+    keys = _keys(content, {"scheduleKeys", "byMillis"}, max_ids)
+    if not isinstance(content, dict) or (keys is None and content.keys() != {"messageIds", "byMillis"}):
+        raise BadRequestError('the body must be {"messageIds": [...], "byMillis": ms}')
+    by = _int64(content, "byMillis", -MAX_TIME_MILLIS + 1)
+    if by == 0 or by >= MAX_TIME_MILLIS:
+        raise BadRequestError(f"byMillis must not be 0, and less than {MAX_TIME_MILLIS}")
+    return keys or Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), by
+
+
 def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
     """Reads {"messageIds": as in `parse_skip`, "reason": text, "afterMillis": ms}; the last two are optional.
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from admin.control.bulk import Action, Change
 from admin.control.requests import Ids, Keys, Named
 from admin.errors import AdminError
-from admin.rest.by_filter import by_filter, parse_bulk
+from admin.rest.by_filter import by_filter, parse_bulk, parse_postpone_by_filter
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
@@ -20,6 +20,7 @@ from admin.rest.request_bodies import (
     parse_json,
     parse_message,
     parse_named,
+    parse_postpone,
     parse_reschedule,
     parse_retry,
     parse_schedule_key,
@@ -37,6 +38,8 @@ from admin.rest.topics_schema import (
     DELIVER_NOW_TEXT,
     FILTER_BODY,
     PAUSE_TEXT,
+    POSTPONE_BODY,
+    POSTPONE_TEXT,
     RESCHEDULE_BODY,
     RESCHEDULE_TEXT,
     RESTORE_TEXT,
@@ -67,7 +70,7 @@ from admin.rest.topics_schema import (
 from admin.security.policy import open_to_all
 from broker.entries.message_ids import MessageIdError
 from conf.settings import Settings
-from tracker.commands.kinds import CANCEL, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
+from tracker.commands.kinds import CANCEL, PAUSE, POSTPONE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
 from tracker.subscriptions import ALSO_LATER
 
 _T = TypeVar("_T")
@@ -207,6 +210,22 @@ async def reschedule(request: Request, role: Deliverer, target: TargetTopic, sub
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
     named, deliver_at = await _named(request, target, subscription, parse_reschedule)
     return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=deliver_at)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/postpone",
+    summary="Deliver messages later",
+    description=POSTPONE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=POSTPONE_BODY,
+)
+async def postpone(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        body = parse_postpone_by_filter(await request.body())
+        return await by_filter(request, role, target, subscription, *body)
+    named, by_millis = await _named(request, target, subscription, parse_postpone)
+    return await _send(request, role, target, subscription, POSTPONE, named, by_millis=by_millis)
 
 
 @router.post(

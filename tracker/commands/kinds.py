@@ -9,6 +9,7 @@ from enum import StrEnum
 CANCEL = "cancel"
 SKIP = "skip"
 RESCHEDULE = "reschedule"
+POSTPONE = "postpone"
 RESTORE = "restore"
 RETRY = "retry"
 SKIP_NEXT = "skip_next"
@@ -71,6 +72,7 @@ OPERATIONS = {
         Operation(CANCEL, "cancelDelayedMessage", Effect.CANCEL, "cancelled", may_wait=True),
         Operation(SKIP, "skipByMessageIds", Effect.CANCEL, "skipped"),
         Operation(RESCHEDULE, "reschedule", Effect.MOVE, "rescheduled", wants_payload=True),
+        Operation(POSTPONE, "postpone", Effect.MOVE, "postponed", wants_payload=True),
         Operation(RESTORE, "restore", Effect.RESTORE, "restored", wants_payload=True),
         Operation(RETRY, "retry", Effect.RESTORE, "retried", wants_payload=True, names_one=True),
         Operation(

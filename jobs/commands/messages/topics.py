@@ -121,6 +121,7 @@ handed out already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
+app.command("postpone")(by_filter.postpone)
 app.command("purge")(by_filter.purge)
 app.command("redrive")(redrive.redrive)
 

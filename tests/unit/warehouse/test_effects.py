@@ -15,7 +15,7 @@ RESULTS = ("APPLIED", "SUPERSEDED")
 def outcomes() -> pa.Table:
     """A row for each operation, and one that is none, and each result; without an effect."""
     operations = [*(kind.upper() for kind in OPERATIONS), "SENT_BACK"]
-    rows = [{"operation": o, "result": r} for o in operations for r in Result.keys()]
+    rows = [{"operation": o, "result": r} for o in operations for r, _ in Result.items()]
     return pa.Table.from_pylist(rows)
 
 
