@@ -82,22 +82,21 @@ class Arrived:
     seen: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by name
 
 
-def specs(first: int, keys: Path) -> Iterator[dict[str, Any]]:
-    """Each message due at once, and later."""
-    for later in (False, True):
-        for row, spec in ROWS.items():
-            name = f"{row}/{later}"
-            message = {**spec, "name": name, "properties": {**spec.get("properties", {}), "name": name}}
-            native = message.pop("native", None)
-            if later and native == "at":
-                message["deliver_at"] = first + DELAY_MILLIS
-            elif later and native == "after":
-                message["deliver_after"] = DELAY_MILLIS
-            elif later:
-                message["properties"]["deliverAt"] = str(first + DELAY_MILLIS)
-            if "encrypted" in spec:
-                message["encrypted"] = str(keys / f"{spec['encrypted']}.pem")
-            yield message
+def specs(first: int, keys: Path, later: bool) -> Iterator[dict[str, Any]]:
+    """Each message, due at once or later."""
+    for row, spec in ROWS.items():
+        name = f"{row}/{later}"
+        message = {**spec, "name": name, "properties": {**spec.get("properties", {}), "name": name}}
+        native = message.pop("native", None)
+        if later and native == "at":
+            message["deliver_at"] = first + DELAY_MILLIS
+        elif later and native == "after":
+            message["deliver_after"] = DELAY_MILLIS
+        elif later:
+            message["properties"]["deliverAt"] = str(first + DELAY_MILLIS)
+        if "encrypted" in spec:
+            message["encrypted"] = str(keys / f"{spec['encrypted']}.pem")
+        yield message
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +114,10 @@ def arrived(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) ->
     )
     made = Arrived(began=now())
     try:
-        made.ids = go_client.produce(urls["service_url"], list(specs(made.began, folder)))
+        # Go's client sends a message with a native time at once, before the batch that its producer has begun: the
+        # broker's deduplication then drops that batch. So each round has producers of its own.
+        for later in (False, True):
+            made.ids |= go_client.produce(urls["service_url"], list(specs(made.began, folder, later)))
         made.ended = now()
         job.start()
         n = 2 * len(ROWS)
