@@ -64,7 +64,7 @@ ROWS: dict[str, dict[str, Any]] = {
     # Its time is not a property, but Pulsar's own.
     "DeliverAt": plain(native="at"),
     "DeliverAfter": plain(native="after"),
-    "DeliverAt, of a producer of batches": plain(native="at", batch=3, compression="LZ4", key=b64(b"k")),
+    "DeliverAt, of a producer of batches": plain(native="at", batch=2, compression="LZ4", key=b64(b"k")),
     "DeliverAfter, of a producer of batches of one key": plain(native="after", batch=3, by_key=True, key=b64(b"k")),
     "DeliverAt of chunks": plain(native="at", size=1_500_000, chunk=400_000),
     "DeliverAfter, encrypted": plain(native="after", encrypted="own", size=5_000, compression="ZSTD"),
