@@ -29,7 +29,7 @@ SCHEMAS = ["STRING", "INT32", "DOUBLE", "JSON", "AVRO"]
 # Go's client gives a version of its schema to messages in batches alone: the others' are bytes for a consumer.
 BODIES = {
     "STRING": "text ü 7".encode(),
-    "INT32": struct.pack(">i", 7),
+    "INT32": struct.pack("<i", 7),  # as Go's client writes it
     "DOUBLE": struct.pack(">d", 1.75),
     "JSON": b'{"item":"item 7","amount":7}',
 }
