@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from conf.settings import Settings
 from streaming.release.driver import open_parts
 from streaming.release.driver.unwritable_destinations import _Stuck
+from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
 from tests.support.service.harness import now, wait_until
@@ -331,3 +334,59 @@ def test_what_is_rejected_is_not_held_back_as_well() -> None:
     assert stuck.has_recalled
     stuck.rejects = "not delivered"
     assert not stuck.has_recalled
+
+
+def test_a_disk_that_is_full_for_a_moment_ends_neither_lanes_nor_retries_and_the_feedback_comes_later(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    is_full, write = threading.Event(), job.feedback.write
+
+    def write_if_not_full(feedback: Feedback) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(feedback)
+
+    monkeypatch.setattr(job.feedback, "write", write_if_not_full)
+    job.broken["a"] = "TopicTerminated"
+    job.is_stuck.set()
+    job.submit(1, [1])
+    is_full.set()
+    job.is_stuck.clear()
+    wait_until(lambda: job.troubles.current() or job.releaser.failure, 5, "a lane has found out")
+    assert job.releaser.failure is None
+    is_full.clear()
+    wait_until(lambda: job.open("a") == [1], 5, "the feedback says so")
+
+    job.submit(2)  # so does the offset
+    is_full.set()
+    job.broken.clear()
+    wait_until(lambda: not job.troubles.current(), 10, "it can be written")
+    assert job.open("a") == [1]
+    is_full.clear()
+    wait_until(lambda: job.open("a") is None, 10, "the feedback says so")
+    job.has_confirmed(2)
+    assert sorted(job.tables.delivered) == [(1, "a", 1), (1, "b", 1)]
+
+
+def test_whatever_fails_while_one_is_tried_again_it_is_tried_on(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    begin, failed = job.troubles.begin, threading.Event()
+
+    def fail_once(*args: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, "no space left on device")
+        begin(*args)
+
+    monkeypatch.setattr(job.troubles, "begin", fail_once)
+    job.submit(2)
+    assert failed.wait(20)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert sorted(job.tables.delivered) == [(1, "a", 1), (1, "b", 1)]
