@@ -208,8 +208,8 @@ class UnwritableDestinations:
                 stuck.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
                 what = "is slow" if is_slow else "can't be written"
                 _log.warning("%s %s, and what is due for it waits: %s", destination, what, reason)
-                thread = threading.Thread(target=self._look_after, args=(target,), name=f"retry {destination}", daemon=True)
-                thread.start()
+                name = f"retry {destination}"
+                threading.Thread(target=self._look_after, args=(target,), name=name, daemon=True).start()
             if reason:
                 self._tell(stuck, reason)
             for part in parts:

@@ -108,7 +108,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         line.check_repeated()
     not_found = [one for plan in plans for one in plan.failed]
     connections.end(lines, has_failed=any(not one.is_refused for one in not_found))
-    failed = (*not_found, *(_failed(line) for line in lines if line.has_failed))
+    failed = (*not_found, *(_failed(line, connections) for line in lines if line.has_failed))
     arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
     taken = [i for i in arrived if i not in refused] if refused else arrived
     not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
@@ -168,7 +168,7 @@ def _hand_over(
     return send_on_time([send for send, _ in pending], build, on_refused, wake, watch, arriving_before(pending))
 
 
-def _failed(line: Line) -> FailedProducer:
+def _failed(line: Line, connections: Connections) -> FailedProducer:
     return FailedProducer(
         topic=line.topic,
         producer=line.key,
@@ -179,6 +179,7 @@ def _failed(line: Line) -> FailedProducer:
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
         is_slow=line.is_slow,
+        is_alone=connections.is_alone(line.target),
         is_untouched=line.is_untouched,
     )
 

@@ -307,6 +307,30 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}
 
 
+def test_one_with_a_connection_of_its_own_is_found_slow_at_once_where_others_are_answered(
+    make: Callable[..., Job],
+) -> None:
+    job = make()
+    job.have_own = True
+    job.throttled.add("a")
+    job.submit(1, [1])
+    wait_until(lambda: [(t.kind, t.name) for t in job.troubles.current()] == [("slow", f"{TOPIC}-a")], 5, "it is named")
+    assert job.apart[0] == frozenset()
+    assert frozenset("ab") not in job.apart
+    job.submit(2)  # the offset says so
+    wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "it has arrived, sent by itself")
+    assert [tick for tick, *_ in job.attempts] == [1, 1]
+    job.releaser.stop()
+
+    # Where nothing is answered it may be the broker: it is tried again.
+    other = make()
+    other.have_own = True
+    other.throttled |= {"a", "b"}
+    other.submit(1, [1])
+    wait_until(lambda: len(other.troubles.current()) == 2, 5, "both are named")
+    assert other.apart[:2] == [frozenset(), frozenset("ab")]
+
+
 def test_one_that_is_slow_and_does_not_answer_for_a_while_is_slow_again_and_not_given_all_that_waits(
     make: Callable[..., Job],
 ) -> None:
