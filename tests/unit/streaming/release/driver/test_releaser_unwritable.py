@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
-from streaming.release.driver import open_parts
+from streaming.release.driver import open_parts, unwritable_destinations
 from streaming.release.driver.unwritable_destinations import _Stuck
 from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
@@ -269,8 +269,9 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
 
 
 def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_gets_what_waits_in_rounds(
-    make: Callable[..., Job],
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unwritable_destinations, "_KEEPS_UP_SECONDS", 0)
     job = make()
     job.throttled.add("a")
     job.submit(1, [1])
@@ -300,11 +301,14 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     wait_until(lambda: job.open("a") is None, 10, "it keeps up")
     assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 4, 6]
     assert job.troubles.current() == []
-    # Lately slow, it does not share its connection.
+    # Lately slow, it does not share its connection, and has to keep up for longer.
+    assert job.releaser._unwritable._keeps_up_seconds == {(TOPIC, "a"): 0}
+    job.releaser._unwritable._keeps_up_seconds[TOPIC, "a"] = 20
     job.submit(8, [8])
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
     assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}
+    assert job.releaser._unwritable._stuck[TOPIC, "a"].keeps_up_seconds == 40
 
 
 def test_one_with_a_connection_of_its_own_is_found_slow_at_once_where_others_are_answered(
