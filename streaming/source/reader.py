@@ -21,11 +21,12 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
+from streaming.free_memory import give_back_memory
 from streaming.operator_input import InputKind, Part, split, split_copies, split_notes, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
-from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
+from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -101,7 +102,7 @@ class SegmentPart(InputPartition):
     version: int  # of delayed_index
     start: int
     end: int
-    light: tuple[int, list[str]] = (0, [])  # as LargeRule: rows that are large by it are in a `LargePart`
+    rule: LargeRule = NONE_LARGE  # rows that are large by it are in a `LargePart`
 
 
 @dataclass
@@ -127,6 +128,12 @@ def _for_tasks(rows: list[Part]) -> Iterator[list[Part]]:
     yield of_task
 
 
+def _given_back(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    del batches
+    give_back_memory()
+
+
 class SourceReader:
     """Does the work of the source.
 
@@ -146,6 +153,7 @@ class SourceReader:
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         """Waits for the batch after an offset, and returns its end; `start` itself where the job is to stop."""
+        give_back_memory()  # of the batch before
         return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -157,8 +165,7 @@ class SourceReader:
         parts: list[InputPartition] = [TickPart(of_task) for of_task in _for_tasks(rows)]
         if self._intake.has_segment(first, last):
             rule = last.large_rows.rule
-            light = rule.n_bytes, list(rule.others)
-            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, light))
+            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, rule))
         if last.large and first.large_to < last.large_to:
             parts.append(LargePart(last.index_version, last.large, first.large_to, last.large_to))
         rebuilt = self._rebuilt.offset
@@ -188,8 +195,7 @@ class SourceReader:
             TypeError: the part is of another source.
         """
         if isinstance(partition, SegmentPart):
-            rule = LargeRule(partition.light[0], tuple(partition.light[1]))
-            rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, rule)
+            rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, partition.rule)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
         elif isinstance(partition, LargePart):
             rule = LargeRows.from_json(partition.large).rule
@@ -211,7 +217,7 @@ class SourceReader:
             parts = partition.rows
         else:
             raise TypeError(f"a part of another source: {type(partition).__name__}")
-        return to_batches(parts)
+        return _given_back(to_batches(parts))
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)
