@@ -62,11 +62,6 @@ class MessageSchema:
     definition: str
     properties: dict[str, str]
 
-    @property
-    def has_separate_key(self) -> bool:
-        """Whether a message's key has the encoded key of a KEY_VALUE pair (bytes), and its payload only the value."""
-        return self.type == "KEY_VALUE" and self.properties.get("kv.encoding.type") == "SEPARATED"
-
 
 class SchemaKeeper:
     """Stores the schemas of source topics. Safe in several threads of one process."""

@@ -85,6 +85,12 @@ def test_help_says_what_was_written(
         assert " ".join(text.split()) in shown
 
 
+@pytest.mark.parametrize("rule", ["FREQ=DAILY;UNTIL=20200101", "FREQ=DAILY;BYMONTHDAY=31;BYMONTH=1;UNTIL=20201231"])
+def test_a_rule_without_a_time_to_come_is_told(delaylake_here: Run, rule: str) -> None:
+    done = delaylake_here("schedules", "next", "3", "--repeat", rule)
+    assert (done.returncode, done.stderr) == (0, "none: the rule has no such time\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
