@@ -1,4 +1,4 @@
-"""Connections to Pulsar: makes clients and consumers from the settings."""
+"""Connections to Pulsar: what the settings say of them, and clients and consumers made from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +65,52 @@ def connect(settings: PulsarSettings, *, log_file: str = os.devnull, **options: 
         arguments["authentication"] = pulsar.AuthenticationToken(token_reader(settings.token_file))
     if settings.trust_certs_file is not None:
         if not settings.trust_certs_file.is_file():
-            raise PulsarError(f"no certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file")
+            raise _no_certificates(settings)
         arguments["tls_trust_certs_file_path"] = str(settings.trust_certs_file)
-    if settings.service_url.startswith("pulsar+ssl:"):
+    if is_encrypted(settings.service_url):
         arguments["tls_validate_hostname"] = True
     return pulsar.Client(settings.service_url, **(arguments | options))
+
+
+def urls_of_hosts(service_url: str) -> list[str]:
+    """Returns a URL for each host of a service URL, which may name several: pulsar://a:6650,b:6650."""
+    scheme, _, rest = service_url.partition("://")
+    return [f"{scheme}://{host}" for host in rest.split("/")[0].split(",")]
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Returns the host and the port of a URL with one host.
+
+    Raises:
+        PulsarError: it is no URL of a broker.
+    """
+    scheme, _, host = url.partition("://")
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname or "", parts.port or _PORTS[scheme]
+    except (KeyError, ValueError) as error:
+        raise PulsarError(f"{url} is no address of a broker") from error
+
+
+def is_encrypted(url: str) -> bool:
+    """Whether connections to a URL use TLS."""
+    return url.startswith("pulsar+ssl:")
+
+
+def trusted_certificates(settings: PulsarSettings) -> ssl.SSLContext:
+    """Returns the certificates that are trusted: those of `trust_certs_file`, or the machine's.
+
+    Raises:
+        PulsarError: there are none in the file, or it can't be read.
+    """
+    try:
+        return ssl.create_default_context(cafile=settings.trust_certs_file)
+    except OSError as error:
+        raise _no_certificates(settings) from error
+
+
+def _no_certificates(settings: PulsarSettings) -> PulsarError:
+    return PulsarError(f"no certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file")
 
 
 def is_listening(settings: PulsarSettings) -> bool:
@@ -76,13 +118,10 @@ def is_listening(settings: PulsarSettings) -> bool:
 
     A host that accepts connections may still not answer: `connect` a client to know.
     """
-    scheme, _, hosts = settings.service_url.partition("://")
-    for host in hosts.split("/")[0].split(","):
+    for url in urls_of_hosts(settings.service_url):
         try:
-            url = urlsplit(f"//{host}")
-            address = (url.hostname or "", url.port or _PORTS[scheme])
-            socket.create_connection(address, timeout=_LOOK_SECONDS).close()
-        except (OSError, ValueError):
+            socket.create_connection(host_and_port(url), timeout=_LOOK_SECONDS).close()
+        except (OSError, PulsarError):
             continue
         return True
     return False

@@ -43,13 +43,6 @@ def _persistent_topic(name: str) -> str:
     return name
 
 
-def _spark_value(given: object) -> object:
-    if not isinstance(given, str | int | float):
-        raise ValueError("must be a text, a number, true or false, under a name with its dots: spark.driver.memory: 4g")
-    return given
-
-
-SparkValue = Annotated[str | int | float | bool, BeforeValidator(_spark_value)]
 Topic = Annotated[str, AfterValidator(_persistent_topic)]
 # Numbers are bounded so that sums with times of messages stay within 64 bits: ms by some 30,000 years.
 MOST = 10**15

@@ -11,14 +11,14 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import yaml
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
 from conf.partitions import without_partition
 from conf.route_circles import find_circle
-from conf.setting_types import MOST, Count, Duration, Millis, PositiveMillis, Section, SparkValue, Topic
+from conf.setting_types import MOST, Count, Duration, Millis, PositiveMillis, Section, Topic
 from conf.settings_environment import EnvironmentSource, unknown_variables
 from conf.settings_file import SettingsTree, in_order, unreadable, wrong_settings
 from conf.shaping import Rate, Window
@@ -124,7 +124,15 @@ class ControlSettings(Section):
 
 class SparkSettings(Section):
     master: Annotated[str, Field(min_length=1)] = "local[*]"
-    conf: dict[str, SparkValue] = {}
+    conf: dict[str, str | int | float | bool] = {}
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _of_single_values(cls, given: object) -> object:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"{name} must be a text, a number, true or false, as `spark.driver.memory: 4g`")
+        return given
 
 
 class IngestSettings(Section):

@@ -6,8 +6,8 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
+from broker.client import PulsarError, close_quietly, connect, host_and_port, urls_of_hosts
 from conf.settings import PulsarSettings, Settings
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ def warn_of_open_topics(settings: Settings) -> threading.Thread | None:
 def open_topics(settings: PulsarSettings, topics: Iterable[str]) -> list[str]:
     """Returns those among some topics on which a client without credentials may produce."""
     import pulsar
-
-    from broker.client import PulsarError, close_quietly, connect
 
     found: list[str] = []
     try:
@@ -69,8 +67,7 @@ def _warn(settings: Settings) -> None:
 
 
 def _is_loopback(service_url: str) -> bool:
-    hosts = service_url.partition("://")[2].partition("/")[0].split(",")
-    return all(_is_of_this_machine(urlsplit(f"//{host}").hostname or "") for host in hosts)
+    return all(_is_of_this_machine(host_and_port(url)[0]) for url in urls_of_hosts(service_url))
 
 
 def _is_of_this_machine(host: str) -> bool:

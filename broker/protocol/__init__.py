@@ -1,1 +1,1 @@
-"""Pulsar's binary protocol, without sockets, clocks and threads, but for `connection.py`."""
+"""Pulsar's binary protocol, without sockets, clocks and threads, but for `connection.py` and `producer.py`."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
-from broker.client import NoAnswerError, PulsarError, token_reader
-from broker.protocol.connection import Address, Connection
+from broker.client import (
+    NoAnswerError,
+    PulsarError,
+    host_and_port,
+    is_encrypted,
+    token_reader,
+    trusted_certificates,
+    urls_of_hosts,
+)
+from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.session import DisconnectedError, RefusedError
-from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer
+from broker.protocol.producer import EntryProducer
+from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
+from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
 from conf.settings import PulsarSettings
 
-_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 _MAX_REDIRECTS = 20
 
 
@@ -25,19 +31,20 @@ class Brokers:
 
     Args:
         settings: the `pulsar` section.
+        request_seconds: how long a request waits for its answer.
 
     Raises:
         PulsarError: the token file or the certificates can't be read.
     """
 
-    def __init__(self, settings: PulsarSettings) -> None:
-        scheme, _, rest = settings.service_url.partition("://")
-        self._scheme = scheme
-        self._services = [_address(f"{scheme}://{host}") for host in rest.split("/")[0].split(",")]
+    def __init__(self, settings: PulsarSettings, request_seconds: float = REQUEST_SECONDS) -> None:
+        self._request_seconds = request_seconds
+        self._scheme = settings.service_url.partition("://")[0]
+        self._services = [_address(url) for url in urls_of_hosts(settings.service_url)]
         self._token: Callable[[], str] | None = None
         if settings.token_file is not None:
             self._token = token_reader(settings.token_file)
-        self._tls = _tls(settings) if scheme == "pulsar+ssl" else None
+        self._tls = trusted_certificates(settings) if is_encrypted(settings.service_url) else None
         self._connections: dict[Address, Connection] = {}
         self._locks: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
         self._failures: dict[Address, tuple[float, PulsarError]] = {}  # when and why the last connection failed
@@ -52,6 +59,28 @@ class Brokers:
         """
         connection = self._connection_for(topic)
         return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
+
+    def produce(
+        self,
+        topic: str,
+        name: str,
+        schema: Schema | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> EntryProducer:
+        """Opens a producer; see `EntryProducer`.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        return EntryProducer(lambda: self._connection_for(topic), topic, name, schema, on_progress)
+
+    def partitions(self, topic: str) -> int:
+        """Returns the number of a topic's partitions; 0: it is not partitioned.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        return int(self._service().request(Command.PARTITIONS, "partitions", topic=topic).n)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -96,6 +125,8 @@ class Brokers:
     def _to(self, address: Address) -> Connection:
         asked_at = time.monotonic()
         with self._lock:
+            if self._is_closed:
+                raise ClosedError("the connections are closed")
             lock = self._locks[address]
         with lock:  # a broker that does not answer keeps nobody from the others
             connection = self._connections.get(address)
@@ -105,31 +136,17 @@ class Brokers:
             if failure is not None and failed_at > asked_at:
                 raise failure  # somebody else has tried meanwhile
             try:
-                connection = Connection(address, self._token, self._tls)
+                connection = Connection(address, self._token, self._tls, self._request_seconds)
             except PulsarError as error:
                 self._failures[address] = time.monotonic(), error
                 raise
-        with self._lock:
-            if not self._is_closed:
-                self._connections[address] = connection
-                return connection
+            with self._lock:  # the next one who has the lock above finds this connection
+                if not self._is_closed:
+                    self._connections[address] = connection
+                    return connection
         connection.close()
-        raise DisconnectedError("the connections are closed")
+        raise ClosedError("the connections are closed")
 
 
 def _address(url: str) -> Address:
-    scheme, _, host = url.partition("://")
-    try:
-        parts = urlsplit(f"//{host}")
-        return Address(parts.hostname or "", parts.port or _PORTS[scheme], scheme == "pulsar+ssl")
-    except (KeyError, ValueError) as error:
-        raise PulsarError(f"{url} is no address of a broker") from error
-
-
-def _tls(settings: PulsarSettings) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(
-            cafile=None if settings.trust_certs_file is None else str(settings.trust_certs_file)
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise PulsarError(f"no certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file") from error
+    return Address(*host_and_port(url), tls=is_encrypted(url))

@@ -6,8 +6,6 @@ https://pulsar.apache.org/docs/next/security-encryption/: the data key is encryp
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
@@ -16,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from broker.client import PulsarError
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import DelayLakeError
+from conf.settings import PulsarSettings
 
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)  # noqa: S303 (what Pulsar's clients do)
 _MOST_KEYS = 100  # that are tried for an entry, a millisecond each
@@ -47,12 +46,15 @@ class Decryptor:
         self._data_keys: dict[bytes, AESGCM] = {}
 
     @classmethod
-    def of_file(cls, file: Path) -> Decryptor:
-        """Reads the private key in a file.
+    def of_settings(cls, settings: PulsarSettings) -> Decryptor | None:
+        """Reads the private key that the settings name; None: they name none.
 
         Raises:
             PulsarError: the file can't be read, or has no private RSA key.
         """
+        file = settings.crypto_private_key_file
+        if file is None:
+            return None
         try:
             return cls(file.read_bytes())
         except OSError as error:

@@ -20,13 +20,20 @@ _ANSWERS = {
     Command.LOOKUP_ANSWER: "lookup_answer",
     Command.LAST_MESSAGE_ID: "last_message_id",
     Command.ACK_ANSWER: "ack_answer",
+    Command.PRODUCER_ANSWER: "producer_answer",
+    Command.PARTITIONS_ANSWER: "partitions_answer",
 }
 
 
 class RefusedError(PulsarError):
-    """The broker refuses a request. The text begins with Pulsar's name of the error."""
+    """The broker refuses a request. The text begins with Pulsar's name of the error.
+
+    Attributes:
+        error: a `ServerError` of proto/pulsar.proto, or a number that is not known there.
+    """
 
     def __init__(self, error: int, message: bytes) -> None:
+        self.error = error
         name = ServerError.Name(error) if error in ServerError.values() else f"error {error}"
         said = message.decode(errors="replace").splitlines()
         super().__init__(f"{name}: {said[0][:300]}" if said else name)
@@ -34,6 +41,10 @@ class RefusedError(PulsarError):
 
 class DisconnectedError(PulsarError):
     """The connection, or a consumer on it, has ended."""
+
+
+class ClosedError(DisconnectedError):
+    """All connections were closed by their owner."""
 
 
 class Session:
@@ -143,6 +154,8 @@ def answered(command: Command) -> tuple[int, Any] | None:
     if name is None:
         return None
     answer = getattr(command, name)
+    if command.type == Command.PRODUCER_ANSWER and not answer.is_ready:
+        return None  # another answer follows
     if command.type == Command.ERROR or (answer.DESCRIPTOR.fields_by_name.get("error") and answer.HasField("error")):
         return answer.request_id, RefusedError(answer.error, answer.message)
     return answer.request_id, answer

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from broker.client import NoAnswerError, PulsarError, token_reader
+from broker.client import NoAnswerError, PulsarError, token_reader, trusted_certificates
 from conf.errors import one_line
 from conf.settings import PulsarSettings
 
@@ -30,14 +29,7 @@ def http_client(settings: PulsarSettings, **options: Any) -> httpx.Client:
     """
     import httpx
 
-    verify: ssl.SSLContext | bool = True
-    if settings.trust_certs_file is not None:
-        try:
-            verify = ssl.create_default_context(cafile=settings.trust_certs_file)
-        except OSError as error:
-            raise PulsarError(
-                f"can't read the certificates at {settings.trust_certs_file}: set pulsar.trust_certs_file"
-            ) from error
+    verify = trusted_certificates(settings) if settings.trust_certs_file is not None else True
     auth = _bearer(token_reader(settings.token_file)) if settings.token_file is not None else None
     return httpx.Client(auth=auth, verify=verify, trust_env=False, **options)
 

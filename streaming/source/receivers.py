@@ -71,8 +71,7 @@ class Receivers:
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
         self._brokers = Brokers(settings.pulsar)
-        key = settings.pulsar.crypto_private_key_file
-        self._decryptor = Decryptor.of_file(key) if key is not None else None
+        self._decryptor = Decryptor.of_settings(settings.pulsar)
         self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, empty_table, in_order_of_dues, int64, is_among, typed, where
+from tracker.row_sizes import fitting
 from warehouse.delta.tables import Tables, literal
 from warehouse.pending import are_moved_on
 
@@ -36,7 +36,8 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     places = tables.query("delayed_index", sql.format(columns, "'DELAY'"), version)
     moves = tables.query("delayed_index", sql.format(", ".join(_PLACE), "'MOVE'"), version)
     places = in_order_of_dues(where(places, ~are_moved_on(places, moves)))
-    first = places.slice(0, min(most, _fitting(places)))
+    sizes = int64(places.set_column(0, "size", pc.fill_null(places["payload_bytes"], 0)), "size")
+    first = places.slice(0, min(most, fitting(sizes, _MAX_BYTES)))
     if not first.num_rows:
         return empty_table(MESSAGES), True
     # What is not known when it was due comes last. Earlier rounds' rows are not read again.
@@ -48,9 +49,3 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     rows = tables.query("delayed_index", sql.format("*", "'DELAY'") + condition, version)
     rows = in_order_of_dues(typed(where(rows, is_among(rows, first, _PLACE)), MESSAGES))
     return rows, first.num_rows == places.num_rows
-
-
-def _fitting(places: pa.Table) -> int:
-    """Returns how many of the first rows have no more than _MAX_BYTES of payload together; 1 at least."""
-    sizes = int64(places.set_column(0, "size", pc.fill_null(places["payload_bytes"], 0)), "size")
-    return max(1, int(np.searchsorted(np.cumsum(sizes), _MAX_BYTES, side="right")))

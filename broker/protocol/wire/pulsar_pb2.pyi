@@ -381,6 +381,168 @@ class EndOfTopic(_message.Message):
     consumer_id: int
     def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
 
+class Property(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Schema(_message.Message):
+    __slots__ = ("name", "definition", "type", "properties")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Schema.Type]
+        STRING: _ClassVar[Schema.Type]
+        JSON: _ClassVar[Schema.Type]
+        PROTOBUF: _ClassVar[Schema.Type]
+        AVRO: _ClassVar[Schema.Type]
+        BOOLEAN: _ClassVar[Schema.Type]
+        INT8: _ClassVar[Schema.Type]
+        INT16: _ClassVar[Schema.Type]
+        INT32: _ClassVar[Schema.Type]
+        INT64: _ClassVar[Schema.Type]
+        FLOAT: _ClassVar[Schema.Type]
+        DOUBLE: _ClassVar[Schema.Type]
+        DATE: _ClassVar[Schema.Type]
+        TIME: _ClassVar[Schema.Type]
+        TIMESTAMP: _ClassVar[Schema.Type]
+        KEY_VALUE: _ClassVar[Schema.Type]
+        INSTANT: _ClassVar[Schema.Type]
+        LOCAL_DATE: _ClassVar[Schema.Type]
+        LOCAL_TIME: _ClassVar[Schema.Type]
+        LOCAL_DATE_TIME: _ClassVar[Schema.Type]
+        PROTOBUF_NATIVE: _ClassVar[Schema.Type]
+    NONE: Schema.Type
+    STRING: Schema.Type
+    JSON: Schema.Type
+    PROTOBUF: Schema.Type
+    AVRO: Schema.Type
+    BOOLEAN: Schema.Type
+    INT8: Schema.Type
+    INT16: Schema.Type
+    INT32: Schema.Type
+    INT64: Schema.Type
+    FLOAT: Schema.Type
+    DOUBLE: Schema.Type
+    DATE: Schema.Type
+    TIME: Schema.Type
+    TIMESTAMP: Schema.Type
+    KEY_VALUE: Schema.Type
+    INSTANT: Schema.Type
+    LOCAL_DATE: Schema.Type
+    LOCAL_TIME: Schema.Type
+    LOCAL_DATE_TIME: Schema.Type
+    PROTOBUF_NATIVE: Schema.Type
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    definition: bytes
+    type: Schema.Type
+    properties: _containers.RepeatedCompositeFieldContainer[Property]
+    def __init__(self, name: _Optional[str] = ..., definition: _Optional[bytes] = ..., type: _Optional[_Union[Schema.Type, str]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ...) -> None: ...
+
+class Producer(_message.Message):
+    __slots__ = ("topic", "producer_id", "request_id", "producer_name", "schema", "epoch", "is_named_by_client")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_NAMED_BY_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    producer_id: int
+    request_id: int
+    producer_name: str
+    schema: Schema
+    epoch: int
+    is_named_by_client: bool
+    def __init__(self, topic: _Optional[str] = ..., producer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., epoch: _Optional[int] = ..., is_named_by_client: _Optional[bool] = ...) -> None: ...
+
+class ProducerAnswer(_message.Message):
+    __slots__ = ("request_id", "producer_name", "last_sequence_id", "schema_version", "is_ready")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    producer_name: bytes
+    last_sequence_id: int
+    schema_version: bytes
+    is_ready: bool
+    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[bytes] = ..., last_sequence_id: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., is_ready: _Optional[bool] = ...) -> None: ...
+
+class CloseProducer(_message.Message):
+    __slots__ = ("producer_id", "request_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    request_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class Send(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "n_messages", "highest_sequence_id", "is_chunk")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    N_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    n_messages: int
+    highest_sequence_id: int
+    is_chunk: bool
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., n_messages: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., is_chunk: _Optional[bool] = ...) -> None: ...
+
+class SendReceipt(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "id", "highest_sequence_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    id: MessageId
+    highest_sequence_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., id: _Optional[_Union[MessageId, _Mapping]] = ..., highest_sequence_id: _Optional[int] = ...) -> None: ...
+
+class SendError(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "error", "message")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    error: int
+    message: bytes
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., error: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
+
+class Partitions(_message.Message):
+    __slots__ = ("topic", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    request_id: int
+    def __init__(self, topic: _Optional[str] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class PartitionsAnswer(_message.Message):
+    __slots__ = ("n", "request_id", "error", "message")
+    N_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    n: int
+    request_id: int
+    error: int
+    message: bytes
+    def __init__(self, n: _Optional[int] = ..., request_id: _Optional[int] = ..., error: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
+
 class CloseConsumer(_message.Message):
     __slots__ = ("consumer_id", "request_id")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -426,21 +588,29 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "message", "ack", "flow", "success", "error", "close_consumer", "ping", "pong", "lookup", "lookup_answer", "end_of_topic", "get_last_message_id", "last_message_id", "auth_challenge", "auth_response", "ack_answer")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "success", "error", "close_producer", "close_consumer", "producer_answer", "ping", "pong", "partitions", "partitions_answer", "lookup", "lookup_answer", "end_of_topic", "get_last_message_id", "last_message_id", "auth_challenge", "auth_response", "ack_answer")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Command.Type]
         CONNECT: _ClassVar[Command.Type]
         CONNECTED: _ClassVar[Command.Type]
         SUBSCRIBE: _ClassVar[Command.Type]
+        PRODUCER: _ClassVar[Command.Type]
+        SEND: _ClassVar[Command.Type]
+        SEND_RECEIPT: _ClassVar[Command.Type]
+        SEND_ERROR: _ClassVar[Command.Type]
         MESSAGE: _ClassVar[Command.Type]
         ACK: _ClassVar[Command.Type]
         FLOW: _ClassVar[Command.Type]
         SUCCESS: _ClassVar[Command.Type]
         ERROR: _ClassVar[Command.Type]
+        CLOSE_PRODUCER: _ClassVar[Command.Type]
         CLOSE_CONSUMER: _ClassVar[Command.Type]
+        PRODUCER_ANSWER: _ClassVar[Command.Type]
         PING: _ClassVar[Command.Type]
         PONG: _ClassVar[Command.Type]
+        PARTITIONS: _ClassVar[Command.Type]
+        PARTITIONS_ANSWER: _ClassVar[Command.Type]
         LOOKUP: _ClassVar[Command.Type]
         LOOKUP_ANSWER: _ClassVar[Command.Type]
         END_OF_TOPIC: _ClassVar[Command.Type]
@@ -454,14 +624,22 @@ class Command(_message.Message):
     CONNECT: Command.Type
     CONNECTED: Command.Type
     SUBSCRIBE: Command.Type
+    PRODUCER: Command.Type
+    SEND: Command.Type
+    SEND_RECEIPT: Command.Type
+    SEND_ERROR: Command.Type
     MESSAGE: Command.Type
     ACK: Command.Type
     FLOW: Command.Type
     SUCCESS: Command.Type
     ERROR: Command.Type
+    CLOSE_PRODUCER: Command.Type
     CLOSE_CONSUMER: Command.Type
+    PRODUCER_ANSWER: Command.Type
     PING: Command.Type
     PONG: Command.Type
+    PARTITIONS: Command.Type
+    PARTITIONS_ANSWER: Command.Type
     LOOKUP: Command.Type
     LOOKUP_ANSWER: Command.Type
     END_OF_TOPIC: Command.Type
@@ -475,14 +653,22 @@ class Command(_message.Message):
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    SEND_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    SEND_ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_PRODUCER_FIELD_NUMBER: _ClassVar[int]
     CLOSE_CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ANSWER_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_ANSWER_FIELD_NUMBER: _ClassVar[int]
     END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -495,14 +681,22 @@ class Command(_message.Message):
     connect: Connect
     connected: Connected
     subscribe: Subscribe
+    producer: Producer
+    send: Send
+    send_receipt: SendReceipt
+    send_error: SendError
     message: Message
     ack: Ack
     flow: Flow
     success: Success
     error: Error
+    close_producer: CloseProducer
     close_consumer: CloseConsumer
+    producer_answer: ProducerAnswer
     ping: Nothing
     pong: Nothing
+    partitions: Partitions
+    partitions_answer: PartitionsAnswer
     lookup: Lookup
     lookup_answer: LookupAnswer
     end_of_topic: EndOfTopic
@@ -511,4 +705,4 @@ class Command(_message.Message):
     auth_challenge: AuthChallenge
     auth_response: AuthResponse
     ack_answer: AckAnswer
-    def __init__(self, type: _Optional[_Union[Command.Type, str]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., success: _Optional[_Union[Success, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., ping: _Optional[_Union[Nothing, _Mapping]] = ..., pong: _Optional[_Union[Nothing, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., lookup_answer: _Optional[_Union[LookupAnswer, _Mapping]] = ..., end_of_topic: _Optional[_Union[EndOfTopic, _Mapping]] = ..., get_last_message_id: _Optional[_Union[GetLastMessageId, _Mapping]] = ..., last_message_id: _Optional[_Union[LastMessageId, _Mapping]] = ..., auth_challenge: _Optional[_Union[AuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[AuthResponse, _Mapping]] = ..., ack_answer: _Optional[_Union[AckAnswer, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[Command.Type, str]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., producer: _Optional[_Union[Producer, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., send_receipt: _Optional[_Union[SendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[SendError, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., success: _Optional[_Union[Success, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., producer_answer: _Optional[_Union[ProducerAnswer, _Mapping]] = ..., ping: _Optional[_Union[Nothing, _Mapping]] = ..., pong: _Optional[_Union[Nothing, _Mapping]] = ..., partitions: _Optional[_Union[Partitions, _Mapping]] = ..., partitions_answer: _Optional[_Union[PartitionsAnswer, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., lookup_answer: _Optional[_Union[LookupAnswer, _Mapping]] = ..., end_of_topic: _Optional[_Union[EndOfTopic, _Mapping]] = ..., get_last_message_id: _Optional[_Union[GetLastMessageId, _Mapping]] = ..., last_message_id: _Optional[_Union[LastMessageId, _Mapping]] = ..., auth_challenge: _Optional[_Union[AuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[AuthResponse, _Mapping]] = ..., ack_answer: _Optional[_Union[AckAnswer, _Mapping]] = ...) -> None: ...

@@ -7,12 +7,13 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import cast
 
 import pytest
 
 from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
-from broker.protocol import connection, consumer
+from broker.protocol import consumer
 from broker.protocol.brokers import Brokers
 from broker.protocol.frames import FrameDecoder, encode
 from broker.protocol.session import DisconnectedError, RefusedError
@@ -169,7 +170,7 @@ def test_a_consumer_for_which_the_broker_does_not_answer_in_time_is_closed(
 ) -> None:
     """Else the broker may subscribe it later, and the next one could not have the subscription."""
     first, _ = servers
-    monkeypatch.setattr(connection, "_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(brokers, "_request_seconds", 0.05)
     first.is_silent = True
     with pytest.raises(NoAnswerError):
         brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
@@ -190,6 +191,40 @@ def test_a_consumer_that_gets_far_more_than_it_asked_for_ends(
     first.connections[0].sendall(5 * frame)
     wait_until(lambda: first.of(Command.CLOSE_CONSUMER), 5, "the consumer is closed")
     assert not opened.is_connected
+
+
+class LockThatIsFollowed:
+    """A lock whose first holder, when it has released it, waits until a second one has, too."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting = 0
+        self._releases = threading.Barrier(2)
+
+    def __enter__(self) -> None:
+        self.waiting += 1
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+        self._releases.wait(20)
+
+
+def test_two_threads_make_one_connection_to_a_broker(servers: tuple[Server, Server], brokers: Brokers) -> None:
+    """The second one comes where the first has made its connection, and done nothing else yet."""
+    first, _ = servers
+    lock = LockThatIsFollowed()
+    [address] = brokers._services
+    brokers._locks[address] = cast(threading.Lock, lock)
+
+    with lock.lock:  # until both want a connection
+        threads = [threading.Thread(target=brokers._service) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: lock.waiting == 2, 5, "both threads")
+    for thread in threads:
+        thread.join(20)
+    assert len(first.connections) == 1
 
 
 def test_no_connection_is_made_after_the_end(servers: tuple[Server, Server], brokers: Brokers) -> None:

@@ -1,0 +1,266 @@
+"""A producer that sends ready-made entries under a name of its own, and connects again by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from broker.client import NoAnswerError, PulsarError
+from broker.protocol.building import OutgoingEntry
+from broker.protocol.connection import Connection
+from broker.protocol.frames import Frame
+from broker.protocol.sending import RefusedEntry, Sending, is_refusal
+from broker.protocol.session import ClosedError, DisconnectedError
+from broker.protocol.wire.pulsar_pb2 import Command, ProducerAnswer, Schema
+
+_log = logging.getLogger(__name__)
+
+_FIRST_WAIT_SECONDS = 0.1  # between two attempts to connect again; it doubles
+_LONGEST_WAIT_SECONDS = 2.0
+
+
+class EntryTooLargeError(PulsarError):
+    """An entry is larger than the broker takes."""
+
+
+class EntryProducer:
+    """A producer of one topic partition. When it has lost its broker, it looks for it again, and sends again.
+
+    All methods may be called in any thread.
+
+    Args:
+        find: returns a connection to the broker that has the topic; may wait.
+        topic: the topic partition.
+        name: the producer's name, by which the broker recognizes what is sent again; empty: the broker gives it one.
+        schema: of its messages; None: they have none.
+        on_progress: called in another thread when an entry was answered, or the producer was lost; must not block.
+
+    Raises:
+        PulsarError: the broker refuses, or does not answer.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Connection],
+        topic: str,
+        name: str,
+        schema: Schema | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.topic = topic
+        self.name = name.encode()
+        self._is_named = bool(name)
+        self.schema_version = b""  # of the topic's registry, to be given to the messages; empty: they have no schema
+        self._find = find
+        self._schema = schema
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._sending = Sending()
+        self._link: _Link | None = None
+        self._epoch = 0  # how often it has been opened
+        self._is_closed = threading.Event()
+        self._open()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its broker now."""
+        return self._sending.is_open
+
+    @property
+    def error(self) -> PulsarError | None:
+        """Why the broker takes nothing more of it; None: it does, or will when it is there again."""
+        return self._sending.error
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that has arrived, as far as the broker has said; -1: none."""
+        return self._sending.last_sequence_id
+
+    @property
+    def repeated_to(self) -> int:
+        """The highest sequence id of the last entry that the broker took for a repetition; -1: of none."""
+        return self._sending.repeated_to
+
+    @property
+    def n_pending(self) -> int:
+        """The number of entries that are not answered."""
+        return self._sending.n_pending
+
+    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+        """Sends an entry, without waiting until it arrives. Its sequence ids are above those of the entries before.
+
+        Args:
+            entry: the entry.
+            is_more: others follow, or `flush`: it may wait for them.
+
+        Raises:
+            EntryTooLargeError: the broker does not take an entry of this size.
+        """
+        link = self._link
+        if link is not None and len(entry.data) > link.connection.max_message_bytes:
+            most = link.connection.max_message_bytes
+            raise EntryTooLargeError(f"an entry of {len(entry.data)} bytes; the broker takes {most}")
+        with self._lock:
+            frame = self._sending.send(entry)
+            link = self._link
+            is_lost = False
+            if frame and link is not None:
+                try:
+                    link.connection.write(frame, is_more)
+                except PulsarError:
+                    is_lost = True
+        if is_lost and link is not None:
+            self.lost(link)
+
+    def flush(self) -> None:
+        """Sends what waits for more."""
+        if (link := self._link) is not None:
+            link.connection.flush()
+
+    def take_refused(self) -> list[RefusedEntry]:
+        """Returns the entries that the broker did not take alone, and forgets them."""
+        if not self._sending.refused:
+            return []
+        with self._lock:
+            refused, self._sending.refused = self._sending.refused, []
+        return refused
+
+    def close(self) -> Callable[[float], None]:
+        """Ends the producer, and forgets what was not answered; does not wait for the broker.
+
+        Returns:
+            a function that waits until the broker has ended it, so many seconds at most; it raises nothing.
+        """
+        with self._lock:
+            self._is_closed.set()
+            self._sending.lose()
+            link, self._link = self._link, None
+        return link.close() if link is not None else lambda seconds: None
+
+    def received(self, link: _Link, frame: Frame) -> None:
+        """Takes a frame from a connection."""
+        command = frame.command
+        is_to_open = False
+        with self._lock:
+            if link is not self._link:
+                return
+            if command.type == Command.SEND_RECEIPT:
+                self._sending.receipt(command.send_receipt)
+            elif command.type == Command.SEND_ERROR:
+                is_to_open = self._sending.fail(command.send_error)
+        if command.type == Command.CLOSE_PRODUCER:
+            link.connection.detach(link.producer_id)
+            self.lost(link)
+        elif is_to_open:
+            link.close()
+            self.lost(link)
+        self._on_progress()
+
+    def lost(self, link: _Link) -> None:
+        """Hears that the producer is not open any more on a connection; opens it again, unless it is closed."""
+        with self._lock:
+            if link is not self._link:
+                return
+            self._link = None
+            self._sending.lose()
+            is_over = self._is_closed.is_set() or self._sending.error is not None or not link.is_open
+        if not is_over:
+            threading.Thread(target=self._open_again, name=f"producer {self.topic}", daemon=True).start()
+        self._on_progress()
+
+    def _open_again(self) -> None:
+        wait = _FIRST_WAIT_SECONDS
+        while not self._is_closed.is_set():
+            try:
+                self._open()
+                break
+            except PulsarError as error:
+                if is_refusal(error) or isinstance(error, ClosedError):
+                    with self._lock:
+                        self._sending.refuse(error)
+                    break
+                _log.debug("%s: %s", self.topic, error)
+            except Exception:  # as if it were lost for good: whoever waits gives up in time
+                _log.exception("%s", self.topic)
+                break
+            self._is_closed.wait(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+        self._on_progress()
+
+    def _open(self) -> None:
+        connection = self._find()
+        link = _Link(self, connection)
+        with self._lock:
+            self._link = link
+        try:
+            answer = self._ask(link)
+        except PulsarError as error:
+            if isinstance(error, NoAnswerError):
+                link.close()  # the broker may still make it, and then nobody else could have the name
+            connection.detach(link.producer_id)
+            with self._lock:
+                self._link = None
+            raise
+        with self._lock:
+            if self._link is link:
+                link.is_open = True
+                self._epoch += 1
+                self.name = self.name or bytes(answer.producer_name)
+                self.schema_version = bytes(answer.schema_version) if self._schema is not None else b""
+                with suppress(PulsarError):  # then the link is lost, too
+                    for frame in self._sending.open(link.producer_id, answer.last_sequence_id):
+                        connection.write(frame)
+        if not link.is_open:
+            link.close()
+            if not self._is_closed.is_set():
+                raise DisconnectedError(f"the broker has closed the producer of {self.topic}")
+
+    def _ask(self, link: _Link) -> ProducerAnswer:
+        fields: dict[str, Any] = {} if self._schema is None else {"schema": self._schema}
+        if self.name:
+            fields["producer_name"] = self.name.decode()
+        answer: ProducerAnswer = link.connection.request(
+            Command.PRODUCER,
+            "producer",
+            topic=self.topic,
+            producer_id=link.producer_id,
+            epoch=self._epoch,
+            is_named_by_client=self._is_named,
+            **fields,
+        )
+        return answer
+
+
+class _Link:
+    """A producer on one connection."""
+
+    def __init__(self, producer: EntryProducer, connection: Connection) -> None:
+        self._producer = producer
+        self.connection = connection
+        self.is_open = False  # the broker has made it
+        self.producer_id = connection.attach(self)
+
+    def received(self, frame: Frame) -> None:
+        """Takes a frame from the connection."""
+        self._producer.received(self, frame)
+
+    def disconnected(self, error: PulsarError) -> None:
+        """Hears that the connection has ended."""
+        self._producer.lost(self)
+
+    def close(self) -> Callable[[float], None]:
+        """Ends the producer at the broker; returns a function that waits until it has, for some seconds at most."""
+        self.connection.detach(self.producer_id)
+        try:
+            answer = self.connection.ask(Command.CLOSE_PRODUCER, "close_producer", producer_id=self.producer_id)
+        except PulsarError:
+            return lambda seconds: None
+
+        def wait(seconds: float) -> None:
+            with suppress(PulsarError):
+                answer.wait(seconds)
+
+        return wait

@@ -1,0 +1,85 @@
+"""Entries are built so that every client reads what was given; the checksum is that of the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, send_frame, single_entry
+from broker.protocol.entries import Message, messages_of, open_envelope
+from broker.protocol.frames import FrameDecoder
+from broker.protocol.wire.pulsar_pb2 import Command
+from tests.support.fuzzing.examples import examples
+
+MAX = 16 << 20
+TEXTS = st.one_of(st.binary(max_size=20), st.sampled_from([b"", b"x" * 127, b"x" * 128, b"x" * 20_000]))
+
+MESSAGES: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict,
+    payload=st.none() | TEXTS,
+    properties=st.lists(st.tuples(TEXTS, TEXTS), max_size=4),
+    key=st.none() | TEXTS,
+    is_key_base64=st.booleans(),
+    ordering_key=st.none() | TEXTS,
+    event_time=st.sampled_from([0, 1, 127, 128, (1 << 63) - 1, (1 << 64) - 1]),
+)
+
+
+def outgoing(given: dict[str, Any], sequence_id: int) -> OutgoingMessage:
+    properties = [encoded_property(*pair) for pair in given["properties"]]
+    return OutgoingMessage(sequence_id, **{**given, "properties": properties})
+
+
+def arrived(given: dict[str, Any], batch_index: int) -> Message:
+    names = ("key", "is_key_base64", "ordering_key", "properties", "payload", "event_time")
+    values = given | {"is_key_base64": given["is_key_base64"] and given["key"] is not None}
+    return Message(batch_index, *(values[name] for name in names))
+
+
+@given(message=MESSAGES, sequence_id=st.integers(0, (1 << 63) - 1), version=st.binary(max_size=9))
+@settings(max_examples=examples(200), deadline=None)
+def test_a_message_alone_is_read_as_it_was_given(message: dict[str, Any], sequence_id: int, version: bytes) -> None:
+    entry = single_entry(outgoing(message, sequence_id), "prödücer".encode(), 1_700_000_000_123, version)
+    envelope = open_envelope(entry.data)
+    metadata = envelope.metadata
+    assert messages_of(metadata, envelope.payload, MAX) == [arrived(message, -1)]
+    assert (entry.sequence_id, entry.highest_sequence_id, entry.n_messages) == (sequence_id, sequence_id, 1)
+    assert (metadata.sequence_id, metadata.publish_time) == (sequence_id, 1_700_000_000_123)
+    assert metadata.producer_name.decode() == "prödücer"
+    assert metadata.schema_version == version
+    assert metadata.HasField("schema_version") == bool(version)
+    assert metadata.HasField("event_time") == bool(message["event_time"])
+    assert not envelope.is_batch
+    assert metadata.uncompressed_size == len(message["payload"] or b"")
+
+
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=5), first=st.integers(1, 1 << 62))
+@settings(max_examples=examples(200), deadline=None)
+def test_a_batch_is_read_as_it_was_given_with_first_and_highest_sequence_id(
+    messages: list[dict[str, Any]], first: int
+) -> None:
+    entry = batch_entry([outgoing(one, first + 3 * i) for i, one in enumerate(messages)], b"p", 5, b"\0\1")
+    envelope = open_envelope(entry.data)
+    last = first + 3 * (len(messages) - 1)
+    assert messages_of(envelope.metadata, envelope.payload, MAX) == [arrived(one, i) for i, one in enumerate(messages)]
+    assert (entry.sequence_id, entry.highest_sequence_id, entry.n_messages) == (first, last, len(messages))
+    assert (envelope.metadata.sequence_id, envelope.metadata.highest_sequence_id) == (first, last)
+    assert envelope.is_batch
+
+
+def test_a_frame_says_which_producer_sends_and_with_which_ids() -> None:
+    entry = batch_entry([OutgoingMessage(5, b"a"), OutgoingMessage(9, None)], b"p", 5)
+    [frame] = FrameDecoder().feed(send_frame(3, entry))
+    send = frame.command.send
+    assert frame.command.type == Command.SEND
+    assert (send.producer_id, send.sequence_id, send.highest_sequence_id, send.n_messages) == (3, 5, 9, 2)
+    assert frame.entry == entry.data
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_a_number_that_the_protocol_has_not_is_an_error(number: int) -> None:
+    with pytest.raises(ValueError, match="negative or beyond 64 bits"):
+        single_entry(OutgoingMessage(1, b"", event_time=number), b"p", 1)
