@@ -44,8 +44,12 @@ class SettingsError(DelayLakeError):
         return str(self).splitlines()
 
 
-def _folder(uri: str) -> str:
-    """Refuses what would silently be another folder: the working folder, one with the name `~`, one of a host."""
+def checked_place(uri: str) -> str:
+    """Returns the URI of a folder or of a place in object storage, as it is.
+
+    Raises:
+        ValueError: it would silently be another folder: the working folder, one with the name `~`, or one of a host.
+    """
     parts = urlparse(uri)
     if is_object_storage(uri):
         if not parts.netloc:
@@ -301,8 +305,8 @@ class Settings(BaseSettings):
 
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
-    warehouse: Annotated[str, AfterValidator(_folder)] = "file:./.delaylake/warehouse"
-    checkpoint: Annotated[str, AfterValidator(_folder), AfterValidator(_local)] = "file:./.delaylake/checkpoint"
+    warehouse: Annotated[str, AfterValidator(checked_place)] = "file:./.delaylake/warehouse"
+    checkpoint: Annotated[str, AfterValidator(checked_place), AfterValidator(_local)] = "file:./.delaylake/checkpoint"
     spark: SparkSettings = SparkSettings()
     ingest: IngestSettings = IngestSettings()
     tracker: TrackerSettings = TrackerSettings()
