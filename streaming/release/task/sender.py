@@ -15,6 +15,7 @@ import pulsar
 from pyspark import TaskContext
 
 from conf.settings import Settings
+from streaming.free_memory import give_back_memory
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
 from streaming.release.naming import max_size_bytes
@@ -71,6 +72,8 @@ def send_releases(
     plans = [plan_release(settings, assignment, attempt, partitions_now) for assignment in assignments]
     if plans:
         yield _send(settings, attempt, plans, watch)
+    plans.clear()
+    give_back_memory()
 
 
 def _is_repeated_task() -> bool:
