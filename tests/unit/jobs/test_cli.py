@@ -19,7 +19,7 @@ import typer
 from conf.time_zones import TIME_ZONE_DATA_VERSION
 from jobs import cli
 from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
-from tests.conftest import RUN_SECONDS
+from tests.conftest import RUN_SECONDS, Run
 
 pytestmark = pytest.mark.slow
 
