@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.control import Control
+from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.moment import Moment
-from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
+from tracker.commands.schema import KNOWN, OUTCOME_ROWS
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.keyed_messages import KeyedMessages
 from tracker.keys.live_keys import KeyHash, LastMessage, LiveKeys, last_messages, positions

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD, SKIP
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
+from tracker.commands.schema import KNOWN, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import (
@@ -29,7 +30,7 @@ from tracker.messages import (
 )
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, any_of, literal, ranges_of
-from warehouse.pending import are_moved_on
+from warehouse.pending import are_moved_on, effects_of
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
 # The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
@@ -458,10 +459,12 @@ def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
     outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
     n = outcomes.num_rows
     names = [Result.Name(number) for number in range(len(Result.keys()))]
+    result = pa.array(names).take(outcomes["result"].combine_chunks())
     values = {
         **{name: outcomes[name] for name in outcomes.column_names},
         "position": position_texts(outcomes),
-        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "result": result,
+        "effect": effects_of(pa.table({"result": result, "operation": outcomes["operation"]})),
         "command_hash": outcomes["body"],
         "applied_at": pa.array([now] * n, pa.int64()),
         "batch_id": pa.array([tick] * n, pa.int64()),

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, Answers, command, commands, messages, tick_at
 from tracker.backoff import Backoff
+from tracker.commands.kinds import RETRY, SKIP
 from tracker.commands.match import NOT_KEPT
-from tracker.commands.schema import KNOWN, RETRY, SKIP, PauseChange
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat
 from tracker.properties.retry_of import sent_back, with_reason
 from tracker.properties.schedule import BadScheduleError
