@@ -1,4 +1,4 @@
-"""The connections of a task: one that most destinations share, and others for those that may be slow.
+"""The connections of a task: those that the process keeps, and others for destinations that may be slow.
 
 A broker that throttles a topic reads nothing more from the connection, and so holds up all that are sent through it.
 """
@@ -6,6 +6,7 @@ A broker that throttles a topic reads nothing more from the connection, and so h
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterable
 
@@ -24,7 +25,7 @@ class Connections:
 
     Args:
         settings: of the job.
-        apart: targets that do not share the process's client. Up to MOST_CONNECTIONS have a client each.
+        apart: targets that have none of the process's clients. Up to MOST_CONNECTIONS have a client each.
     """
 
     def __init__(self, settings: Settings, apart: Collection[Target]) -> None:
@@ -36,13 +37,19 @@ class Connections:
         """Returns the client of a target."""
         number = self._numbers.get(target)
         if number is None:
-            return process_clients.pulsar_client(self._settings)
+            return process_clients.pulsar_client(self._settings, process_clients.number_of(target))
         if number not in self._own:
             self._own[number] = process_clients.new_client(self._settings)
         return self._own[number]
 
+    def is_alone(self, target: Target) -> bool:
+        """Whether a target shares its client with no other, so that it is late by itself."""
+        if target not in self._numbers:
+            return process_clients.is_alone(target)
+        return len(self._numbers) <= MOST_CONNECTIONS
+
     def end(self, lines: Iterable[Line], has_failed: bool) -> None:
-        """Ends the task's own clients, and the process's client where it may hang.
+        """Ends the task's own clients, and those of the process that may hang.
 
         A client with a slow line is shut down: the broker drops what it has not answered, and gives the producers'
         names away again. To close it would take until the broker has answered all.
@@ -52,10 +59,17 @@ class Connections:
             has_failed: whether the broker has not answered something that is in no line.
         """
         lines = list(lines)
-        shared = [line for line in lines if line.target not in self._numbers]
-        if any(line.is_slow for line in shared):
-            _end(process_clients.taken(), shared)
-        elif has_failed or any(line.has_failed and not line.is_refused for line in shared):
+        kept: dict[int, list[Line]] = {}
+        for line in lines:
+            if line.target not in self._numbers:
+                kept.setdefault(process_clients.number_of(line.target), []).append(line)
+        for number, its in kept.items():
+            if any(line.is_slow for line in its):
+                _end(process_clients.taken(number), its)
+            elif any(line.has_failed and not line.is_refused for line in its):
+                process_clients.forget_clients(functools.partial(_wait_opened, its), number)
+        if has_failed:
+            shared = [line for its in kept.values() for line in its]
             process_clients.forget_clients(lambda: _wait_opened(shared))
         for number, client in self._own.items():
             _end([client], [line for line in lines if self._numbers.get(line.target) == number])

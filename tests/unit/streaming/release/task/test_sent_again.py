@@ -189,7 +189,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     broker = Broker()
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings, number=0: broker)
     monkeypatch.setattr(process_clients, "new_client", lambda settings: broker)
     monkeypatch.setattr(process_clients, "forget_clients", lambda: None)
 

@@ -117,7 +117,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
         return message
 
     monkeypatch.setattr(outgoing, "_finished", finished)
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings, number=0: broker)
     return broker
 
 
