@@ -9,6 +9,7 @@ import pytest
 
 from broker.client import PulsarError
 from broker.position import SourceTopic
+from broker.protocol.wire.pulsar_pb2 import Schema
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from warehouse import message_schemas
 from warehouse.message_schemas import (
@@ -16,12 +17,14 @@ from warehouse.message_schemas import (
     MessageSchema,
     SchemaKeeper,
     UnknownSchemaError,
+    on_the_wire,
     read,
     version_bytes,
 )
 
 TOPIC = "persistent://public/default/t"
 FIRST = b"\0" * 8
+PROPERTIES = [{"key": "a", "value": "b"}]
 AVRO = ("AVRO", '{"type": "record"}', {"a": "b"})
 
 
@@ -43,18 +46,6 @@ class Admin:
     def register_schema(self, *schema: Any) -> int:
         self.registered.append(schema)
         return 7
-
-
-class Client:
-    """A client that knows each destination's schemas as (destination, version)."""
-
-    _client: Any = None
-
-    def __init__(self) -> None:
-        self._client = self
-
-    def get_schema_info(self, topic: str, version: int) -> tuple[str, int]:
-        return topic, version
 
 
 def test_a_schema_is_asked_for_once_and_outlives_its_registry(tmp_path: Path) -> None:
@@ -125,17 +116,41 @@ def test_schemas_of_an_imported_topic_do_not_pass_for_those_of_the_route(tmp_pat
 
 
 def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> None:
-    admin: Any = Admin({(TOPIC, 0): AVRO, (TOPIC, 1): ("INT32", "", {})})
-    client: Any = Client()
+    admin: Any = Admin({(TOPIC, 0): AVRO, (TOPIC, 1): ("EXTERNAL", "", {})})
     keeper = SchemaKeeper(str(tmp_path), admin)
     keeper.keep(TOPIC, FIRST, TOPIC)
     schemas = DestinationSchemas(str(tmp_path), admin)
-    assert [schemas.info(client, destination, TOPIC, FIRST) for destination in "aab"] == [("a", 7), ("a", 7), ("b", 7)]
+    found = [schemas.schema(destination, TOPIC, FIRST) for destination in "aab"]
+    assert found == 3 * [Schema(name="", type=Schema.AVRO, definition=AVRO[1].encode(), properties=PROPERTIES)]
     assert admin.registered == [("a", *AVRO), ("b", *AVRO)]
 
     second = b"\0" * 7 + b"\1"
     with pytest.raises(UnknownSchemaError, match="schema version 1 is not in the table schemas"):
-        schemas.info(client, "a", TOPIC, second)
+        schemas.schema("a", TOPIC, second)
     keeper.keep(TOPIC, second, TOPIC)
-    assert schemas.info(client, "a", TOPIC, second).name() == "BYTES", "the client can't carry it"
+    assert schemas.schema("a", TOPIC, second) is None, "the protocol has no such type"
     assert len(admin.registered) == 2
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        (
+            '{"key":"","value":{"type":"record", "name":"é"}}',
+            b"\0\0\0\0\0\0\0\x1d" + '{"type":"record","name":"é"}'.encode(),
+        ),
+        ('{"key":{"a":1},"value":""}', b'\0\0\0\7{"a":1}\0\0\0\0'),
+    ],
+)
+def test_a_pair_of_schemas_is_as_the_broker_has_it(definition: str, expected: bytes) -> None:
+    schema = on_the_wire(MessageSchema("KEY_VALUE", definition, {}))
+    assert schema is not None
+    assert (schema.type, schema.definition) == (Schema.KEY_VALUE, expected)
+
+
+@pytest.mark.parametrize("kind", ["INT32", "BOOLEAN", "TIMESTAMP", "LOCAL_DATE", "STRING", "PROTOBUF_NATIVE"])
+def test_every_type_of_the_admin_api_is_one_of_the_protocol(kind: str) -> None:
+    schema = on_the_wire(MessageSchema(kind, "", {}))
+    assert schema is not None
+    assert Schema.Type.Name(schema.type) == kind
+    assert on_the_wire(MessageSchema("NONE", "", {})) is None

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pulsar
-
+from broker.client import PulsarError
 from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
@@ -34,7 +33,7 @@ def plan_release(
     settings: Settings,
     assignment: Assignment,
     attempt: Attempt,
-    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
+    partitions_now: Callable[[str], int | PulsarError] = lambda topic: 0,
 ) -> Plan:
     """Plans for each row of an assignment its destination, time, producer name and sequence id.
 

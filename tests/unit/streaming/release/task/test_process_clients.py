@@ -1,8 +1,8 @@
-"""The Pulsar clients that a worker process keeps."""
+"""The connections that a worker process keeps."""
 
 from __future__ import annotations
 
-import threading
+import os
 from typing import Any
 
 import pytest
@@ -11,28 +11,25 @@ from conf.settings import Settings
 from streaming.release.task import process_clients
 
 
-class Client:
-    def __init__(self) -> None:
-        self.closed = threading.Event()
+class Brokers:
+    def __init__(self, *_: Any) -> None:
+        self.is_closed = False
 
     def close(self) -> None:
-        self.closed.set()
+        self.is_closed = True
 
 
-def test_a_client_is_closed_when_no_call_of_it_is_left_and_the_next_task_has_another(
+def test_connections_are_kept_until_they_are_forgotten_and_the_next_task_has_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_clients, "_clients", {})
-    monkeypatch.setattr(process_clients, "connect", lambda *_, **options: options and Client())
-    first: Any = process_clients.pulsar_client(Settings())
-    assert process_clients.pulsar_client(Settings()) is first
-    is_unused = threading.Event()
-
-    def until_unused() -> None:
-        is_unused.wait(60)
-
-    process_clients.forget_clients(until_unused)
-    assert process_clients.pulsar_client(Settings()) is not first
-    assert not first.closed.is_set()
-    is_unused.set()
-    assert first.closed.wait(60)
+    monkeypatch.setattr(process_clients, "_brokers", {})
+    monkeypatch.setattr(process_clients, "Brokers", Brokers)
+    first: Any = process_clients.brokers(Settings())
+    assert process_clients.brokers(Settings()) is first
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # a fork, which can't use what its parent has
+    second: Any = process_clients.brokers(Settings())
+    assert second is not first
+    process_clients.forget_brokers()
+    last: Any = process_clients.brokers(Settings())
+    assert (first.is_closed, second.is_closed) == (False, True)
+    assert last is not second
