@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -58,15 +59,14 @@ def produce_large(settings: PulsarSettings, topics: list[str], n: int, n_bytes: 
 def produce_small(settings: PulsarSettings, rate: float, stop: Any, sent: Any) -> None:
     client = connect(settings)
     producer = client.create_producer(SMALL, block_if_queue_full=True)
-    i = -1
     for i in paced(rate, 10**9):
         due = int((time.time() + random.uniform(5, 10)) * 1000)
         producer.send_async(b"%d %d " % (i, due) + b"x" * 80, None, properties={"deliverAt": str(due)})
+        sent.value = i + 1
         if stop.is_set():
             break
     producer.flush()
     client.close()
-    sent.value = i + 1
 
 
 def consume(settings: PulsarSettings, topics: list[str], stop: Any, came: Any, results: Any) -> None:
@@ -109,6 +109,7 @@ class Memory:
         self._job = job
         self.most = 0
         self.of_most: dict[str, int] = {}
+        self.of_now: Counter[str] = Counter()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -120,6 +121,7 @@ class Memory:
                     found[name] += process.memory_full_info().pss
             except (psutil.Error, AssertionError, AttributeError):
                 pass
+            self.of_now = found
             if (total := sum(found.values())) > self.most:
                 self.most, self.of_most = total, dict(found)
             time.sleep(0.5)
@@ -190,8 +192,14 @@ def main() -> None:
             kills = [n * (k + 1) // (arguments.kills + 1) for k in range(arguments.kills)]
             starts = 0
             until = time.time() + arguments.patience
+            looked = 0.0
             while large.came.value < n and time.time() < until:
                 time.sleep(0.3)
+                if time.time() > looked + 2:
+                    looked = time.time()
+                    mib = {name: round(of / MIB) for name, of in memory.of_now.items()}
+                    counts = f"large {large.came.value} small {small.came.value} of {sent.value}"
+                    print(f"{looked - begin:6.1f} s {counts} {job.progress[-1:]} {mib}", file=sys.stderr, flush=True)
                 is_dead = job.process is None or job.process.poll() is not None
                 if kills and large.came.value >= kills[0]:
                     kills.pop(0)

@@ -139,7 +139,8 @@ class _Contained:
         self._shard_on = shard_on
         self._tick = tick
         self._given = given
-        self._why = ""
+        self._why = ""  # one line, a sentence without its subject
+        self._whys: dict[Row, str] = {}  # likewise, of the rows that have been found
         self._due = MESSAGES.empty_table()
         self._tries = 0
 
@@ -178,13 +179,13 @@ class _Contained:
             TickFailedError: it fails without any rows, too.
         """
         error = failed.error
-        self._why = f"fails with {type(error).__name__}: {one_line(error)}"[:_MAX_REASON]
-        if not self._due.num_rows:
-            self._due = failed.due
-        rows = [Row(kind, i) for kind in _KINDS for i in range(getattr(self._given, kind).num_rows)]
-        rows += [Row(DUE, i) for i in range(self._due.num_rows)]
-        rows = [row for row in rows if row not in set(left_out)]
-        if not rows or not self._passes([*left_out, *rows]):
+        self._why = _why(error)
+        self._note_due(failed.due)
+        rows = self._candidates(left_out)
+        # What fails early in the tick hides which rows are due later in it, and may be a cause, too.
+        while (attempt := self._try([*left_out, *rows])).effects is None and self._note_due(attempt.due):
+            rows = self._candidates(left_out)
+        if not rows or attempt.effects is None:
             what = f"tick {self._tick.tick} of a shard {self._why}"
             raise TickFailedError(
                 f"{what}, and no message or command in it is the cause: `delaylake rebuild` makes the state anew"
@@ -195,17 +196,34 @@ class _Contained:
         """Returns the source topic, the message or command, and why it is rejected, for a row that was left out."""
         rows = (self._due if row.kind == DUE else getattr(self._given, row.kind)).slice(row.place, 1)
         name = f"the command {rows['request_id'][0]}" if row.kind == "commands" else str(position_texts(rows)[0])
-        return str(rows["topic"][0]), name, f"it {self._why}"
+        return str(rows["topic"][0]), name, f"it {self._whys.get(row, self._why)}"
 
-    def _passes(self, left_out: Sequence[Row]) -> bool:
+    def _candidates(self, left_out: Sequence[Row]) -> list[Row]:
+        """Returns the rows that may be the cause, beside those that are left out."""
+        without = set(left_out)
+        rows = [Row(kind, i) for kind in _KINDS for i in range(getattr(self._given, kind).num_rows)]
+        rows += [Row(DUE, i) for i in range(self._due.num_rows)]
+        return [row for row in rows if row not in without]
+
+    def _note_due(self, due: pa.Table) -> bool:
+        """Notes rows that are due in the tick; the places of those noted before stay. Whether there are new ones."""
+        noted = set(_ids(self._due))
+        is_new = np.array([one not in noted for one in _ids(due)], np.bool_)
+        if is_new.any():
+            self._due = concat([self._due, where(due, is_new)])
+        return bool(is_new.any())
+
+    def _try(self, left_out: Sequence[Row]) -> _Attempt:
         self._tries += 1
-        return self.attempt(left_out).effects is not None
+        return self.attempt(left_out)
 
     def _search(self, rows: list[Row], left_out: list[Row]) -> list[Row]:
         """Returns those of some rows that have to be left out. Without all of them and `left_out` the tick passes."""
-        if self._passes(left_out):
+        attempt = self._try(left_out)
+        if attempt.effects is not None:
             return []
         if len(rows) == 1 or self._tries >= MOST_TRIES:
+            self._whys |= dict.fromkeys(rows, _why(attempt.error))
             return rows
         first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
         of_first = self._search(first, [*left_out, *second])
@@ -217,21 +235,31 @@ class _Contained:
         of_kind: dict[str, list[int]] = {}
         for row in left_out:
             of_kind.setdefault(row.kind, []).append(row.place)
+        whys = {kind: [self._whys.get(Row(kind, i), self._why) for i in indexes] for kind, indexes in of_kind.items()}
         changes: dict[str, Any] = {}
         for kind, indexes in of_kind.items():
             if kind == "messages":
-                changes[kind] = _rejected(given.messages, indexes, self._why, self._tick.now)
+                changes[kind] = _rejected(given.messages, indexes, whys[kind], self._tick.now)
             elif kind == "commands":
-                changes[kind] = _invalid(given.commands, indexes, self._why)
+                changes[kind] = _invalid(given.commands, indexes, whys[kind])
             elif kind == "payload_rows":
                 changes[kind] = _others(given.payload_rows, indexes)
             elif kind == "segment":
                 changes[kind] = _others(given.segment, indexes)
-        failed = [given.segment.take(pa.array(of_kind.get("segment", []), pa.int64()))]
+        segment = given.segment.take(pa.array(of_kind.get("segment", []), pa.int64()))
         due = self._due.take(pa.array(of_kind.get(DUE, []), pa.int64()))
-        changes["failed"] = concat(failed)
-        changes["fails"] = frozenset(zip(*(ids.tolist() for ids in message_ids(due)), strict=True))
-        return replace(given, why_failed=self._why, **changes)
+        changes["failed"], changes["fails"] = concat([segment]), frozenset(_ids(due))
+        ids = [*_ids(segment), *_ids(due)]
+        changes["why_failed"] = dict(zip(ids, [*whys.get("segment", []), *whys.get(DUE, [])], strict=True))
+        return replace(given, **changes)
+
+
+def _why(error: Exception | None) -> str:
+    return f"fails with {type(error).__name__}: {one_line(error)}"[:_MAX_REASON]
+
+
+def _ids(rows: pa.Table) -> list[tuple[int, int, int]]:
+    return list(zip(*(ids.tolist() for ids in message_ids(rows)), strict=True))
 
 
 def _noted(look_up: Callable[..., pa.Table], outside: list[Exception], *args: Any) -> pa.Table:
@@ -248,7 +276,7 @@ def _others(rows: pa.Table, indexes: list[int]) -> pa.Table:
     return where(rows, is_left)
 
 
-def _rejected(messages: pa.Table, indexes: list[int], why: str, now: int) -> pa.Table:
+def _rejected(messages: pa.Table, indexes: list[int], whys: list[str], now: int) -> pa.Table:
     """Returns messages of which some are rejected, without what may be the cause."""
     chosen = np.zeros(messages.num_rows, np.bool_)
     chosen[indexes] = True
@@ -260,7 +288,7 @@ def _rejected(messages: pa.Table, indexes: list[int], why: str, now: int) -> pa.
         if name not in _KEPT and name not in ("properties", "deliver_at", "reason")
     }
     reasons, properties = messages["reason"].to_pylist(), messages["properties"].to_pylist()
-    for i in indexes:
+    for i, why in zip(indexes, whys, strict=True):
         reasons[i], properties[i] = f"it {why}", []
     changed |= {
         "deliver_at": pa.array(due),
@@ -270,10 +298,10 @@ def _rejected(messages: pa.Table, indexes: list[int], why: str, now: int) -> pa.
     return with_columns(messages, **changed)
 
 
-def _invalid(commands: pa.Table, indexes: list[int], why: str) -> pa.Table:
+def _invalid(commands: pa.Table, indexes: list[int], whys: list[str]) -> pa.Table:
     """Returns commands of which some are only answered, with INVALID."""
     rows = commands.to_pylist()
-    for i in indexes:
+    for i, why in zip(indexes, whys, strict=True):
         answer = {"kind": ANSWER, "subscriptions": 0, "result": int(Result.INVALID), "reason": f"it {why}"}
         rows[i] |= answer | {"schedule_key": None, "subscription": None, "also_later": None}
     return pa.Table.from_pylist(rows, schema=commands.schema)

@@ -91,7 +91,8 @@ class TickInput:
     # id, entry id, batch index) of those that are rejected instead of being handed out.
     failed: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     fails: frozenset[tuple[int, int, int]] = frozenset()
-    why_failed: str = ""  # one line, a sentence without its subject
+    # Why, for both, by position: one line, a sentence without its subject.
+    why_failed: Mapping[tuple[int, int, int], str] = field(default_factory=dict)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import _pulsar
 import pulsar
 import pyarrow as pa
 
+from broker.client import NoAnswerError
 from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.remembered import Remembered
@@ -40,7 +41,10 @@ VERSION_BYTES = 8
 MOST_VERSIONS = 10_000  # of a topic in the table
 _MOST_UNKNOWN = 100  # of these those that the topic's registry does not have
 _MOST_REFUSED = 1_000  # versions that are remembered as not stored
-_MOST_INFOS = 1_000  # schemas of destinations that a sender remembers
+MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever takes in or sends messages has them in memory
+_MOST_INFOS = 20_000  # schemas of destinations that a sender remembers: all of one topic for two destinations
+_AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at the broker, which others need, too
+_TURN_SECONDS = 2.0  # how long a thread waits to be one of these
 
 # The types of schemas with which Pulsar's C++ client can send. Messages with other types are sent without a schema.
 _WITHOUT = ("NONE",)  # the type of topics without a schema
@@ -64,6 +68,11 @@ class MessageSchema:
     type: str
     definition: str
     properties: dict[str, str]
+
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.definition) + sum(len(name) + len(value) for name, value in self.properties.items())
 
     @property
     def has_separate_key(self) -> bool:
@@ -93,7 +102,7 @@ class SchemaKeeper:
 
         Returns:
             the schema; None: the registry had no such version when it was first asked, or the table has MOST_VERSIONS
-            of the topic.
+            or MOST_BYTES of the topic.
 
         Raises:
             PulsarError: the broker does not answer, or refuses.
@@ -108,17 +117,20 @@ class SchemaKeeper:
             if key not in self._stored and key not in self._refused:
                 found = self._admin.schema(registry, version_number(version))
                 schema = None if found is None else MessageSchema(*found)
-                if self._has_room(topic, schema is None):
+                if self._has_room(topic, schema):
                     self._write(topic, version, schema)
                     self._stored[key] = schema
                 else:
                     self._refused[key] = None
             return self._stored.get(key)
 
-    def _has_room(self, topic: str, is_unknown: bool) -> bool:
-        """Whether the table may have a further version of a topic, or one that the topic's registry does not have."""
+    def _has_room(self, topic: str, schema: MessageSchema | None) -> bool:
+        """Whether the table may have a further version of a topic; None: one that its registry does not have."""
         of_topic = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
-        return len(of_topic) < MOST_VERSIONS and not (is_unknown and of_topic.count(None) >= _MOST_UNKNOWN)
+        if schema is None:
+            return len(of_topic) < MOST_VERSIONS and of_topic.count(None) < _MOST_UNKNOWN
+        n_bytes = sum(one.n_bytes for one in [*of_topic, schema] if one is not None)
+        return len(of_topic) < MOST_VERSIONS and n_bytes <= MOST_BYTES
 
     def _write(self, topic: str, version: bytes, schema: MessageSchema | None) -> None:
         self._tables.create({TABLE: COLUMNS})
@@ -155,12 +167,15 @@ class UnknownSchemaError(DelayLakeError):
 
 
 class DestinationSchemas:
-    """Registers source topics' schemas with destinations, for a sender's producers. Not thread-safe."""
+    """Registers source topics' schemas with destinations, for a sender's producers, some at a time. Thread-safe."""
 
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
         self._admin = admin
-        self._schemas: Remembered[tuple[str, str, bytes], Schema | None] = Remembered(_MOST_INFOS)
+        self._registered: Remembered[tuple[str, str, bytes], None] = Remembered(_MOST_INFOS)
+        self._stored: dict[str, dict[tuple[str, bytes], MessageSchema | None]] = {}  # by topic, what the table had
+        self._reading = threading.Lock()
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
 
     def schema(self, destination: str, topic: str, version: bytes) -> Schema | None:
         """Registers a version of a source topic's schema with a destination, once, and returns it for a producer.
@@ -175,35 +190,52 @@ class DestinationSchemas:
 
         Raises:
             UnknownSchemaError: the table `schemas` does not have the schema.
-            PulsarError: the broker does not answer, or the destination does not take the schema.
+            PulsarError: the broker does not answer, has too many others to register, or does not take the schema.
         """
         key = (destination, topic, version)
-        if key not in self._schemas:
-            schema = read(self._warehouse, topic).get((topic, version))
-            if schema is None:
-                raise UnknownSchemaError(
-                    f"{topic}: schema version {version_number(version)} is not in the table {TABLE}"
-                )
-            own = on_the_wire(schema)
-            if own is not None:
+        schema = self._schema(topic, version)
+        own = on_the_wire(schema)
+        if own is not None and key not in self._registered:
+            if not self._turns.acquire(timeout=_TURN_SECONDS):
+                raise NoAnswerError(f"{destination}: other schemas are being registered")
+            try:
                 # Not by the producer alone: the namespace may let nobody but the admin API register schemas.
                 self._admin.register_schema(destination, schema.type, schema.definition, schema.properties)
-            self._schemas[key] = own
-        return self._schemas[key]
+                self._registered[key] = None
+            finally:
+                self._turns.release()
+        return own
+
+    def _schema(self, topic: str, version: bytes) -> MessageSchema:
+        with self._reading:
+            schema = self._stored.get(topic, {}).get((topic, version))
+            if schema is None:
+                self._stored[topic] = read(self._warehouse, topic)
+                schema = self._stored[topic].get((topic, version))
+        if schema is None:
+            raise UnknownSchemaError(f"{topic}: schema version {version_number(version)} is not in the table {TABLE}")
+        return schema
 
 
 def on_the_wire(schema: MessageSchema) -> Schema | None:
     """Returns a schema of the admin API as Pulsar's protocol has it; None: its type is none of the protocol.
 
     The broker knows it as the one that the admin API has registered.
+
+    Raises:
+        UnknownSchemaError: its definition is none of its type.
     """
     if schema.type in _WITHOUT or schema.type not in Schema.Type.keys():  # noqa: SIM118 (an enum of protobuf)
         return None
     definition = schema.definition.encode()
     if schema.type == "KEY_VALUE":  # as `SchemaUtils.convertKeyValueDataStringToSchemaInfoSchema` of Pulsar does it
-        pair = json.loads(schema.definition)
+        try:
+            pair = json.loads(schema.definition)
+            parts = pair["key"], pair["value"]
+        except (LookupError, TypeError, ValueError):
+            raise UnknownSchemaError("the table has no pair of schemas, but something else") from None
         definition = b""
-        for one in (pair["key"], pair["value"]):
+        for one in parts:
             text = b"" if one == "" else json.dumps(one, separators=(",", ":"), ensure_ascii=False).encode()
             definition += len(text).to_bytes(4, "big") + text
     properties = [{"key": name, "value": value} for name, value in schema.properties.items()]

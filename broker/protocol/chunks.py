@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from broker.position import Position
@@ -17,10 +18,7 @@ class _Begun:
     since: float  # when its first chunk came, seconds
     n_parts: int = 0
     parts: list[bytes] | None = field(default_factory=list)  # None: they are too many bytes
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(map(len, self.parts or ()))
+    n_bytes: int = 0  # of the parts
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,19 @@ class ChunkAssembler:
     """Collects chunks by message, in any interleaving, bounded in bytes, messages and time. Not thread-safe.
 
     Args:
-        max_bytes: the most bytes of incomplete messages together.
+        max_bytes: the most bytes of incomplete messages together. Where there are more, the largest one's are dropped.
+        max_message_bytes: the most bytes of a message; those of a larger one are dropped.
         max_messages: the most incomplete messages.
         max_seconds: how long a message waits for its last chunk.
     """
 
-    def __init__(self, max_bytes: int, max_messages: int = 1_000, max_seconds: float = 90.0) -> None:
-        self._max_bytes = max_bytes
+    def __init__(
+        self, max_bytes: int, max_message_bytes: int, max_messages: int = 1_000, max_seconds: float = 90.0
+    ) -> None:
+        self._max_bytes, self._max_message_bytes = max_bytes, max_message_bytes
         self._max_messages = max_messages
         self._max_seconds = max_seconds
-        self._begun: dict[bytes, _Begun] = {}  # by uuid, oldest first
+        self._begun: dict[bytes, _Begun] = {}  # by a digest of the uuid, which may be of any length; oldest first
         self._bytes = 0
         self.given_up: list[Incomplete] = []  # the caller empties it
 
@@ -83,7 +84,7 @@ class ChunkAssembler:
             now: a monotonic clock, seconds.
         """
         self.expire(now)
-        uuid, chunk_id = metadata.uuid, metadata.chunk_id
+        uuid, chunk_id = _short(metadata.uuid), metadata.chunk_id
         begun = self._begun.get(uuid)
         if begun is not None and chunk_id == 0 and position != begun.first:
             self._give_up(uuid, "its producer began it again")
@@ -120,15 +121,20 @@ class ChunkAssembler:
             self._give_up(uuid, f"only {begun.n_parts} of its chunks came within {self._max_seconds:.0f} s")
 
     def _keep(self, begun: _Begun, part: bytes) -> None:
-        """Keeps a part, or drops the parts of a message for which there is no room."""
+        """Keeps a part; drops the parts of a message that is too large, or for which there is no room."""
         if begun.parts is None:
             return
-        if self._bytes + len(part) > self._max_bytes:
-            self._bytes -= begun.n_bytes
-            begun.parts = None
-        else:
-            begun.parts.append(part)
-            self._bytes += len(part)
+        begun.parts.append(part)
+        begun.n_bytes += len(part)
+        self._bytes += len(part)
+        if begun.n_bytes > self._max_message_bytes:
+            self._drop_parts(begun)
+        while self._bytes > self._max_bytes:
+            self._drop_parts(max(self._begun.values(), key=lambda message: message.n_bytes))
+
+    def _drop_parts(self, begun: _Begun) -> None:
+        self._bytes -= begun.n_bytes
+        begun.parts, begun.n_bytes = None, 0
 
     def _give_up(self, uuid: bytes, reason: str) -> None:
         self.given_up.append(Incomplete(self._begun[uuid].first, reason))
@@ -136,3 +142,7 @@ class ChunkAssembler:
 
     def _forget(self, uuid: bytes) -> None:
         self._bytes -= self._begun.pop(uuid).n_bytes
+
+
+def _short(uuid: bytes) -> bytes:
+    return hashlib.blake2b(uuid, digest_size=16).digest()

@@ -21,7 +21,7 @@ from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from recovery.importing.acknowledged import not_acknowledged
 from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, sendable, source_of
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.chunk_builder import MOST_KEPT, ChunkBuilder
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from streaming.source.receiving.unpacking import unpack
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, concat, typed
@@ -81,7 +81,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)
             consumer = brokers.subscribe(partition, subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED)
             details = MessageDetails(source, schemas, name)
-            incomplete = ChunkAssembler(_BYTES_AT_ONCE, max_seconds=_CHUNKS_SECONDS)
+            incomplete = ChunkAssembler(_BYTES_AT_ONCE, MOST_KEPT * importer.max_size, max_seconds=_CHUNKS_SECONDS)
             chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
             for found, last in _with_not_seen(chunks, admin, source, begin, alone):
                 imported = importer.decided(sendable(_as_imported(found)))

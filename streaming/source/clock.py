@@ -9,7 +9,7 @@ from typing import Any
 
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
+from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 
 # The time between two batches without urgent work: more batches would only take CPU time from the senders.
@@ -27,7 +27,6 @@ MAX_REST_SECONDS = 60.0
 
 
 LargeDue = Callable[[int, LargeRule, LargeKey, int], list[tuple[LargeKey, int]]]
-NONE_LARGE = LargeRule()
 
 
 @dataclass(frozen=True)

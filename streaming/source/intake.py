@@ -300,7 +300,7 @@ class Intake:
             partial(self._tables.version, "delayed_index"),
             partial(rows_due, self._tables),
             partial(large_due, self._tables),
-            LargeRule(LARGE_BYTES, self._in_order),
+            LargeRule(LARGE_BYTES, self._in_order, is_whole=True),
         )
         offset = replace(
             offset,

@@ -25,7 +25,7 @@ from streaming.operator_input import InputKind, Part, split, split_copies, split
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
-from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
+from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.commands.holding.pace import pace
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -101,7 +101,7 @@ class SegmentPart(InputPartition):
     version: int  # of delayed_index
     start: int
     end: int
-    light: tuple[int, list[str]] = (0, [])  # as LargeRule: rows that are large by it are in a `LargePart`
+    rule: LargeRule = NONE_LARGE  # rows that are large by it are in a `LargePart`
 
 
 @dataclass
@@ -157,8 +157,7 @@ class SourceReader:
         parts: list[InputPartition] = [TickPart(of_task) for of_task in _for_tasks(rows)]
         if self._intake.has_segment(first, last):
             rule = last.large_rows.rule
-            light = rule.n_bytes, list(rule.others)
-            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, light))
+            parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, rule))
         if last.large and first.large_to < last.large_to:
             parts.append(LargePart(last.index_version, last.large, first.large_to, last.large_to))
         rebuilt = self._rebuilt.offset
@@ -188,8 +187,7 @@ class SourceReader:
             TypeError: the part is of another source.
         """
         if isinstance(partition, SegmentPart):
-            rule = LargeRule(partition.light[0], tuple(partition.light[1]))
-            rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, rule)
+            rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, partition.rule)
             parts = split(rows, InputKind.SEGMENT, self._shard_keys)
         elif isinstance(partition, LargePart):
             rule = LargeRows.from_json(partition.large).rule

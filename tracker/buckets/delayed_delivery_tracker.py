@@ -42,7 +42,8 @@ class DelayedDeliveryTracker:
 
     Attributes:
         near_until: new messages due before it go to a time slot.
-        load_horizon: all messages due before it are in state.
+        load_horizon: all messages due before it are in state, except large ones that wait for room.
+        was_complete_until: `complete_until` after the last tick.
     """
 
     def __init__(self, store: Store, retried_topics: Collection[str] = ()) -> None:
@@ -62,6 +63,7 @@ class DelayedDeliveryTracker:
         # store is of an earlier program, which had rows of recurring messages alone there.
         self._to_seal = Chunks(store, "recurring", MESSAGES, *meta.get("recurring", [0, 0]))
         self.load_horizon: int = meta.get("load_horizon", 0)
+        self.was_complete_until: int = meta.get("complete_until", self.load_horizon)
         self._saved = saved
 
     def begin(self, large: LargeRows) -> None:
@@ -77,6 +79,12 @@ class DelayedDeliveryTracker:
     def large_bytes(self) -> int:
         """The bytes of large payloads in time slots."""
         return sum(self._slots.large.values())
+
+    @property
+    def complete_until(self) -> int:
+        """All messages with schedule keys that are due before it are in state, ms since the epoch."""
+        after = self._large.after if self._large.rule.is_whole else None
+        return self.load_horizon if after is None else min(self.load_horizon, after[0])
 
     @property
     def has_large_unsealed(self) -> bool:
@@ -117,7 +125,8 @@ class DelayedDeliveryTracker:
             cutoff: ms since the epoch.
 
         Returns:
-            the messages that are due at the cutoff or before, known or not. They are not added.
+            the messages that are due at the cutoff or before, known or not, except large ones that wait for room. They
+            are not added.
 
         Raises:
             ValueError: an entry id is negative or beyond 2^32 - 1.
@@ -127,7 +136,7 @@ class DelayedDeliveryTracker:
         entry_ids = int64(rows, "entry_id")
         if entry_ids.min() < 0 or entry_ids.max() > MAX_ENTRY_ID:
             raise ValueError(f"entry ids must be from 0 to {MAX_ENTRY_ID}")
-        is_due = int64(rows, "deliver_at") <= cutoff
+        is_due = self._are_due(rows, cutoff)
         due, delayed = where(rows, is_due), where(rows, ~is_due)
         self.keep_to_seal(due)
         if not delayed.num_rows:
@@ -137,7 +146,7 @@ class DelayedDeliveryTracker:
         if not is_new.all():
             delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
         self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
-        self.keep_to_seal(where(delayed, int64(delayed, "deliver_at") < self.near_until))
+        self.keep_to_seal(where(delayed, self._go_to_slots(delayed)))
         self._add(delayed)
         return due
 
@@ -146,10 +155,13 @@ class DelayedDeliveryTracker:
         return self._bits.contains(int64(rows, "ledger_id"), int64(rows, "entry_id"))
 
     def add_moved(self, rows: pa.Table, cutoff: int) -> pa.Table:
-        """Adds further rows of known messages; returns those due at the cutoff (ms) or before, which are not added."""
+        """Adds further rows of known messages; returns those due at the cutoff (ms) or before, which are not added.
+
+        Large ones that wait for room are added, however soon they are due.
+        """
         if not rows.num_rows:
             return rows
-        is_due = int64(rows, "deliver_at") <= cutoff
+        is_due = self._are_due(rows, cutoff)
         self._add(where(rows, ~is_due))
         return where(rows, is_due)
 
@@ -184,8 +196,7 @@ class DelayedDeliveryTracker:
         """
         if not moved.num_rows:
             return moved
-        due = int64(moved, "deliver_at")
-        return where(moved, (due <= cutoff) | ((due < self.near_until) & ~self._large.wait(moved)))
+        return where(moved, self._are_due(moved, cutoff) | self._go_to_slots(moved))
 
     def find(self, times: Iterable[int]) -> pa.Table:
         """Returns all rows of the mutable bucket, and other rows in state that may be due at some times; keeps them.
@@ -210,9 +221,19 @@ class DelayedDeliveryTracker:
 
     def _add(self, delayed: pa.Table) -> None:
         if delayed.num_rows:
-            is_near = (int64(delayed, "deliver_at") < self.near_until) & ~self._large.wait(delayed)
+            is_near = self._go_to_slots(delayed)
             self._slots.add(where(delayed, is_near))
             self._mutable.add(where(delayed, ~is_near))
+
+    def _are_due(self, rows: pa.Table, cutoff: int) -> BoolArray:
+        """Tells which new rows come due at once, because they are due at the cutoff (ms) or before: bool, (rows,)."""
+        are: BoolArray = int64(rows, "deliver_at") <= cutoff
+        # The delayed index may get a large row, and it would be loaded from there, too: those beyond what is loaded.
+        return are & ~self._large.wait(rows) if self._large.rule.is_whole else are
+
+    def _go_to_slots(self, delayed: pa.Table) -> BoolArray:
+        """Tells which new rows go to time slots, and are not sealed as the mutable bucket's are: bool, (rows,)."""
+        return (int64(delayed, "deliver_at") < self.near_until) & ~self._large.wait(delayed)
 
     def keep_to_seal(self, rows: pa.Table) -> None:
         """Keeps those of some new rows that are sealed however soon they are due, for the next sealed bucket."""
@@ -292,6 +313,8 @@ class DelayedDeliveryTracker:
             "near_until": self.near_until,
             "load_horizon": self.load_horizon,
         }
+        if self.complete_until != self.load_horizon:
+            meta["complete_until"] = self.complete_until
         if self._slots.large:
             meta["large"] = list(self._slots.large.items())
         if len(self._waiting):

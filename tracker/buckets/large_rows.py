@@ -24,12 +24,15 @@ class LargeRule(NamedTuple):
     Attributes:
         n_bytes: of a large row's payload, at least; 0: no row is large.
         others: source topics without large rows, because their messages come in the order of keys.
+        is_whole: whether rows with a schedule key and those of recurring messages may be large, and large rows wait for
+            their turn also if they are due when they come in. False: so an earlier program did.
 
-    Rows with a schedule key, of recurring messages, and rejected ones are never large.
+    Rejected rows are never large.
     """
 
     n_bytes: int = 0
     others: tuple[str, ...] = ()
+    is_whole: bool = False
 
     def are_large(self, rows: pa.Table) -> BoolArray:
         """Tells which rows, as MESSAGES, are large: bool, (rows,)."""
@@ -38,11 +41,14 @@ class LargeRule(NamedTuple):
         are: BoolArray = payload_sizes(rows) >= self.n_bytes
         if not are.any():
             return are
-        for name in ("schedule_key", "occurrence", "reason"):
+        for name in ("reason",) if self.is_whole else ("schedule_key", "occurrence", "reason"):
             are &= pc.is_null(rows[name]).to_numpy(zero_copy_only=False)
         if self.others:
             are &= ~pc.is_in(rows["topic"], pa.array(self.others)).to_numpy(zero_copy_only=False)
         return are
+
+
+NONE_LARGE = LargeRule()
 
 
 class LargeRows(NamedTuple):
@@ -70,11 +76,12 @@ class LargeRows(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as an offset has it."""
-        return {"bytes": self.rule.n_bytes, "others": list(self.rule.others), "after": list(self.after or ())}
+        whole = {"whole": True} if self.rule.is_whole else {}
+        return {"bytes": self.rule.n_bytes, "others": list(self.rule.others), "after": list(self.after or ()), **whole}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> LargeRows:
         """Reads what `to_json` returned; empty: the offset of an earlier program."""
         after: Sequence[int] = saved.get("after", ())
-        rule = LargeRule(saved.get("bytes", 0), tuple(saved.get("others", ())))
+        rule = LargeRule(saved.get("bytes", 0), tuple(saved.get("others", ())), saved.get("whole", False))
         return cls(rule, (after[0], after[1], after[2]) if after else None)

@@ -30,22 +30,26 @@ def give_up(
     """Gives rows up for all their subscriptions.
 
     Args:
-        step: the tick; its input says why it has failed.
+        step: the tick; its input says why it has failed for each row.
         rows: as MESSAGES.
         subscriptions: the subscriptions of each source topic.
         next_sequence: returns the next sequence of the shard.
     """
     rows = typed(where(rows, ~is_rejected(rows)), MESSAGES)
     rejects, outcomes = [], []
-    for topic in pc.unique(rows["topic"]).to_pylist():
-        of_topic = rows.filter(pc.equal(rows["topic"], topic))
+    ids = zip(*(ids.tolist() for ids in message_ids(rows)), strict=True)
+    whys = pa.array([step.input.why_failed[one] for one in ids], pa.string())
+    pairs = pa.table({"topic": rows["topic"], "why": whys}).group_by(["topic", "why"], use_threads=False).aggregate([])
+    for topic, why in zip(pairs["topic"].to_pylist(), pairs["why"].to_pylist(), strict=True):
+        is_one = pc.and_(pc.equal(rows["topic"], topic), pc.equal(whys, why))
+        of_topic = rows.filter(is_one)
         for number, name in enumerate(subscriptions.names.get(topic, ())):
             if subscriptions.active(topic) >> number & 1:
                 is_own = pc.equal(pc.fill_null(of_topic["subscription"], name), name)
                 found = of_topic.filter(is_own)
                 if not found.num_rows:
                     continue
-                n, reason = found.num_rows, f"{NOT_DELIVERED}{name}: it {step.input.why_failed}"
+                n, reason = found.num_rows, f"{NOT_DELIVERED}{name}: it {why}"
                 outcomes.append(cancelled(found, name, reason, next_sequence(), step.tick.tick, step.tick.now))
                 nothing = {"subscription": pa.nulls(n, pa.string()), "sequence": pa.nulls(n, pa.int64())}
                 rejects.append(

@@ -139,7 +139,9 @@ def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
     """Returns the SQL condition that rows of a span, an SQL condition, are large; it is never null."""
     others = f" AND topic NOT IN ({', '.join(map(literal, rule.others))})" if rule.others else ""
     size = _size(tables, version, span)
-    return f"coalesce({size}, 0) >= {rule.n_bytes} AND schedule_key IS NULL AND occurrence IS NULL{others}"
+    if not rule.is_whole:
+        others += " AND schedule_key IS NULL AND occurrence IS NULL"
+    return f"coalesce({size}, 0) >= {rule.n_bytes}{others}"
 
 
 def _size(tables: Tables, version: int, span: str) -> str:

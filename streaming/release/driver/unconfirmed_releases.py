@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +15,10 @@ from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.open_parts import OpenPart
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.release.naming import Target
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0  # until feedback that could not be written is written again
 
 
 class UnconfirmedReleases:
@@ -49,6 +55,7 @@ class UnconfirmedReleases:
             Target, int
         ] = {}  # of each target in `_recorded` the first tick that hands out nothing for it
         self._feedback = Feedback(lookahead_millis=lookahead.millis)
+        self._is_behind = False  # the file lacks what could not be written, and is written again
         self._publish()
 
     @property
@@ -189,4 +196,17 @@ class UnconfirmedReleases:
             return since is None or any(job.tick < since and job.first_due <= soon for job in self._jobs.values())
 
     def _publish(self) -> None:
-        self._file.write(self._feedback)
+        """Writes the feedback. Whoever has changed it goes on where the disk is full: it is written again."""
+        try:
+            self._file.write(self._feedback)
+        except OSError as error:
+            if not self._is_behind:
+                _log.warning("the feedback is written again: %s", error)
+                self._is_behind = True
+                threading.Thread(target=self._publish_again, name="feedback", daemon=True).start()
+
+    def _publish_again(self) -> None:
+        while self._is_behind and not self._stopped.wait(_AGAIN_SECONDS):
+            with self._lock, contextlib.suppress(OSError):
+                self._file.write(self._feedback)
+                self._is_behind = False

@@ -208,7 +208,9 @@ class UnwritableDestinations:
                 stuck.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
                 what = "is slow" if is_slow else "can't be written"
                 _log.warning("%s %s, and what is due for it waits: %s", destination, what, reason)
-                thread = threading.Thread(target=self._retry, args=(target,), name=f"retry {destination}", daemon=True)
+                thread = threading.Thread(
+                    target=self._look_after, args=(target,), name=f"retry {destination}", daemon=True
+                )
                 thread.start()
             if reason:
                 self._tell(stuck, reason)
@@ -260,6 +262,16 @@ class UnwritableDestinations:
         _log.warning("%s can't be written for too long, and what is due for it is rejected", stuck.destination)
         stuck.rejects = f"{stuck.destination} can't be written: {stuck.reason}"
         self._on_change()
+
+    def _look_after(self, target: Target) -> None:
+        """Tries a destination again until it is writable, whatever fails meanwhile: nobody else would."""
+        while not self._stopped.is_set():
+            try:
+                self._retry(target)
+                return
+            except Exception:
+                _log.exception("%s is tried again", self._destinations[target])
+                self._stopped.wait(_FIRST_DELAY_SECONDS)
 
     def _retry(self, target: Target) -> None:
         while not self._stopped.wait(self._stuck[target].delay):

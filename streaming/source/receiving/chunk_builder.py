@@ -21,10 +21,13 @@ from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import BASE64, KEY_ENCODING
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
-from warehouse.message_schemas import MOST_VERSIONS, version_number
+from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
+MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
+_TOO_MANY = "bytes are too many to be delivered with their delaylake properties"
+_MAX_NAME_BYTES = 256  # of a producer; each of its messages has it
 _ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 
 _NO_METADATA = MessageMetadata()
@@ -41,7 +44,8 @@ class _Entry:
     first_index: int | None
     published: int  # ms since the epoch
     native: int | None  # the time at which Pulsar itself would deliver it, ms since the epoch; None: none is given
-    producer: str | None
+    producer: str | None  # its name; None: it is too long to be kept, or is_named says that it can't be read
+    is_named: bool
     version: bytes  # of the schema, as it is stored; empty: none
     reason: str | None  # why all its messages are rejected
 
@@ -90,6 +94,8 @@ class ChunkBuilder:
     def add(self, received: UnpackedEntry, first_index: int | None, left_out: str | None = None) -> None:
         """Adds an entry with all its messages. Where it can't be read they are rejected; the first has its bytes.
 
+        So is a message that is far too large, beside others.
+
         Args:
             received: the entry.
             first_index: the broker entry index of its first message; None: not known.
@@ -101,12 +107,16 @@ class ChunkBuilder:
         """
         entry = self._entry(received, first_index, left_out)
         for batch_index in () if received.messages else received.batch_indexes:
-            raw = received.raw if left_out is None and batch_index <= 0 else None
-            self._reject(entry, batch_index, raw, left_out or received.failure)
+            first = received.raw if left_out is None and batch_index <= 0 else None
+            self._reject(entry, batch_index, first, left_out or received.failure)
+        raw: bytes | None = received.raw
         for message in received.messages:
             payload, batch_index = message.payload, message.batch_index
             if left_out is not None:
                 self._reject(entry, batch_index, None, left_out)
+            elif len(payload or b"") > MOST_KEPT * self._max_size:
+                self._reject(entry, batch_index, raw, f"{len(payload or b'')} {_TOO_MANY}; here is its entry's payload")
+                raw = None
             elif is_acknowledged(batch_index, received.ack_set):
                 self._reject(entry, batch_index, payload, _ACKNOWLEDGED)
             else:
@@ -147,21 +157,25 @@ class ChunkBuilder:
 
     def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> _Entry:
         metadata = received.metadata or _NO_METADATA
-        reason, version = None, metadata.schema_version
-        try:
-            producer: str | None = metadata.producer_name.decode()
-        except UnicodeDecodeError:
-            producer = None
+        reason, version = None, metadata.schema_version[: 2 * VERSION_BYTES]  # a longer one is none
+        producer, is_named = None, True
+        if len(metadata.producer_name) <= _MAX_NAME_BYTES:
+            try:
+                producer = metadata.producer_name.decode()
+            except UnicodeDecodeError:
+                is_named = False
         if version and received.messages and self._details is not None and left_out is None:
             version, schema = self._details.schema(version)
             if schema is None:
                 reason = (
                     f"the source topic has no version {version_number(version)} of its schema any more, or has had "
-                    f"more than {MOST_VERSIONS:,}"
+                    f"more than {MOST_VERSIONS:,}, or definitions of more than {MOST_BYTES >> 20} MiB"
                 )
         native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
         position, published = received.position, metadata.publish_time or self._now
-        return _Entry(position, received.n_messages, first_index, published, native, producer, version, reason)
+        return _Entry(
+            position, received.n_messages, first_index, published, native, producer, is_named, version, reason
+        )
 
     def _row(self, entry: _Entry, message: Message) -> _Row:
         """Returns a message's values for the columns of MESSAGES from the third on."""
@@ -186,7 +200,7 @@ class ChunkBuilder:
             reason = reason or f"the event time {happened} is negative or beyond 2^63"
             happened = 0
         if size > self._max_size:
-            reason = reason or f"{size} bytes are too many to be delivered with their delaylake properties"
+            reason = reason or f"{size} {_TOO_MANY}"
         reason = reason or entry.reason
         key_encoding = BASE64 if key and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
@@ -235,7 +249,7 @@ def _texts(entry: _Entry, message: Message) -> tuple[str, dict[str, str], str | 
         properties = {name.decode(): value.decode() for name, value in message.properties}
     except UnicodeDecodeError:
         wrong.append("properties")
-    if entry.producer is None:
+    if not entry.is_named:
         wrong.append("producer's name")
     return key, properties, f"what is not UTF-8 can't be read: {', '.join(wrong)}" if wrong else None
 

@@ -20,7 +20,7 @@ from broker.protocol.session import DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.chunk_builder import MOST_KEPT, ChunkBuilder
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
@@ -40,6 +40,7 @@ _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
+_MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
 _SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
 
 
@@ -118,7 +119,7 @@ class Receiver:
         self._last_added = START
         self._newest = after  # the last entry with a message that has come
         self._changed = threading.Condition()
-        self._chunked = ChunkAssembler(limits.max_bytes)
+        self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * limits.max_size)
         self._waited = 0.0  # seconds for room, in which chunks could not come
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, broker)
@@ -395,7 +396,7 @@ class Receiver:
         """Returns why this job leaves an entry's messages out; None: it does not."""
         if self._takes_replicated or entry.metadata is None or not entry.metadata.replicated_from:
             return None
-        return LEFT_OUT + entry.metadata.replicated_from.decode(errors="replace")
+        return LEFT_OUT + entry.metadata.replicated_from[:_MAX_CLUSTER_BYTES].decode(errors="replace")
 
     def _keep(self, builder: ChunkBuilder) -> None:
         """Keeps the received messages as a chunk, and remembers their entries, to drop them when they come again."""

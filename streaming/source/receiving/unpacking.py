@@ -12,7 +12,8 @@ from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import MAX_BATCH, EntryError, Message, decrypted, messages_of
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 
-_MOST_DECOMPRESSED = 16  # an entry may be so many times as large as the largest message when decompressed
+# An entry may be so many times as large as the largest message when decompressed: some KB may become any size.
+_MOST_DECOMPRESSED = 4
 
 AddChunk = Callable[[Position, MessageMetadata, bytes], Whole | None]
 
@@ -28,7 +29,8 @@ class UnpackedEntry:
         ack_set: tells which of the messages somebody else has acknowledged.
         last_index: broker entry index of its last message; None: the broker does not send it.
         failure: why it can't be read; empty: it is read.
-        raw: its bytes, where it can't be read.
+        raw: its payload as it is in the ledger, or all its bytes where it can't be read; of a chunked message, those of
+            its last chunk.
     """
 
     position: Position
@@ -82,4 +84,4 @@ def unpack(
         return UnpackedEntry(
             entry.position, metadata, (), last_index=envelope.last_index, failure=str(error), raw=envelope.payload
         )
-    return UnpackedEntry(entry.position, metadata, messages, entry.ack_set, envelope.last_index)
+    return UnpackedEntry(entry.position, metadata, messages, entry.ack_set, envelope.last_index, raw=envelope.payload)

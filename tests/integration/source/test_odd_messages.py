@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
 import _pulsar
 import pulsar
 
+from broker.protocol.wire.pulsar_pb2 import ZLIB, BatchedMetadata
 from broker.standalone import EmbeddedBroker
+from tests.support.clients.raw_producer import RawProducer, batch, entry, metadata
 from tests.support.service.harness import Collector, Job, now, wait_until
 
 MEGABYTE = 1024 * 1024
@@ -75,6 +78,18 @@ def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
         for producer, content, values, _ in odd:
             send(producer, content, **values)
             send_good()
+        raw, n_bombs = RawProducer(broker.settings.service_url, topic), 10
+        bomb = zlib.compress(bytes(12 * MEGABYTE))  # a row each, of which Spark's JVM would have to keep copies
+        for i in range(n_bombs):
+            described = metadata(i + 1, now(), compression=ZLIB, uncompressed_size=12 * MEGABYTE)
+            raw.send(entry(described, bomb), i + 1)
+        odd += [(raw, bomb, {}, f"{12 * MEGABYTE} bytes are too many to be delivered")] * n_bombs
+        shared = metadata(n_bombs + 1, now(), producer_name=b"p" * 4 * MEGABYTE, n_messages=1_000)
+        raw.send(entry(shared, batch((BatchedMetadata(), b"b") for _ in range(1_000))), n_bombs + 1, 1_000)
+        good += [b"b"] * 1_000  # if each had its producer's name, they would be 4 GB
+        raw.flush()
+        raw.close()
+        send_good()
         wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(good), 60, f"all good ones\n{job.log}")
         rejects = wait_until(
             lambda: len(found := job.rows("rejects")) == len(odd) + 1 and found, 30, f"all odd ones\n{job.log}"

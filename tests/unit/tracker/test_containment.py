@@ -17,6 +17,7 @@ from tracker.commands.schema import KNOWN
 from tracker.containment import BufferedStore, TickFailedError, apply_contained
 from tracker.keys.superseding import Superseding
 from tracker.shard import Shard
+from tracker.stages.releasing import Releasing
 from tracker.store import MemoryStore, StateLostError, Store
 from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
@@ -114,6 +115,45 @@ def test_a_row_of_the_tables_that_fails_is_rejected_and_the_others_are_loaded(mo
     effects = job.step(20, segment=messages([(1, i, 20) for i in range(6)]))
     assert [one for one in handed_out(effects) if one[1]] == [(i, 0b11) for i in range(6) if i != BAD]
     assert effects.rejects["entry_id"].to_pylist() == [BAD, BAD]
+
+
+def has_entry(number: int) -> Callable[..., bool]:
+    return lambda rows, *_, **__: any(
+        row["entry_id"] == number and row.get("reason") is None for row in rows.to_pylist()
+    )
+
+
+def test_rows_that_fail_before_and_after_the_due_rows_are_taken_are_both_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job()
+    job.step(10, messages=messages([(1, i, 20) for i in range(6)]))
+    plant(monkeypatch, Control, "count_unwanted", has_entry(11), KeyError("as it comes in"))
+    plant(monkeypatch, Control, "hand_out", has_entry(BAD), IndexError("as it comes due"))
+    effects = job.step(20, messages=messages([(1, i, 30) for i in range(10, 14)]))
+    assert set(effects.rejects["entry_id"].to_pylist()) == {BAD, 11}
+    whys = {failed[1]: failed[2] for failed in effects.failures}
+    as_it_comes_in, as_it_comes_due = (
+        "it fails with KeyError: 'as it comes in'",
+        "it fails with IndexError: as it comes due",
+    )
+    assert whys == {f"1:{BAD}:-1:-1": as_it_comes_due, "1:11:-1:-1": as_it_comes_in}
+    reasons = {row["entry_id"]: row["reason"] for row in effects.rejects.to_pylist()}
+    assert reasons == {BAD: f"{NOT_DELIVERED}b: {as_it_comes_due}", 11: as_it_comes_in}
+    assert [one for one in handed_out(effects) if one[1]] == [(i, 0b11) for i in range(6) if i != BAD]
+    assert handed_out(job.step(30)) == [(i, 0b11) for i in range(10, 14) if i != 11]
+
+
+def test_due_rows_that_fail_at_two_stages_are_both_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    job.step(10, messages=messages([(1, i, 20) for i in range(6)]))
+    plant(monkeypatch, Control, "hand_out", has_entry(BAD), IndexError())
+    # What comes in due already is looked at before what was planned.
+    plant(monkeypatch, Releasing, "release", lambda step, kind, rows: kind == 0 and has_entry(11)(rows), KeyError())
+    effects = job.step(20, messages=messages([(1, i, 15) for i in range(10, 13)]))
+    assert set(effects.rejects["entry_id"].to_pylist()) == {BAD, 11}
+    others = [*((i, 3) for i in (10, 12)), *((i, 3) for i in range(6) if i != BAD)]
+    assert [one for one in handed_out(effects) if one[1]] == others
 
 
 def test_a_command_that_fails_is_invalid_and_the_others_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:

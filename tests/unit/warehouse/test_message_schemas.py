@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,7 @@ def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("definition", "expected"),
     [
-        (
-            '{"key":"","value":{"type":"record", "name":"é"}}',
-            b"\0\0\0\0\0\0\0\x1d" + '{"type":"record","name":"é"}'.encode(),
-        ),
+        ('{"key":"","value":{"type": "é"}}', b'\0\0\0\0\0\0\0\x0d{"type":"\xc3\xa9"}'),
         ('{"key":{"a":1},"value":""}', b'\0\0\0\7{"a":1}\0\0\0\0'),
     ],
 )
@@ -154,3 +152,66 @@ def test_every_type_of_the_admin_api_is_one_of_the_protocol(kind: str) -> None:
     assert schema is not None
     assert Schema.Type.Name(schema.type) == kind
     assert on_the_wire(MessageSchema("NONE", "", {})) is None
+
+
+def test_of_ten_times_as_many_bytes_as_a_topic_s_schemas_may_have_the_first_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_schemas, "MOST_BYTES", 1_000)
+    admin: Any = Admin({(TOPIC, n): ("AVRO", "x" * 200, {}) for n in range(50)})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    found = [keeper.keep(TOPIC, version_bytes(n), TOPIC) for n in range(50)]
+    assert [schema is not None for schema in found] == [True] * 5 + [False] * 45
+    assert len(read(str(tmp_path))) == 5
+
+
+def test_ten_times_as_many_schemas_as_a_sender_remembers_are_registered_and_the_table_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_schemas, "_MOST_INFOS", 3)
+    admin: Any = Admin({(TOPIC, n): AVRO for n in range(30)})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    for n in range(30):
+        keeper.keep(TOPIC, version_bytes(n), TOPIC)
+    reads: list[str] = []
+
+    def noted(warehouse: str, topic: str) -> dict[tuple[str, bytes], MessageSchema | None]:
+        reads.append(topic)
+        return read(warehouse, topic)
+
+    monkeypatch.setattr(message_schemas, "read", noted)
+    schemas = DestinationSchemas(str(tmp_path), admin)
+    for n in range(30):
+        assert schemas.schema("a", TOPIC, version_bytes(n)) is not None
+    assert len(admin.registered) == 30
+    assert len(schemas._registered) == 3
+    assert reads == [TOPIC]
+
+
+def test_a_process_registers_few_schemas_at_once_and_says_so_to_whoever_waits_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_schemas, "_TURN_SECONDS", 0.0)
+    admin: Any = Admin({(TOPIC, n): AVRO for n in range(8)})
+    keeper = SchemaKeeper(str(tmp_path), admin)
+    for n in range(8):
+        keeper.keep(TOPIC, version_bytes(n), TOPIC)
+    schemas = DestinationSchemas(str(tmp_path), admin)
+    may_answer, asked = threading.Event(), threading.Semaphore(0)
+
+    def register(*schema: Any) -> int:
+        asked.release()
+        assert may_answer.wait(30)
+        return 7
+
+    admin.register_schema = register
+    threads = [threading.Thread(target=schemas.schema, args=("a", TOPIC, version_bytes(n))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+        assert asked.acquire(timeout=30)
+    with pytest.raises(PulsarError, match="a: other schemas are being registered"):
+        schemas.schema("a", TOPIC, version_bytes(5))
+    may_answer.set()
+    for thread in threads:
+        thread.join()
+    assert schemas.schema("a", TOPIC, version_bytes(5)) is not None

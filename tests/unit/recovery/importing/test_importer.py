@@ -218,8 +218,9 @@ def chunks(
     monkeypatch.setattr(topics, "AdminClient", lambda _: admin)
     consumer: Any = FakeConsumer(script, Position(5, 9))
     details: Any = None
+    incomplete = ChunkAssembler(1 << 20, 1 << 20)
     parts = topics._chunks(
-        Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details, ChunkAssembler(1 << 20)
+        Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details, incomplete
     )
     return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,16 +19,26 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.support.tracker.messages import TOPIC, messages
 from tracker import Shard, TickInput
+from tracker.backoff import DEFAULT_BACKOFF
 from tracker.buckets.large_rows import LargeRule
 from tracker.messages import concat, int64
 from tracker.row_sizes import LARGE_BYTES, payload_sizes
 from tracker.store import MemoryStore
+from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import large_due, read_large, read_light_segment, rows_due, to_index
+from warehouse.queries.index_rows import (
+    find_keyed_messages,
+    large_due,
+    read_large,
+    read_light_segment,
+    rows_due,
+    to_index,
+)
 
 START = 1_790_000_000_000
 ROOM = 10 * LARGE_BYTES  # for large rows in state and on their way
+KEY_IDLE_MILLIS = 1_000
 ORDERED = "persistent://public/default/ordered"
 
 Position = tuple[int, int]
@@ -35,7 +47,7 @@ Position = tuple[int, int]
 class Service:
     """A job of one shard on tables, without Spark and broker. What is handed out is written down `slow` ticks later."""
 
-    def __init__(self, folder: Path, slow: int = 2) -> None:
+    def __init__(self, folder: Path, slow: int = 2, retried: Collection[str] = ()) -> None:
         self.tables = Tables(f"file:{folder}")
         self.tables.create()
         self.store = MemoryStore()
@@ -43,9 +55,11 @@ class Service:
         self.offset = Offset()
         self.feedback = Feedback()
         self.now, self.slow = START, slow
-        self.rule = LargeRule(LARGE_BYTES, (ORDERED,))
+        self.rule = LargeRule(LARGE_BYTES, (ORDERED,), is_whole=True)
         self.on_their_way: list[tuple[int, int]] = []  # (tick, bytes)
         self.released: list[tuple[Position, int, int]] = []  # (position, due, cutoff when it was handed out)
+        names = {TOPIC: ("a",), ORDERED: ("a",)}
+        self.subscriptions = Subscriptions(names, backoffs={topic: {0: DEFAULT_BACKOFF} for topic in retried})
         self.most_bytes = 0  # of large payloads in state and on their way
         self.ticks_with_waiting = 0
 
@@ -72,8 +86,12 @@ class Service:
             segment.append(read_light_segment(self.tables, version, first.load_horizon, last.load_horizon, rule))
         if last.large and first.large_to < last.large_to:
             segment.append(read_large(self.tables, version, rule, first.large_to, last.large_to))
-        shard = Shard(self.store, {TOPIC: ["a"], ORDERED: ["a"]}, 50_000)
-        given = TickInput(messages=concat([came] if came is not None else []), segment=concat(segment))
+        shard = Shard(self.store, self.subscriptions, 50_000, key_idle_millis=KEY_IDLE_MILLIS)
+        given = TickInput(
+            messages=concat([came] if came is not None else []),
+            segment=concat(segment),
+            find_keyed=partial(find_keyed_messages, self.tables, last.index_version),
+        )
         effects = shard.apply(Offset.from_json(last.to_json()).to_tick(), given)
         if effects.bucket.num_rows:
             self.tables.append("delayed_index", to_index(effects.bucket, last.tick), {"app": last.tick})
@@ -118,6 +136,17 @@ def large(ledger: int, entries: range, due: int, topic: str = TOPIC) -> pa.Table
     return messages([(ledger, e, due) for e in entries], payload=b"x" * LARGE_BYTES, topic=topic)
 
 
+def keyed(entry: int, due: int, key: str, published: int) -> pa.Table:
+    named = {"schedule_key": key, "properties": [("scheduleKey", key)]}
+    return messages([(7, entry, due)], payload=b"x" * LARGE_BYTES, publish_time=published, **named)
+
+
+def recurring(entry: int, start: int) -> pa.Table:
+    properties = [("repeat", "@every 10s"), ("repeatCount", "3"), ("deliverAt", str(start))]
+    rows = messages([(8, entry, start)], payload=b"x" * LARGE_BYTES, properties=properties, occurrence=1)
+    return rows
+
+
 def small(ledger: int, entries: range, due: int) -> pa.Table:
     return messages([(ledger, e, due) for e in entries], payload=b"s")
 
@@ -154,7 +183,8 @@ def test_large_messages_due_at_one_instant_come_as_there_is_room_and_small_ones_
 @pytest.mark.parametrize("seed", range(4))
 def test_each_message_comes_once_whatever_comes_when(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    service = Service(tmp_path, slow=rng.choice([1, 3]))
+    # What may be retried is sealed however soon it is due.
+    service = Service(tmp_path, slow=rng.choice([1, 3]), retried=[TOPIC] if seed % 2 else [])
     sent = []
     entries = [0] * 5
     for i in range(60):
@@ -172,10 +202,48 @@ def test_each_message_comes_once_whatever_comes_when(tmp_path: Path, seed: int) 
         if rng.random() < 0.05:
             service.restart()
         if i == 30:
-            service.rule = LargeRule(LARGE_BYTES)  # the order was taken out of the settings
+            service.rule = LargeRule(LARGE_BYTES, is_whole=True)  # the order was taken out of the settings
     service.run_until(sum(one.num_rows for one in sent))
     check(service, concat(sent))
     assert service.ticks_with_waiting > 0
+
+
+@pytest.mark.slow
+def test_large_messages_with_schedule_keys_wait_for_room_and_a_later_one_supersedes_one_that_waits(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path)
+    due = START + 30_000
+    for i in range(60):
+        service.step(keyed(i, due, f"k{i}", service.now))
+    assert service.now < due - 10_000
+    while service.now < due - 7_000:
+        last = service.step()
+    assert last.status["cold_schedule_keys"] == 60
+    while service.now < due - 2_000:
+        last = service.step()
+    assert service.offset.load_horizon > due
+    assert last.status["cold_schedule_keys"] > 40, "they wait for room in the delayed index"
+    again = [keyed(100, service.now + 15_000, "k59", service.now), keyed(101, service.now + 15_000, "k0", service.now)]
+    superseded = service.step(concat(again)).outcomes.to_pylist()
+    assert {row["entry_id"] for row in superseded} == {0, 59}, "one in state, and one that waits"
+    service.run_until(60)
+    found = [position[1] for position, _, _ in service.released]
+    assert sorted(found) == [*range(1, 59), 100, 101], "each once"
+    assert found == sorted(found), "in the order in which they are due"
+    assert service.most_bytes <= ROOM + 3 * LARGE_BYTES
+
+
+@pytest.mark.slow
+def test_large_recurring_messages_wait_for_room_and_recur(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    start = START + 12_000
+    for i in range(0, 30, 3):
+        service.step(concat([recurring(e, start) for e in range(i, i + 3)]))
+    service.run_until(90)
+    assert Counter(position[1] for position, _, _ in service.released) == dict.fromkeys(range(30), 3)
+    assert service.ticks_with_waiting > 0
+    assert service.most_bytes <= ROOM + 3 * LARGE_BYTES
 
 
 def test_rows_without_a_payload_or_of_an_earlier_version_are_read_beside_large_ones(tmp_path: Path) -> None:

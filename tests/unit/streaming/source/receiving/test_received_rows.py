@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import pytest
 
-from broker.protocol.entries import SOURCE_POSITION
+from broker.position import Position
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.entries import SOURCE_POSITION, Envelope
+from broker.protocol.wire.pulsar_pb2 import ZLIB, MessageMetadata
 from streaming.source.receiving.details import NotKnownYetError
 from tests.support.servers.fake_pulsar import FakeConsumer, batch, one
 from tests.support.service.receiver_harness import Harness, rows_of
@@ -107,7 +111,8 @@ def test_the_details_of_messages_go_with_them() -> None:
     assert [row["reason"] for row in rows] == [
         None,
         None,
-        "the source topic has no version 255 of its schema any more, or has had more than 10,000",
+        "the source topic has no version 255 of its schema any more, or has had more than 10,000, or "
+        "definitions of more than 16 MiB",
         None,
         None,
     ]
@@ -229,3 +234,41 @@ def test_keys_say_whether_they_are_bytes_and_text_that_looks_like_base64_is_text
         ("/w==", "base64"),
         ("dGVzdA==", None),
     ]
+
+
+def test_what_an_entrys_messages_have_in_common_is_no_longer_for_each_of_them_than_a_name_may_be() -> None:
+    """A batch of some KB would become rows of gigabytes."""
+    rows = rows_of(batch(0, 100, producer="p" * 1_000_000))
+    assert [row["producer_name"] for row in rows] == [None] * 100
+    assert [row["reason"] for row in rows] == [None] * 100
+    [row] = rows_of(one(0, producer="p" * 256))
+    assert row["producer_name"] == "p" * 256
+
+
+def test_of_a_message_that_is_far_too_large_the_bytes_of_its_entry_are_kept_and_others_of_it_come() -> None:
+    """Decompressed, it may have any size: no row is so large."""
+    [small], [large] = batch(0, 1, payload=b"x"), batch(0, 1, payload=b"y" * 2_001)
+    first, second = small.envelope, large.envelope
+    assert isinstance(first, Envelope)
+    assert isinstance(second, Envelope)
+    body = second.payload + first.payload + second.payload
+    metadata = MessageMetadata(producer_name=b"p", publish_time=1_000, n_messages=3)
+    metadata.compression, metadata.uncompressed_size = ZLIB, len(body)
+    compressed = zlib.compress(body)
+    entry = ReceivedEntry(Position(5, 0), Envelope(metadata, compressed, None), (), 3, len(compressed))
+    rows = rows_of([entry], max_size=1_000)
+    assert [row["payload"] for row in rows] == [compressed, b"x", None]
+    reason = "2001 bytes are too many to be delivered with their delaylake properties; here is its entry's payload"
+    assert [row["reason"] for row in rows] == [reason, None, reason]
+
+
+def test_a_cluster_s_name_may_be_anything_and_is_cut_off() -> None:
+    [entry] = batch(0, 10)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.replicated_from = b"east" * 100_000
+    harness = Harness()
+    harness.receiver._takes_replicated = False
+    harness.receive([entry])
+    reasons = harness.take()["reason"].to_pylist()
+    assert len(reasons) == 10
+    assert all(reason.startswith("replicated from easteast") and len(reason) < 300 for reason in reasons)

@@ -336,7 +336,7 @@ class TestChunkedMessages:
         assert harness.receiver._chunked.may_be_acknowledged is None
 
     def test_a_new_consumer_gets_all_chunks_again_and_they_have_all_the_time_again(self) -> None:
-        chunks = ChunkAssembler(1 << 20, max_seconds=90.0)
+        chunks = ChunkAssembler(1 << 20, 1 << 20, max_seconds=90.0)
         [first], [last] = chunk(0, "a", 0, 2, payload=b"1"), chunk(1, "a", 1, 2, payload=b"2")
         for entry, now in ((first, 0.0), (last, 150.0)):
             assert isinstance(entry.envelope, Envelope)
