@@ -251,7 +251,7 @@ class Line:
         if self.producer is None and self._is_too_long():
             self.fail(self._why_not_made or f"the broker has given no producer for {self.patience_seconds:.0f} s")
         producer = self.producer
-        if self.error or producer is None:
+        if self.error or producer is None or self._is_done():
             return []
         if producer.error is not None:
             self.fail(reason_of(producer.error), is_refusal(producer.error))
@@ -270,6 +270,11 @@ class Line:
     def has_arrived(self) -> bool:
         """Whether everything that was handed over is at the broker."""
         return self.producer is not None and self.producer.has_arrived
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to be sent or answered: then it does not matter what becomes of the producer."""
+        is_last = bool(self.ids) and max(self._handed, self.resume_after) >= self.ids[-1]
+        return is_last and not self.waiting and self.has_arrived()
 
     def close(self) -> None:
         """Ends the producer; what was not answered is not sent again. Does not wait for the broker."""

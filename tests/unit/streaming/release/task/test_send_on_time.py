@@ -443,3 +443,17 @@ def test_while_a_producer_looks_for_its_broker_nothing_is_given_to_it_and_the_ot
     sent_at, _ = run(lines, items)
     assert lost.entries == well.entries == list(range(1, 21))
     assert max(sent_at[1::2]) < min(sent_at[::2])
+
+
+def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None:
+    """Its messages would be rejected later, though they are there."""
+    early, late = Topic(), Topic()
+    lines, items = lines_to([early, late], patience_seconds=0.05)
+    for item in items[1::2]:
+        item.at += 300
+    watch = threading.Timer(0.15, lambda: setattr(early.producers[0], "error", refusal(15)))
+    watch.start()
+    run(lines, sorted(items, key=lambda item: item.at))
+    watch.join()
+    assert [line.error for line in lines] == ["", ""]
+    assert early.entries == late.entries == list(range(1, 21))
