@@ -12,11 +12,12 @@ CLIENT := clients/python
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
+MUTATIONS ?= 1000000
 # Those that end within some minutes as they are called here; the others, as soak, peers and scale, are long or want arguments.
 BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cost skeleton unused order idle start pending maintain rebuild engines dashboard
 # As many as have 4 GB each, at most three: with more, two cores are full and all is late.
 WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
-export KILLS MINUTES FAULTS
+export KILLS MINUTES FAULTS MUTATIONS
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -57,7 +58,7 @@ docs: setup ## the docs as a site, in .delaylake/site; nothing may be amiss with
 bench: setup ## each benchmark prints one JSON object; BENCHMARKS="on_time burst"
 	@for name in $(BENCHMARKS); do $(PY) "benchmarks/$$name.py"; done
 
-chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n SEED=n
+chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n MUTATIONS=n SEED=n
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
 	@$(PY) -m pytest -m chaos -o faulthandler_timeout=0
 

@@ -17,11 +17,12 @@ import numpy as np
 import pulsar
 
 from admin.control.client import ControlClient
-from admin.control.requests import Cancel
+from admin.control.requests import Ids
 from broker.client import connect
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Api, Job, now, wait_until
+from tracker.commands.kinds import CANCEL
 
 PENDING = 20_000
 SINGLE = 60
@@ -80,13 +81,13 @@ def main() -> None:
             with ControlClient(job.settings, "bench") as control:
 
                 def cancel(message: MessageRef) -> bool:
-                    return [o.result for o in control.cancel(topic, [Cancel(message, due)], [], 20)] == ["APPLIED"]
+                    return [o.result for o in control.send(topic, CANCEL, Ids([message], [due]), [], 20)] == ["APPLIED"]
 
                 direct = times_of(cancel, ids[:SINGLE])
                 rest = over_rest(job, topic, due, ids[SINGLE : 2 * SINGLE])
                 begin = time.perf_counter()
-                cancels = [Cancel(message, due) for message in ids[2 * SINGLE :]]
-                done = sum(o.is_done for o in control.cancel(topic, cancels, [], 120))
+                cancels = Ids(ids[2 * SINGLE :], [due] * len(ids[2 * SINGLE :]))
+                done = sum(o.is_done for o in control.send(topic, CANCEL, cancels, [], 120))
                 seconds = time.perf_counter() - begin
             assert done == len(cancels)
         finally:

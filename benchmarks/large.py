@@ -14,6 +14,7 @@ memory of all processes of the job together (PSS), looked at each half second.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -116,11 +117,13 @@ class Memory:
         while True:
             found: Counter[str] = Counter()
             try:
-                for process in [psutil.Process(self._job.process.pid), *self._job.children()]:  # type: ignore[union-attr]
+                processes = [psutil.Process(self._job.process.pid), *self._job.children()]  # type: ignore[union-attr]
+            except (psutil.Error, AssertionError, AttributeError):
+                processes = []
+            for process in processes:
+                with contextlib.suppress(psutil.Error):  # it has ended
                     name = "java" if "java" in process.name() else " ".join(process.cmdline()[-2:])[-40:]
                     found[name] += process.memory_full_info().pss
-            except (psutil.Error, AssertionError, AttributeError):
-                pass
             self.of_now = found
             if (total := sum(found.values())) > self.most:
                 self.most, self.of_most = total, dict(found)

@@ -41,7 +41,7 @@ import pulsar
 
 from admin.control.bulk import NAMED, Action, Change, plan
 from admin.control.client import ControlClient
-from admin.control.requests import Cancel
+from admin.control.requests import Ids
 from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
 from benchmarks.pending_load import DAY_MILLIS, MOST_WITH_PROPERTY, YEAR_MILLIS, Load
@@ -53,6 +53,7 @@ from recovery.importing.files import import_file
 from recovery.importing.importer import Importer
 from recovery.new_checkpoint import import_and_rebuild
 from tests.support.service.harness import Job, now
+from tracker.commands.kinds import CANCEL, SKIP
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import read_segment
 from warehouse.queries.listing import PendingFilter
@@ -255,7 +256,7 @@ def cancels(job: Job, control: ControlClient, found: dict[str, Any]) -> dict[str
     times = []
     for message in Pending(job.settings, TOPIC, window(found, 1 / 2, 1_000)).page(5).messages:
         began = time.perf_counter()
-        outcomes = control.cancel(TOPIC, [Cancel(message.ref, message.deliver_at)], [], 120)
+        outcomes = control.send(TOPIC, CANCEL, Ids([message.ref], [message.deliver_at]), [], 120)
         assert [o.result for o in outcomes] == ["APPLIED"]
         times.append(time.perf_counter() - began)
     return {"p50": round(float(np.median(times)), 2), "max": round(max(times), 2)}
@@ -265,7 +266,7 @@ def skip_by_id(job: Job, control: ControlClient, found: dict[str, Any]) -> float
     """Returns the seconds from publishing the skip of a message to its outcome: it does not say when that is due."""
     message = Pending(job.settings, TOPIC, window(found, 2 / 3, 1_000)).page(1).messages[0]
     began = time.perf_counter()
-    outcomes = control.skip(TOPIC, [message.ref], [], 300)
+    outcomes = control.send(TOPIC, SKIP, Ids([message.ref]), [], 300)
     assert [o.result for o in outcomes] == ["APPLIED"]
     return round(time.perf_counter() - began, 2)
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from broker.client import PulsarError
 from broker.jvm.class_archive import archive_options, make_archive
-from broker.jvm.jars import CONF, jars
+from broker.jvm.jars import CONF, JarSet, jars
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError
 from conf.settings import PulsarSettings
@@ -113,6 +113,7 @@ class EmbeddedBroker:
     Args:
         data_dir: the folder of its data, created at the first start.
         conf: settings of Pulsar besides those of conf/broker/standalone.conf.
+        jar_set: its JARs; another set than the default may be another version of Pulsar.
 
     Example:
         >>> broker = EmbeddedBroker(Path(".delaylake/broker"))
@@ -121,8 +122,9 @@ class EmbeddedBroker:
         >>> broker.stop()
     """
 
-    def __init__(self, data_dir: Path, conf: Mapping[str, str] | None = None) -> None:
+    def __init__(self, data_dir: Path, conf: Mapping[str, str] | None = None, jar_set: JarSet = "broker") -> None:
         self._conf = conf or {}
+        self._jar_set = jar_set
         self.data_dir = data_dir.absolute()
         self.log_file = self.data_dir / "broker.log"
         self._state_file = self.data_dir / "broker.json"
@@ -153,7 +155,7 @@ class EmbeddedBroker:
             JarsError: its JARs are not there and can't be fetched.
         """
         java = _java()
-        folder = jars("broker")
+        folder = jars(self._jar_set)
         for_archive = [option for option in JVM_OPTIONS if not option.startswith("-D")]
         options = [*JVM_OPTIONS, *archive_options("broker", Path(java), folder.glob("*.jar"), for_archive)]
         try:

@@ -31,6 +31,17 @@ class UnreadableWarehouseError(DelayLakeError):
         super().__init__(f"{what}: see `warehouse` in the settings")
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Returns a text with its unprintable characters escaped: they would control a terminal, or reorder its text.
+
+    Args:
+        kept: characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
 def one_line(error: object) -> str:
-    """Returns an error, or an error's text, as one line."""
-    return " ".join(_ARROW.sub(": ", _FRAMES.sub("", str(error))).split())
+    """Returns an error, or its text, as one line of printable characters: others may have written parts of it."""
+    return printable(" ".join(_ARROW.sub(": ", _FRAMES.sub("", str(error))).split()))

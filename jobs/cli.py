@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from jobs.commands import api, demo, run, status, version
 from jobs.commands import broker as broker_commands
 from jobs.commands.messages import pending, produce, schedules, topics
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def _print_error(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return 1
 
 

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+from conf.errors import printable
+
 
 class LogFormat(StrEnum):
     TEXT = "text"
@@ -30,6 +32,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(values)
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a record as text that can't control a terminal, whoever has written parts of it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line, or lines, without what the exception says."""
+        return printable(super().formatMessage(record), kept="\n\t")
+
+
 def name_settings(file: Path | None) -> None:
     """Logs the settings file that the program has read, whatever the log's level."""
     log = logging.getLogger("delaylake")
@@ -45,8 +58,7 @@ def configure(level: int, form: LogFormat) -> None:
         form: text or JSON.
     """
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else text)
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("py4j", "httpx", "httpcore", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -27,6 +27,19 @@ def parse_duration(text: str) -> int:
         raise typer.BadParameter(f"{text!r} must be a duration, as 90s, 5m, 2h, 1d or 250ms") from None
 
 
+def parse_shift(text: str) -> int:
+    """Returns a duration as `parse_duration`, which may be negative, as `-30m`, and is not 0; in milliseconds.
+
+    Raises:
+        typer.BadParameter: the text is no such duration.
+    """
+    given = text.strip()
+    millis = parse_duration(given.removeprefix("-"))
+    if not millis:
+        raise typer.BadParameter("it must not be 0")
+    return -millis if given.startswith("-") else millis
+
+
 def parse_time(text: str) -> int:
     """Returns a time as ms since the epoch; the text is that number, or ISO 8601 with a zone.
 

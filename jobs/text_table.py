@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Sequence
 
+from conf.errors import printable
+
 _WIDTH = 120  # width of a line without a terminal and without COLUMNS
 _LEAST = 16  # the minimum width to which a column is folded
 _GAP = "  "
@@ -26,7 +28,7 @@ def table_text(
         width: characters in a line; None: those of the terminal, else COLUMNS in the environment, else 120.
     """
     width = width or shutil.get_terminal_size((_WIDTH, 24)).columns
-    shown = [[_printable(cell) for cell in row] for row in rows]
+    shown = [[printable(cell) for cell in row] for row in rows]
     natural = [max(map(_cells, column)) for column in zip(names, *shown, strict=True)]
     widths = _folded(natural, [name in right for name in names], width)
     if widths is None:
@@ -99,10 +101,3 @@ def _cells(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _printable(text: str) -> str:
-    """Returns a text without line ends, and without characters that would control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import ANSWER, REPEAT
+from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.messages import Int64Array, has_keys, int64, is_among, where
 from tracker.packing import pack
 from tracker.row_sizes import in_parts

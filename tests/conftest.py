@@ -49,7 +49,7 @@ LEFT_BEHIND = (
     "pytest.PytestUnhandledThreadExceptionWarning",
 )
 
-SLOW_FOLDERS = ("integration", "acceptance", "chaos")
+SLOW_FOLDERS = ("integration", "acceptance", "chaos", "attack")
 # The files that take longest, the slowest first: minutes each, where others take seconds. What gives the job more time
 # on a slow machine is not among the first four: all workers start a broker with these, and are slow.
 SLOWEST = (

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DelayLakeError, one_line
+from tracker.commands.kinds import ANSWER
 from tracker.commands.operations import SequencesExhaustedError
-from tracker.commands.schema import ANSWER
 from tracker.messages import MESSAGES, concat, int64, message_ids, position_texts, where, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, StateLostError, Store

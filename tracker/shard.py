@@ -167,7 +167,7 @@ class Shard:
         self._tracker.begin(LargeRows.from_json(tick.large))
         unwritable = held_back(tick.unwritable, self._names)
         self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
-        self._keys.begin(tick_input.find_keyed, self._tracker.load_horizon)
+        self._keys.begin(tick_input.find_keyed, self._tracker.was_complete_until)
         return TickInProgress(
             tick=tick,
             input=tick_input,
@@ -372,7 +372,7 @@ class Shard:
         self._tracker.drop_expired(past)
         self._control.drop_expired(past)
         self._shaper.forget_past(step.tick.now)
-        self._keys.sweep(step.moment, self._tracker.load_horizon)
+        self._keys.sweep(step.moment, self._tracker.load_horizon, self._tracker.complete_until)
 
     def _effects(self, step: TickInProgress) -> Effects:
         """Returns the tick's effects, after all its stages."""

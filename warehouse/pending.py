@@ -18,24 +18,50 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tracker.commands.kinds import OPERATIONS, Effect
 from tracker.messages import BoolArray, Int64Array, as_int64, int64
 
 _ENTRY = ("ledger_id", "entry_id")
 
+_EFFECTS = {operation.kind.upper(): operation.effect for operation in OPERATIONS.values()}
+_APPLIED = ("APPLIED", "SUPERSEDED")
+_OF_OPERATION = " ".join(f"WHEN '{operation}' THEN '{effect}'" for operation, effect in _EFFECTS.items())
+
+# SQL for the effect of a row of `outcomes`, a value of Effect; null: it had none. Rows of an earlier version have no
+# column for it.
+EFFECT = f"coalesce(effect, CASE WHEN result IN {_APPLIED} THEN CASE operation {_OF_OPERATION} END END)"
+
 # SQL condition: a row of `outcomes` cancelled its message or entry.
-IS_CANCEL = "result IN ('APPLIED', 'SUPERSEDED') AND operation IN ('CANCEL', 'SKIP')"
+IS_CANCEL = f"({EFFECT} = '{Effect.CANCEL}' AND occurrence IS NULL)"
 
 # SQL condition: a row of `outcomes` undid earlier cancels of its message, as a retry does, too.
-IS_RESTORE = "(result = 'APPLIED' AND operation IN ('RESTORE', 'RETRY'))"
+IS_RESTORE = f"({EFFECT} = '{Effect.RESTORE}')"
 
 # SQL condition: a row of `outcomes` is about an occurrence that is not delivered: it was skipped, or its destination
 # did not take it.
-IS_SKIPPED_OCCURRENCE = "result = 'APPLIED' AND operation = 'SKIP_NEXT'"
+IS_SKIPPED_OCCURRENCE = f"({EFFECT} = '{Effect.CANCEL}' AND occurrence IS NOT NULL)"
+
+# SQL condition: a row of `outcomes` paused a subscription, or ended its pause.
+IS_PAUSE_CHANGE = f"({EFFECT} IN ('{Effect.HOLD}', '{Effect.RESUME}') AND occurrence IS NULL)"
 
 # If a recurring message has no row for its next occurrence this long after the last one, it has ended. Before, it may
 # recur so often (every few seconds) that its next occurrence gets no row.
 NEXT_IS_THERE_MILLIS = 60_000
+
+
+def effects_of(outcomes: pa.Table) -> pa.Array:
+    """Returns the effects of rows of `outcomes`, as the SQL of EFFECT: strings, (rows,).
+
+    Args:
+        outcomes: columns result, as text, and operation; and effect, except of rows that are not written yet.
+    """
+    known, effects = pa.array(list(_EFFECTS)), pa.array([str(effect) for effect in _EFFECTS.values()])
+    of_operation = effects.take(pc.index_in(outcomes["operation"], known))
+    is_applied = pc.is_in(outcomes["result"], pa.array(_APPLIED))
+    found = pc.if_else(is_applied, of_operation, pa.scalar(None, pa.string()))
+    return pc.coalesce(outcomes["effect"], found) if "effect" in outcomes.column_names else found
 
 
 def last_occurrences(condition: str = "true") -> str:
@@ -61,7 +87,7 @@ FROM (
         FROM deliveries WHERE occurrence IS NOT NULL AND {condition}
         UNION ALL
         SELECT {message}, occurrence, deliver_at, deliver_at AS due, CAST(NULL AS BIGINT), applied_at
-        FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {condition}
+        FROM outcomes WHERE {IS_SKIPPED_OCCURRENCE} AND {condition}
     ) AS each_one
 ) AS done
 GROUP BY {message}
@@ -72,14 +98,14 @@ GROUP BY {message}
 # kind; null: none.
 LAST_COMMANDS = f"""
 SELECT topic, subscription, ledger_id, entry_id, batch_index,
-       max(CASE WHEN operation IN ('CANCEL', 'SKIP') THEN sequence END) AS cancelled,
-       max(CASE WHEN operation IN ('RESTORE', 'RETRY') THEN sequence END) AS restored,
-       max(CASE WHEN operation = 'MOVE' THEN sequence END) AS moved
+       max(CASE WHEN effect = '{Effect.CANCEL}' THEN sequence END) AS cancelled,
+       max(CASE WHEN effect = '{Effect.RESTORE}' THEN sequence END) AS restored,
+       max(CASE WHEN effect = '{Effect.MOVE}' THEN sequence END) AS moved
 FROM (
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, coalesce(sequence, 0) AS sequence
-    FROM outcomes WHERE ({IS_CANCEL}) OR {IS_RESTORE}
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, {EFFECT} AS effect, coalesce(sequence, 0) AS sequence
+    FROM outcomes WHERE {IS_CANCEL} OR {IS_RESTORE}
     UNION ALL
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, operation, sequence
+    SELECT topic, subscription, ledger_id, entry_id, batch_index, operation AS effect, sequence
     FROM delayed_index WHERE operation = 'MOVE'
 ) AS commands
 GROUP BY topic, subscription, ledger_id, entry_id, batch_index

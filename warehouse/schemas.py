@@ -58,11 +58,12 @@ OUTCOMES = pa.schema(
         *_POSITION,
         ("result", pa.string()),
         ("reason", pa.string()),
-        # CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY, SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, PAUSE, RESUME; for a
-        # message that was sent back SENT_BACK or REDRIVE.
+        # The name of an operation in tracker/commands/kinds.py, in capitals; for a message that was sent back SENT_BACK
+        # or REDRIVE.
         ("operation", pa.string()),
-        # The new time of a RESCHEDULE, RETRY or RESUME_SCHEDULE; the time that a waiting CANCEL names; when a message
-        # that was sent back is due; for a SUPERSEDED message when the first message of its key was published.
+        # The new time of a RESCHEDULE, POSTPONE, RETRY or RESUME_SCHEDULE; the time that a waiting CANCEL names; by how
+        # many ms a waiting POSTPONE does; when a message that was sent back is due; for a SUPERSEDED message when the
+        # first message of its key was published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
@@ -76,6 +77,9 @@ OUTCOMES = pa.schema(
         ("occurrence", pa.int64()),
         ("retry_of", pa.string()),  # for a message that was sent back the position of the one that a consumer failed on
         ("command_hash", pa.int64()),  # hash of the command's body, to find another command under its request id
+        # What the row did to what is pending: CANCEL, RESTORE, MOVE, HOLD or RESUME, of its `occurrence` where that is
+        # set; null: nothing, or an earlier version wrote the row.
+        ("effect", pa.string()),
     ]
 )
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from admin.control.requests import MAX_ENTRIES, Cancel, ControlRequest, Outcome, RequestFactory
+from admin.control.requests import MAX_ENTRIES, ControlRequest, Ids, Outcome, RequestFactory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -48,6 +48,7 @@ class Action(StrEnum):
     CANCEL = "cancel"
     SKIP = "skip"
     RESCHEDULE = "reschedule"
+    POSTPONE = "postpone"
     RESTORE = "restore"
 
 
@@ -57,7 +58,7 @@ class Change:
 
     Attributes:
         deliver_at: the new time of a RESCHEDULE, ms since the epoch; None: `shift_millis` counts.
-        shift_millis: by how many ms a RESCHEDULE delays messages; negative: delivers them sooner.
+        shift_millis: by how many ms a RESCHEDULE or POSTPONE delays messages; negative: delivers them sooner.
     """
 
     action: Action
@@ -81,6 +82,7 @@ class Call:
         subscription: name of the subscription.
         rows: the messages or entries, as NAMED; an entry has the latest time of its messages.
         deliver_at: the new time of a RESCHEDULE, ms since the epoch.
+        by_millis: by how many ms a POSTPONE delays messages.
         batch_size: the number of messages in each row.
     """
 
@@ -88,6 +90,7 @@ class Call:
     action: Action
     rows: pa.Table
     deliver_at: int = 0
+    by_millis: int = 0
     batch_size: int = 1
 
 
@@ -184,8 +187,8 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
             by_time = _by_time(waiting, change.new_times(waiting))
             calls += [Call(subscription.name, change.action, chosen, time) for time, chosen in by_time]
         elif waiting.num_rows:
-            action = Action.RESTORE if change.action is Action.RESTORE else Action.SKIP
-            calls.append(Call(subscription.name, action, waiting))
+            action = Action.SKIP if change.action is Action.CANCEL else change.action
+            calls.append(Call(subscription.name, action, waiting, by_millis=change.shift_millis or 0))
     return Plan(calls, total, impossible)
 
 
@@ -204,15 +207,13 @@ def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Cal
             rows = call.rows.slice(start, MAX_ENTRIES)
             position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
             messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
-            match call.action:
-                case Action.RESCHEDULE:
-                    yield from made.reschedule(messages, call.deliver_at)
-                case Action.RESTORE:
-                    yield from made.restore(messages)
-                case Action.SKIP:
-                    yield from made.skip(messages, times)
-                case Action.CANCEL:
-                    yield from made.cancel_entries(list(map(Cancel, messages, times)), call.batch_size)
+            if call.action is Action.RESCHEDULE:
+                yield from made.make(call.action, Ids(messages), deliver_at=call.deliver_at)
+            elif call.action is Action.POSTPONE:
+                yield from made.make(call.action, Ids(messages), by_millis=call.by_millis)
+            else:
+                known = () if call.action is Action.RESTORE else times
+                yield from made.make(call.action, Ids(messages, known, call.batch_size))
 
 
 def _whole_entries(rows: pa.Table) -> pa.Table:

@@ -10,15 +10,14 @@ import pulsar
 
 from admin.control.outcome_source import OutcomeSource
 from admin.control.requests import (
-    Cancel,
     ControlError,
     ControlRequest,
+    Named,
     Outcome,
     RequestFactory,
 )
 from admin.control.window import Window
 from broker.client import FIRST_SEQUENCE_ID, connect
-from broker.entries.message_ids import MessageRef
 from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
@@ -67,169 +66,27 @@ class ControlClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def cancel(
-        self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
+    def send(
+        self,
+        topic: str,
+        kind: str,
+        named: Named | None,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+        **fields: int | str,
     ) -> Iterator[Outcome]:
-        """Cancels delayed messages; yields their outcomes.
+        """Asks for an operation, and yields the outcomes.
 
         Args:
-            topic: a source topic or a partition of it, here and in the methods below.
-            cancels: the messages.
+            topic: a source topic or a partition of it.
+            kind, named, fields: as of `RequestFactory.make`.
             subscriptions: names of subscriptions; empty: all of the topic's.
             timeout_seconds: maximum time from one outcome to the next.
 
         Raises:
             ControlError: not everything was answered in time.
         """
-        return self._send(map(self._factory(topic, subscriptions).cancel, cancels), timeout_seconds)
-
-    def skip(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips messages or whole entries; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).skip(messages), timeout_seconds)
-
-    def reschedule(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        deliver_at: int,
-        subscriptions: Sequence[str],
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Reschedules pending messages; yields their outcomes.
-
-        Args:
-            deliver_at: their new time, ms since the epoch; a past one means at once.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).reschedule(messages, deliver_at), timeout_seconds)
-
-    def retry(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        subscription: str,
-        reason: str,
-        after_millis: int,
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Delivers messages to a subscription once more; yields their outcomes.
-
-        Args:
-            reason: why the consumer failed.
-            after_millis: the delay from now; 0: as the subscription's backoff says.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, [subscription]).retry(messages, reason, after_millis), timeout_seconds)
-
-    def skip_next(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the next occurrence of recurring messages; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).skip_next(messages), timeout_seconds)
-
-    def pause_schedules(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        subscriptions: Sequence[str],
-        is_paused: bool,
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Pauses recurring messages, or resumes them (`is_paused` is False); yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        made = self._factory(topic, subscriptions).pause_schedules(messages, is_paused)
-        return self._send(made, timeout_seconds)
-
-    def cancel_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Cancels the messages that wait under schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).cancel_keys(keys), timeout_seconds)
-
-    def skip_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the messages that wait under schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).skip_keys(keys), timeout_seconds)
-
-    def reschedule_keys(
-        self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Reschedules the messages that wait under schedule keys; yields their outcomes.
-
-        Args:
-            deliver_at: their new time, ms since the epoch; a past one means at once.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).reschedule_keys(keys, deliver_at), timeout_seconds)
-
-    def skip_next_of_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the next occurrence of the recurring messages of schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).skip_next_of_keys(keys), timeout_seconds)
-
-    def pause_schedules_of_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Pauses the recurring messages of schedule keys, or resumes them; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        made = self._factory(topic, subscriptions).pause_schedules_of_keys(keys, is_paused)
-        return self._send(made, timeout_seconds)
-
-    def restore(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Undoes cancels and skips; yields their outcomes.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send(self._factory(topic, subscriptions).restore(messages), timeout_seconds)
-
-    def pause(
-        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Pauses subscriptions, or resumes them (`is_paused` is False); yields an outcome for each.
-
-        Raises:
-            ControlError: not everything was answered in time.
-        """
-        return self._send([self._factory(topic, subscriptions).pause(is_paused)], timeout_seconds)
+        return self._exchange(self._factory(topic, subscriptions).make(kind, named, **fields), timeout_seconds)
 
     def run(self, topic: str, calls: Iterable[Call], timeout_seconds: float) -> Iterator[Outcome]:
         """Sends the commands of a plan's calls; yields outcomes that are summed up.
@@ -239,7 +96,7 @@ class ControlClient:
         """
         from admin.control.bulk import requests
 
-        return self._send(requests(self._settings, self._issued_by, topic, calls), timeout_seconds)
+        return self._exchange(requests(self._settings, self._issued_by, topic, calls), timeout_seconds)
 
     def _factory(self, topic: str, subscriptions: Sequence[str]) -> RequestFactory:
         """Raises ControlError if the topic is a partition that there is not."""
@@ -253,7 +110,7 @@ class ControlClient:
                 raise ControlError(f"no such topic: {source} has no partition {partition}")
         return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
 
-    def _send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
+    def _exchange(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands, several ahead of their outcomes, and yields the outcomes until all have come.
 
         Args:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from admin.control.expected_outcomes import ByKey, OneByOne, SummedUp
 from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.partitions import without_partition
 from conf.settings import Settings
+from tracker.commands.kinds import CANCEL, OPERATIONS, Operation
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
     ControlCommand,
     ControlOutcome,
-    PauseSubscriptions,
     Result,
-    ResumeSubscriptions,
     SkipEntry,
 )
 
-_T = TypeVar("_T")
-
 MAX_ENTRIES = 1_000  # of a command; for more several commands are sent
-# The results with which a command is done: a skipped message will not be delivered. A cancel that comes before its
-# message waits for it, and that is enough.
-SKIPPED = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
-CANCELLED = SKIPPED | {Result.WAITING}
+# The results with which a command is done, now or before. A cancel that comes before its message waits for it, and that
+# is enough.
+DONE = frozenset({Result.APPLIED, Result.ALREADY_APPLIED})
 
 
 class ControlError(DelayLakeError):
@@ -38,11 +34,44 @@ class ControlError(DelayLakeError):
 
 
 @dataclass(frozen=True)
-class Cancel:
-    """A delayed message to cancel; `deliver_at` is the time with which it was sent, ms since the epoch."""
+class Ids:
+    """Messages, or whole entries, by their ids.
 
-    message: MessageRef
-    deliver_at: int
+    Attributes:
+        times: when each is due, ms since the epoch, which a cancel needs, and by which a skip finds it sooner; empty:
+            unknown.
+        batch_size: the number of messages in each.
+    """
+
+    messages: Sequence[MessageRef]
+    times: Sequence[int] = ()
+    batch_size: int = 1
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def parts(self, most: int) -> Iterator[Ids]:
+        """Yields the messages in parts of at most `most`."""
+        for start in range(0, len(self), most):
+            end = start + most
+            yield Ids(self.messages[start:end], self.times[start:end], self.batch_size)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The messages that wait under schedule keys."""
+
+    keys: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def parts(self, most: int) -> Iterator[Keys]:
+        """Yields the keys in parts of at most `most`."""
+        return (Keys(self.keys[start : start + most]) for start in range(0, len(self), most))
+
+
+Named = Ids | Keys
 
 
 @dataclass(frozen=True)
@@ -163,127 +192,30 @@ class RequestFactory:
     sum_up: bool = False
     request_id: str = ""
 
-    def cancel(self, cancel: Cancel) -> ControlRequest:
-        """Makes a request to cancel a delayed message, as PIP-423's cancelDelayedMessage."""
-        command = self._command()
-        command.cancel.CopyFrom(_cancel_message(cancel))
-        return self._request(command, [cancel.message], CANCELLED)
-
-    def cancel_entries(self, cancels: Sequence[Cancel], batch_size: int = 1) -> Iterator[ControlRequest]:
-        """Makes requests to cancel many entries, each of `batch_size` messages."""
-        for number, part in enumerate(_parts(cancels)):
-            command = self._command(number)
-            command.cancels.messages.extend(map(_cancel_message, part))
-            yield self._request(command, [cancel.message for cancel in part], CANCELLED, batch_size)
-
-    def skip(self, messages: Sequence[MessageRef], times: Sequence[int] = ()) -> Iterator[ControlRequest]:
-        """Makes requests to skip messages or whole entries, as PIP-423's skipByMessageIds.
+    def make(self, kind: str, named: Named | None = None, **fields: int | str) -> Iterator[ControlRequest]:
+        """Makes the requests for an operation.
 
         Args:
-            messages: the messages or entries.
-            times: when each message is due, ms since the epoch, with which it is found sooner; empty: unknown.
+            kind: of the operation: a key of OPERATIONS.
+            named: the messages; None: the operation is for all that the subscriptions get.
+            fields: of the operation's message in proto/delaylake.proto, beside the messages: `deliver_at` of a
+                reschedule, ms since the epoch, where a past time means at once; `reason` and `after_millis` of a retry.
         """
-        parts = zip(_parts(messages), _parts(times or [0] * len(messages)), strict=True)
-        for number, (part, known) in enumerate(parts):
+        operation = OPERATIONS[kind]
+        if named is None:
+            command = self._command()
+            getattr(command, kind).SetInParent()
+            # The outcome for each subscription has no position.
+            yield self._request(command, operation, Ids([MessageRef(-1, -1)]))
+            return
+        parts: Iterator[Named] = named.parts(1 if operation.names_one else MAX_ENTRIES)
+        for number, part in enumerate(parts):
             command = self._command(number)
-            command.skip.entries.extend(map(_skip_entry, part, known))
-            yield self._request(command, part, SKIPPED)
-
-    def reschedule(self, messages: Sequence[MessageRef], deliver_at: int) -> Iterator[ControlRequest]:
-        """Makes requests to deliver pending messages at another time, ms since the epoch; a past time means at once."""
-        for number, part in enumerate(_parts(messages)):
-            command = self._command(number)
-            command.reschedule.entries.extend(map(_skip_entry, part))
-            command.reschedule.deliver_at = deliver_at
-            yield self._request(command, part, SKIPPED)
-
-    def retry(self, messages: Sequence[MessageRef], reason: str, after_millis: int) -> Iterator[ControlRequest]:
-        """Makes requests to deliver messages once more that a consumer of the subscription failed on.
-
-        Args:
-            messages: the messages.
-            reason: why the consumer failed; shown with the attempts and the dead letters.
-            after_millis: the delay from now; 0: as the subscription's backoff says.
-        """
-        for number, message in enumerate(messages):
-            command = self._command(number)
-            command.retry.entry.CopyFrom(_skip_entry(message))
-            command.retry.reason = reason
-            command.retry.after_millis = after_millis
-            yield self._request(command, [message], SKIPPED)
-
-    def skip_next(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
-        """Makes requests to skip the next occurrence of recurring messages."""
-        for number, part in enumerate(_parts(messages)):
-            command = self._command(number)
-            command.skip_next.entries.extend(map(_skip_entry, part))
-            # There is no outcome for `*`: a later subscription has no next occurrence.
-            yield self._request(command, part, SKIPPED, with_later=False)
-
-    def pause_schedules(self, messages: Sequence[MessageRef], is_paused: bool) -> Iterator[ControlRequest]:
-        """Makes requests to pause recurring messages, or to resume them."""
-        for number, part in enumerate(_parts(messages)):
-            command = self._command(number)
-            entries = command.pause_schedule.entries if is_paused else command.resume_schedule.entries
-            entries.extend(map(_skip_entry, part))
-            yield self._request(command, part, SKIPPED, with_later=False)
-
-    def cancel_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
-        """Makes requests to cancel the messages that wait under schedule keys."""
-        for number, part in enumerate(_parts(keys)):
-            command = self._command(number)
-            command.cancels.messages.extend(CancelDelayedMessage(schedule_key=key) for key in part)
-            yield self._by_key(command, part)
-
-    def skip_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
-        """Makes requests to skip the messages that wait under schedule keys."""
-        for number, part in enumerate(_parts(keys)):
-            command = self._command(number)
-            command.skip.entries.extend(SkipEntry(schedule_key=key) for key in part)
-            yield self._by_key(command, part)
-
-    def reschedule_keys(self, keys: Sequence[str], deliver_at: int) -> Iterator[ControlRequest]:
-        """Makes requests to deliver the messages that wait under schedule keys at another time, as `reschedule`."""
-        for number, part in enumerate(_parts(keys)):
-            command = self._command(number)
-            command.reschedule.entries.extend(SkipEntry(schedule_key=key) for key in part)
-            command.reschedule.deliver_at = deliver_at
-            yield self._by_key(command, part)
-
-    def skip_next_of_keys(self, keys: Sequence[str]) -> Iterator[ControlRequest]:
-        """Makes requests to skip the next occurrence of the recurring messages of schedule keys."""
-        for number, part in enumerate(_parts(keys)):
-            command = self._command(number)
-            command.skip_next.entries.extend(SkipEntry(schedule_key=key) for key in part)
-            yield self._by_key(command, part, with_later=False)
-
-    def pause_schedules_of_keys(self, keys: Sequence[str], is_paused: bool) -> Iterator[ControlRequest]:
-        """Makes requests to pause the recurring messages of schedule keys, or to resume them."""
-        for number, part in enumerate(_parts(keys)):
-            command = self._command(number)
-            entries = command.pause_schedule.entries if is_paused else command.resume_schedule.entries
-            entries.extend(SkipEntry(schedule_key=key) for key in part)
-            yield self._by_key(command, part, with_later=False)
-
-    def _by_key(self, command: ControlCommand, keys: Sequence[str], with_later: bool = True) -> ControlRequest:
-        return ControlRequest(command, len(keys), ByKey(keys, self._names(with_later)), SKIPPED)
-
-    def restore(self, messages: Sequence[MessageRef]) -> Iterator[ControlRequest]:
-        """Makes requests to undo cancels and skips of messages that are not due yet."""
-        for number, part in enumerate(_parts(messages)):
-            command = self._command(number)
-            command.restore.entries.extend(map(_skip_entry, part))
-            yield self._request(command, part, SKIPPED)
-
-    def pause(self, is_paused: bool) -> ControlRequest:
-        """Makes a request to pause the subscriptions (hold back messages that come due), or to resume them."""
-        command = self._command()
-        if is_paused:
-            command.pause.CopyFrom(PauseSubscriptions())
-        else:
-            command.resume.CopyFrom(ResumeSubscriptions())
-        # The outcome for each subscription has no position.
-        return self._request(command, [MessageRef(-1, -1)], SKIPPED)
+            if kind == CANCEL:
+                _fill_cancel(command, part)
+            else:
+                _fill(getattr(command, kind), operation, part, fields)
+            yield self._request(command, operation, part)
 
     def _command(self, number: int = 0) -> ControlCommand:
         chosen = f"{self.request_id}.{number}" if number else self.request_id
@@ -296,17 +228,14 @@ class RequestFactory:
             sum_up=self.sum_up,
         )
 
-    def _request(
-        self,
-        command: ControlCommand,
-        messages: Sequence[MessageRef],
-        done: frozenset[int],
-        batch_size: int = 1,
-        with_later: bool = True,
-    ) -> ControlRequest:
-        names = self._names(with_later)
-        expected = SummedUp(len(messages), names, batch_size) if self.sum_up else OneByOne(messages, names)
-        return ControlRequest(command, len(messages) * batch_size, expected, done)
+    def _request(self, command: ControlCommand, operation: Operation, part: Named) -> ControlRequest:
+        # There is no outcome for `*` of an operation on a schedule: a later subscription has no next occurrence.
+        names = self._names(with_later=not operation.is_of_schedule)
+        if isinstance(part, Keys):
+            return ControlRequest(command, len(part), ByKey(part.keys, names), DONE)
+        size = part.batch_size
+        expected = SummedUp(len(part), names, size) if self.sum_up else OneByOne(part.messages, names)
+        return ControlRequest(command, len(part) * size, expected, done_results(operation.kind))
 
     def _names(self, with_later: bool = True) -> list[str]:
         """Returns the subscriptions for which there will be outcomes; "" stands for any.
@@ -323,15 +252,41 @@ class RequestFactory:
         return [*later, *(s.name for s in route.subscriptions)] if route else later or [""]
 
 
-def _parts(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yields items in parts of at most MAX_ENTRIES, the maximum of a command."""
-    return (items[start : start + MAX_ENTRIES] for start in range(0, len(items), MAX_ENTRIES))
+def done_results(kind: str) -> frozenset[int]:
+    """Returns the results with which an operation that names messages by their ids is done."""
+    return DONE | {Result.WAITING} if OPERATIONS[kind].may_wait else DONE
 
 
-def _cancel_message(cancel: Cancel) -> CancelDelayedMessage:
-    return CancelDelayedMessage(
-        ledger_id=cancel.message.ledger_id, entry_id=cancel.message.entry_id, deliver_at=cancel.deliver_at
-    )
+def _fill_cancel(command: ControlCommand, part: Named) -> None:
+    if isinstance(part, Keys):
+        command.cancels.messages.extend(CancelDelayedMessage(schedule_key=key) for key in part.keys)
+        return
+    messages = [
+        CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=time)
+        for one, time in zip(part.messages, part.times, strict=True)
+    ]
+    if len(messages) == 1 and not command.sum_up:
+        command.cancel.CopyFrom(messages[0])  # as PIP-423's cancelDelayedMessage
+    else:
+        command.cancels.messages.extend(messages)
+
+
+def _fill(content: Any, operation: Operation, part: Named, fields: Mapping[str, int | str]) -> None:
+    """Fills an operation's message in a command.
+
+    Args:
+        content: the message, such as `command.skip`.
+    """
+    if isinstance(part, Keys):
+        entries = [SkipEntry(schedule_key=key) for key in part.keys]
+    else:
+        entries = [_skip_entry(*one) for one in zip(part.messages, part.times or [0] * len(part), strict=True)]
+    if operation.names_one:
+        content.entry.CopyFrom(entries[0])
+    else:
+        content.entries.extend(entries)
+    for name, value in fields.items():
+        setattr(content, name, value)
 
 
 def _skip_entry(message: MessageRef, deliver_at: int = 0) -> SkipEntry:

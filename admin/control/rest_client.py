@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+from pydantic.alias_generators import to_camel
 
-from admin.control.requests import CANCELLED, SKIPPED, Cancel, ControlError, Outcome
+from admin.control.requests import DONE, ControlError, Keys, Named, Outcome, done_results
 from broker.entries.message_ids import MessageRef
 from broker.pulsar_admin.admin_connection import http_client
 from conf.errors import one_line
 from conf.settings import PulsarSettings
 from tracker.commands.decode import full_name
+from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, Operation
 from tracker.wire.delaylake_pb2 import Result
 
 _CONNECTIONS = 16
+
+_Call = tuple[str, Any]  # the path and the body of a call; None: it has no body
+
+_CANCEL = OPERATIONS[CANCEL].path
 
 
 class RestClient:
@@ -40,110 +46,43 @@ class RestClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def cancel(
-        self, topic: str, cancels: Iterable[Cancel], subscriptions: Sequence[str], timeout_seconds: float
+    def send(
+        self,
+        topic: str,
+        kind: str,
+        named: Named | None,
+        subscriptions: Sequence[str],
+        timeout_seconds: float,
+        **fields: int | str,
     ) -> Iterator[Outcome]:
-        """Cancels delayed messages; yields their outcomes.
+        """Asks for an operation, and yields the outcomes.
+
+        Args:
+            topic: a source topic or a partition of it.
+            kind, named, fields: as of `RequestFactory.make`.
+            subscriptions: names of subscriptions; empty: all of the topic's, which some operations are not for.
+            timeout_seconds: of each call.
 
         Raises:
             ControlError: the API can't be reached, refuses, or does not answer in time.
         """
-        path = f"{_path(topic)}/cancelDelayedMessage"
-        calls = [
-            {
-                "ledgerId": cancel.message.ledger_id,
-                "entryId": cancel.message.entry_id,
-                "deliverAt": cancel.deliver_at,
-                "subscriptionNames": list(subscriptions),
-            }
-            for cancel in cancels
-        ]
-        return self._post([(path, call) for call in calls], CANCELLED, timeout_seconds)
-
-    def skip(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips messages or whole entries; yields their outcomes.
-
-        Without subscriptions it skips whole entries for all of the topic's, one in each call.
-
-        Raises:
-            ControlError: as above.
-        """
-        calls: list[tuple[str, Any]] = []
-        if not subscriptions:
-            calls = [(f"{_path(topic)}/acknowledgeMessage", _entry(message)) for message in messages]
-        calls += self._calls(topic, messages, subscriptions, "skipByMessageIds")
-        return self._post(calls, SKIPPED, timeout_seconds)
-
-    def reschedule(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        deliver_at: int,
-        subscriptions: Sequence[str],
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Reschedules pending messages to a time, ms since the epoch; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        calls = [
-            (path, {"messageIds": ids, "deliverAt": deliver_at})
-            for path, ids in self._calls(topic, messages, subscriptions, "reschedule")
-        ]
-        return self._post(calls, SKIPPED, timeout_seconds)
-
-    def retry(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        subscription: str,
-        reason: str,
-        after_millis: int,
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Delivers messages to a subscription once more; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        calls = [
-            (path, {"messageIds": ids, "reason": reason, "afterMillis": after_millis})
-            for path, ids in self._calls(topic, messages, [subscription], "retry")
-        ]
-        return self._post(calls, SKIPPED, timeout_seconds)
-
-    def skip_next(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the next occurrence of recurring messages, one a call; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
-        calls = [(f"{_path(topic)}/schedules/{message}/skipNext?{query}", None) for message in messages]
-        return self._post(calls, SKIPPED, timeout_seconds)
-
-    def pause_schedules(
-        self,
-        topic: str,
-        messages: Sequence[MessageRef],
-        subscriptions: Sequence[str],
-        is_paused: bool,
-        timeout_seconds: float,
-    ) -> Iterator[Outcome]:
-        """Pauses recurring messages, or resumes them, one a call; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
-        what = "pause" if is_paused else "resume"
-        calls = [(f"{_path(topic)}/schedules/{message}/{what}?{query}", None) for message in messages]
-        return self._post(calls, SKIPPED, timeout_seconds)
+        operation = OPERATIONS[kind]
+        if named is None:
+            calls: list[_Call] = [(_of_subscription(topic, name, operation), None) for name in subscriptions]
+        elif operation.is_of_schedule:
+            calls = _calls_of_schedules(topic, operation, named, subscriptions)
+        elif kind == CANCEL:
+            calls = _calls_one_by_one(topic, _CANCEL, named, subscriptions)
+        elif kind == SKIP and not subscriptions:
+            calls = _calls_one_by_one(topic, "acknowledgeMessage", named, subscriptions)
+        else:
+            calls = [
+                (_of_subscription(topic, name, operation), _content(part, fields))
+                for name in subscriptions
+                for part in named.parts(self._max_ids)
+            ]
+        done = DONE if isinstance(named, Keys) else done_results(kind)
+        return self._post(calls, done, timeout_seconds)
 
     def end_schedule(
         self, topic: str, message: MessageRef, subscriptions: Sequence[str], timeout_seconds: float
@@ -155,7 +94,10 @@ class RestClient:
         """
         query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
         return self._post(
-            [(f"{_path(topic)}/schedules/{message}?{query}", None)], CANCELLED, timeout_seconds, method="DELETE"
+            [(f"{_path(topic)}/schedules/{message}?{query}", None)],
+            done_results(CANCEL),
+            timeout_seconds,
+            method="DELETE",
         )
 
     def schedules(
@@ -173,105 +115,6 @@ class RestClient:
         """
         path = f"{_path(topic)}/schedules{'' if message is None else f'/{message}'}"
         return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
-
-    def cancel_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Cancels the messages that wait under schedule keys, one a call; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        return self._one_by_one(topic, "cancelDelayedMessage", keys, subscriptions, timeout_seconds)
-
-    def skip_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the messages that wait under schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        if not subscriptions:
-            return self._one_by_one(topic, "acknowledgeMessage", keys, subscriptions, timeout_seconds)
-        calls = self._calls(topic, keys, subscriptions, "skipByMessageIds")
-        return self._post([(path, {"scheduleKeys": part}) for path, part in calls], SKIPPED, timeout_seconds)
-
-    def reschedule_keys(
-        self, topic: str, keys: Sequence[str], deliver_at: int, subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Reschedules the messages that wait under schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        calls = [
-            (path, {"scheduleKeys": part, "deliverAt": deliver_at})
-            for path, part in self._calls(topic, keys, subscriptions, "reschedule")
-        ]
-        return self._post(calls, SKIPPED, timeout_seconds)
-
-    def skip_next_of_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Skips the next occurrence of the recurring messages of schedule keys; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        return self._post(_schedules_of_keys(topic, keys, subscriptions, "skipNext"), SKIPPED, timeout_seconds)
-
-    def pause_schedules_of_keys(
-        self, topic: str, keys: Sequence[str], subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Pauses the recurring messages of schedule keys, or resumes them; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        what = "pause" if is_paused else "resume"
-        return self._post(_schedules_of_keys(topic, keys, subscriptions, what), SKIPPED, timeout_seconds)
-
-    def _one_by_one(
-        self, topic: str, operation: str, keys: Sequence[str], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        calls = [{"scheduleKey": key, "subscriptionNames": list(subscriptions)} for key in keys]
-        return self._post([(f"{_path(topic)}/{operation}", call) for call in calls], SKIPPED, timeout_seconds)
-
-    def restore(
-        self, topic: str, messages: Sequence[MessageRef], subscriptions: Sequence[str], timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Undoes cancels and skips; yields their outcomes.
-
-        Raises:
-            ControlError: as above.
-        """
-        return self._post(self._calls(topic, messages, subscriptions, "restore"), SKIPPED, timeout_seconds)
-
-    def pause(
-        self, topic: str, subscriptions: Sequence[str], is_paused: bool, timeout_seconds: float
-    ) -> Iterator[Outcome]:
-        """Pauses subscriptions, or resumes them (`is_paused` is False); yields an outcome for each.
-
-        Raises:
-            ControlError: as above.
-        """
-        operation = "pause" if is_paused else "resume"
-        paths = [f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}" for name in subscriptions]
-        return self._post([(path, None) for path in paths], SKIPPED, timeout_seconds)
-
-    def _calls(
-        self, topic: str, messages: Sequence[MessageRef | str], subscriptions: Sequence[str], operation: str
-    ) -> list[tuple[str, Any]]:
-        """Returns the path and the message ids, or schedule keys, of each call."""
-        return [
-            (
-                f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation}",
-                [str(message) for message in messages[start : start + self._max_ids]],
-            )
-            for name in subscriptions
-            for start in range(0, len(messages), self._max_ids)
-        ]
 
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
         """Returns the entry with an index, and its partition.
@@ -329,7 +172,7 @@ class RestClient:
         return found
 
     def _post(
-        self, calls: list[tuple[str, Any]], done: frozenset[int], timeout_seconds: float, method: str = "POST"
+        self, calls: list[_Call], done: frozenset[int], timeout_seconds: float, method: str = "POST"
     ) -> Iterator[Outcome]:
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             for found in pool.map(lambda call: self._call(method, call[0], call[1], timeout_seconds), calls):
@@ -368,14 +211,36 @@ def _path(topic: str) -> str:
     return "/".join(["/admin/v2", domain, *(quote(part, safe="") for part in rest.split("/", 2))])
 
 
-def _schedules_of_keys(
-    topic: str, keys: Sequence[str], subscriptions: Sequence[str], operation: str
-) -> list[tuple[str, Any]]:
-    """Returns the path and body of a call for each key's schedule."""
+def _of_subscription(topic: str, name: str, operation: Operation) -> str:
+    return f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation.path}"
+
+
+def _calls_of_schedules(topic: str, operation: Operation, named: Named, subscriptions: Sequence[str]) -> list[_Call]:
+    """Returns a call for each schedule."""
+    query = {"subscriptionNames": list(subscriptions)}
+    if isinstance(named, Keys):
+        queries = [httpx.QueryParams({"scheduleKey": key, **query}) for key in named.keys]
+        return [(f"{_path(topic)}/schedules/{operation.path}?{one}", None) for one in queries]
+    params = httpx.QueryParams(query)
+    return [(f"{_path(topic)}/schedules/{one}/{operation.path}?{params}", None) for one in named.messages]
+
+
+def _calls_one_by_one(topic: str, path: str, named: Named, subscriptions: Sequence[str]) -> list[_Call]:
+    """Returns a call for each message."""
+    if isinstance(named, Keys):
+        contents: list[dict[str, Any]] = [{"scheduleKey": key} for key in named.keys]
+    else:
+        contents = [{"ledgerId": one.ledger_id, "entryId": one.entry_id} for one in named.messages]
+        if path == _CANCEL:
+            contents = [{**one, "deliverAt": time} for one, time in zip(contents, named.times, strict=True)]
     names = list(subscriptions)
-    queries = [httpx.QueryParams({"scheduleKey": key, "subscriptionNames": names}) for key in keys]
-    return [(f"{_path(topic)}/schedules/{operation}?{query}", None) for query in queries]
+    return [(f"{_path(topic)}/{path}", {**content, "subscriptionNames": names}) for content in contents]
 
 
-def _entry(message: MessageRef) -> dict[str, int]:
-    return {"ledgerId": message.ledger_id, "entryId": message.entry_id}
+def _content(part: Named, fields: Mapping[str, int | str]) -> Any:
+    """Returns the body of a call that names messages together."""
+    more = {to_camel(name): value for name, value in fields.items()}
+    if isinstance(part, Keys):
+        return {"scheduleKeys": list(part.keys), **more}
+    ids = [str(message) for message in part.messages]
+    return {"messageIds": ids, **more} if more else ids

@@ -9,9 +9,12 @@ from broker.entries.message_ids import MessageRef
 from conf.settings import Route, Settings
 from status.dead_letters import is_dead_letter
 from status.job_status import known_status
+from tracker.commands.kinds import OPERATIONS, Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.commands.retries import REDRIVE, SENT_BACK
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
+from warehouse.pending import EFFECT
 from warehouse.queries.listing import PendingFilter, State, time_as_it_came
 from warehouse.queries.waiting import Pending
 from warehouse.routes.known_routes import known_destinations
@@ -20,16 +23,9 @@ _SHOWN_BYTES = 4_096
 _MOST_STANDINGS = 50  # of an entry with several messages
 
 _WORDS = {
-    "CANCEL": "cancelled",
-    "SKIP": "skipped",
-    "RESCHEDULE": "rescheduled",
-    "RESTORE": "restored",
-    "RETRY": "retried",
-    "SENT_BACK": "sent back for a retry",
-    "REDRIVE": "re-driven",
-    "SKIP_NEXT": "next occurrence skipped",
-    "PAUSE_SCHEDULE": "schedule paused",
-    "RESUME_SCHEDULE": "schedule resumed",
+    **{operation.kind.upper(): operation.done for operation in OPERATIONS.values()},
+    SENT_BACK: "sent back for a retry",
+    REDRIVE: "re-driven",
 }
 
 
@@ -130,7 +126,9 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
     rows = snapshot.sql(
         f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY'"  # noqa: S608
     ).to_pylist()
-    outcomes = snapshot.sql(f"SELECT * FROM outcomes WHERE {_of(topic, ref)}").to_pylist()  # noqa: S608
+    outcomes = snapshot.sql(
+        f"SELECT *, {EFFECT} AS had_effect FROM outcomes WHERE {_of(topic, ref)}"  # noqa: S608
+    ).to_pylist()
     for row in rows:
         if not row["sequence"]:
             add(
@@ -145,7 +143,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
         what = "superseded" if row["result"] == "SUPERSEDED" else what
-        to = row["deliver_at"] if is_done and row["operation"] == "RESCHEDULE" else None
+        to = row["deliver_at"] if row["had_effect"] == Effect.MOVE else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     destinations = known_destinations(settings, known_status(settings.warehouse))
     for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
@@ -174,7 +172,7 @@ def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[di
     times += [
         (o["sequence"], max(o["deliver_at"], o["applied_at"]))
         for o in outcomes
-        if (o["operation"], o["result"], o["subscription"]) == ("RESCHEDULE", "APPLIED", subscription)
+        if (o["had_effect"], o["subscription"]) == (Effect.MOVE, subscription)
     ]
     _, due = max(time for time in times if time[0] < held["sequence"])
     return max(int(held["publish_time"]), due)

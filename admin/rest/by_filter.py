@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from admin.control.async_client import AsyncControlClient
@@ -72,6 +72,28 @@ class BulkReschedule(BulkRequest):
         if (self.deliver_at is None) == (self.shift_millis is None):
             raise ValueError("one of deliverAt and shiftMillis is needed")
         return self
+
+
+class BulkPostpone(BulkRequest):
+    """The messages to be delivered later, and by how much."""
+
+    by_millis: Annotated[int, Field(gt=-(2**47), lt=2**47, description="So much later; negative: sooner.")]
+
+    @field_validator("by_millis")
+    @classmethod
+    def _is_not_0(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("must not be 0")
+        return value
+
+
+def parse_postpone_by_filter(body: bytes) -> tuple[BulkRequest, Change]:
+    """Reads a body with a filter and byMillis; as `parse_bulk`."""
+    try:
+        postponed = BulkPostpone.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error) from error
+    return postponed, Change(Action.POSTPONE, shift_millis=postponed.by_millis)
 
 
 def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:

@@ -19,7 +19,7 @@ from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from admin.security.policy import Policy
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
-from tracker.commands.schema import PAUSE, RESUME, SCHEDULE_KINDS
+from tracker.commands.kinds import OPERATIONS
 from tracker.wire.delaylake_pb2 import ControlCommand
 
 # The HTTP statuses of unsuccessful results, gravest first: a call has one status.
@@ -103,10 +103,10 @@ def _is_for_whole_topic(command: ControlCommand) -> bool:
 
     All commands of a call are of one kind.
     """
-    operation = command.WhichOneof("operation") or ""
-    if operation in (PAUSE, RESUME, *SCHEDULE_KINDS):
+    field = command.WhichOneof("operation") or ""
+    if field in OPERATIONS and OPERATIONS[field].is_of_topic:
         return True
-    named = getattr(command, operation)
+    named = getattr(command, field)
     entries = getattr(named, "entries", None) or getattr(named, "messages", None) or ()
     return any(entry.schedule_key for entry in entries)
 

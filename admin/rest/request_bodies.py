@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from admin.control.requests import Cancel
+from admin.control.requests import Ids, Keys, Named
 from broker.entries.message_ids import (
     MAX_INT64,
     MessageRef,
@@ -59,13 +59,13 @@ def parse_message(given: Mapping[str, object]) -> MessageRef:
     return message_ref(_int64(given, "ledgerId", 0), _int64(given, "entryId", 0), -1, -1)
 
 
-def parse_cancel(given: Mapping[str, object]) -> Cancel:
+def parse_cancel(given: Mapping[str, object]) -> Ids:
     """Reads ledgerId, entryId and deliverAt.
 
     Raises:
         BadRequestError: one of them is missing, not a number, or negative, or deliverAt is 0.
     """
-    return Cancel(parse_message(given), _int64(given, "deliverAt", 1))
+    return Ids([parse_message(given)], [_int64(given, "deliverAt", 1)])
 
 
 def parse_schedule_key(given: Mapping[str, object]) -> str | None:
@@ -82,25 +82,19 @@ def parse_schedule_key(given: Mapping[str, object]) -> str | None:
     return _key(key)
 
 
-def parse_schedule_keys(body: bytes, max_ids: int, has_time: bool = False) -> tuple[list[str], int] | None:
-    """Reads {"scheduleKeys": [...]}; None: the body has no such field.
+def parse_named(body: bytes, max_ids: int) -> Named:
+    """Reads {"scheduleKeys": [...]}, or a body as of `parse_skip`. Raises as `parse_skip`, or if a key is wrong."""
+    return _keys(parse_json(body), {"scheduleKeys"}, max_ids) or Ids(parse_skip(body, max_ids))
+
+
+def _keys(content: object, fields: set[str], max_ids: int) -> Keys | None:
+    """Reads the schedule keys of a body, each once; None: it has none.
 
     Args:
-        body: the body.
-        max_ids: the maximum number of keys.
-        has_time: whether the body has `deliverAt`, too.
-
-    Returns:
-        the keys, each once, and the time, ms since the epoch, or 0.
-
-    Raises:
-        BadRequestError: the body has other fields, a key is wrong, or deliverAt is out of range.
-        TooManyIdsError: the body has more keys than `max_ids`.
+        fields: the names of the fields that such a body has.
     """
-    content = parse_json(body)
     if not isinstance(content, dict) or "scheduleKeys" not in content:
         return None
-    fields = {"scheduleKeys", "deliverAt"} if has_time else {"scheduleKeys"}
     if content.keys() != fields:
         raise BadRequestError(f"with scheduleKeys the body has the fields {', '.join(sorted(fields))}")
     keys = content["scheduleKeys"]
@@ -108,7 +102,7 @@ def parse_schedule_keys(body: bytes, max_ids: int, has_time: bool = False) -> tu
         raise BadRequestError("scheduleKeys must be a list of keys")
     if len(keys) > max_ids:
         raise TooManyIdsError(f"{len(keys):,} schedule keys; a call may have {max_ids:,}")
-    return list(dict.fromkeys(map(_key, keys))), _new_time(content) if has_time else 0
+    return Keys(list(dict.fromkeys(map(_key, keys))))
 
 
 def _new_time(content: Mapping[str, object]) -> int:
@@ -201,8 +195,8 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     return _each(ids, max_ids, _object_id if kind.lower() == "messageid" else _base64_id)
 
 
-def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
-    """Reads {"messageIds": as in `parse_skip`, "deliverAt": ms since the epoch}.
+def parse_reschedule(body: bytes, max_ids: int) -> tuple[Named, int]:
+    """Reads {"messageIds": as in `parse_skip`, "deliverAt": ms since the epoch}, or with "scheduleKeys": [...].
 
     Returns:
         the messages, and the time.
@@ -211,10 +205,31 @@ def parse_reschedule(body: bytes, max_ids: int) -> tuple[list[MessageRef], int]:
         BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or deliverAt is out of range.
     """
     content = parse_json(body)
+    if (keys := _keys(content, {"scheduleKeys", "deliverAt"}, max_ids)) is not None:
+        return keys, _new_time(content)
     if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
         raise BadRequestError('the body must be {"messageIds": [...], "deliverAt": ms}')
-    ids, deliver_at = content["messageIds"], _new_time(content)
-    return parse_skip(json.dumps(ids).encode(), max_ids), deliver_at
+    deliver_at = _new_time(content)
+    return Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), deliver_at
+
+
+def parse_postpone(body: bytes, max_ids: int) -> tuple[Named, int]:
+    """Reads {"messageIds": as in `parse_skip`, "byMillis": ms}, or with "scheduleKeys": [...].
+
+    Returns:
+        the messages, and by how many ms they are postponed.
+
+    Raises:
+        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or byMillis is 0 or out of range.
+    """
+    content = parse_json(body)
+    keys = _keys(content, {"scheduleKeys", "byMillis"}, max_ids)
+    if not isinstance(content, dict) or (keys is None and content.keys() != {"messageIds", "byMillis"}):
+        raise BadRequestError('the body must be {"messageIds": [...], "byMillis": ms}')
+    by = _int64(content, "byMillis", -MAX_TIME_MILLIS + 1)
+    if by == 0 or by >= MAX_TIME_MILLIS:
+        raise BadRequestError(f"byMillis must not be 0, and less than {MAX_TIME_MILLIS}")
+    return keys or Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), by
 
 
 def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:

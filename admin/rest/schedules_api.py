@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from admin.control.requests import CANCELLED, Cancel, Outcome, RequestFactory
+from admin.control.requests import Ids, Keys, Outcome, RequestFactory, done_results
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
@@ -31,7 +31,7 @@ from admin.rest.topics_schema import (
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
-from tracker.commands.schema import CANCEL, SKIP
+from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
@@ -136,116 +136,59 @@ async def end_schedule(
         raise
     # A cancel is for a whole entry, which may have other messages.
     is_alone = found.batch_size == 1
-    commands = [made.cancel(Cancel(found.ref, found.cancel_at))] if is_alone else made.skip([found.ref])
+    commands = made.make(CANCEL, Ids([found.ref], [found.cancel_at])) if is_alone else made.make(SKIP, Ids([found.ref]))
     return await send(request, commands, CANCEL_CODES)
 
 
-@router.post(
-    TOPIC_PATH + "/schedules/{id}/skipNext",
-    summary="Skip the next occurrence of a schedule",
-    description=SKIP_NEXT_OCCURRENCE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
+_CHANGES = (
+    (SKIP_NEXT, "Skip the next occurrence of", "skip_next_occurrence", SKIP_NEXT_OCCURRENCE_TEXT),
+    (PAUSE_SCHEDULE, "Pause", "pause_schedule", PAUSE_SCHEDULE_TEXT),
+    (RESUME_SCHEDULE, "Resume", "resume_schedule", RESUME_SCHEDULE_TEXT),
 )
-async def skip_next_occurrence(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_id: ScheduleId,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.skip_next([_ref(schedule_id)]), CANCEL_CODES)
 
 
-@router.post(
-    TOPIC_PATH + "/schedules/skipNext",
-    summary="Skip the next occurrence of the schedule of a key",
-    description=SKIP_NEXT_OCCURRENCE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def skip_next_occurrence_of_key(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_key: KeyOfSchedule,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.skip_next_of_keys([_key(schedule_key)]), CANCEL_CODES)
+def _add_change(kind: str, verb: str, name: str, text: str) -> None:
+    """Adds the routes of an operation on schedules: for the schedule with an id, and for that of a key."""
+
+    async def by_id(
+        request: Request,
+        role: Skipper,
+        target: TargetTopic,
+        schedule_id: ScheduleId,
+        subscription_names: SubscriptionNames = None,
+    ) -> Response:
+        made = await _factory(request, role, target, subscription_names)
+        return await send(request, made.make(kind, Ids([_ref(schedule_id)])), CANCEL_CODES)
+
+    async def by_key(
+        request: Request,
+        role: Skipper,
+        target: TargetTopic,
+        schedule_key: KeyOfSchedule,
+        subscription_names: SubscriptionNames = None,
+    ) -> Response:
+        made = await _factory(request, role, target, subscription_names)
+        return await send(request, made.make(kind, Keys([_key(schedule_key)])), CANCEL_CODES)
+
+    for middle, run, what, own_name in (
+        ("/{id}", by_id, "a schedule", name),
+        ("", by_key, "the schedule of a key", f"{name}_of_key"),
+    ):
+        path = f"{TOPIC_PATH}/schedules{middle}/{OPERATIONS[kind].path}"
+        router.add_api_route(
+            path,
+            run,
+            methods=["POST"],
+            name=own_name,
+            summary=f"{verb} {what}",
+            description=text,
+            status_code=204,
+            responses=ACTION_RESPONSES,
+        )
 
 
-@router.post(
-    TOPIC_PATH + "/schedules/{id}/pause",
-    summary="Pause a schedule",
-    description=PAUSE_SCHEDULE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def pause_schedule(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_id: ScheduleId,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.pause_schedules([_ref(schedule_id)], True), CANCEL_CODES)
-
-
-@router.post(
-    TOPIC_PATH + "/schedules/pause",
-    summary="Pause the schedule of a key",
-    description=PAUSE_SCHEDULE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def pause_schedule_of_key(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_key: KeyOfSchedule,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], True), CANCEL_CODES)
-
-
-@router.post(
-    TOPIC_PATH + "/schedules/{id}/resume",
-    summary="Resume a schedule",
-    description=RESUME_SCHEDULE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def resume_schedule(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_id: ScheduleId,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.pause_schedules([_ref(schedule_id)], False), CANCEL_CODES)
-
-
-@router.post(
-    TOPIC_PATH + "/schedules/resume",
-    summary="Resume the schedule of a key",
-    description=RESUME_SCHEDULE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def resume_schedule_of_key(
-    request: Request,
-    role: Skipper,
-    target: TargetTopic,
-    schedule_key: KeyOfSchedule,
-    subscription_names: SubscriptionNames = None,
-) -> Response:
-    made = await _factory(request, role, target, subscription_names)
-    return await send(request, made.pause_schedules_of_keys([_key(schedule_key)], False), CANCEL_CODES)
+for _change in _CHANGES:
+    _add_change(*_change)
 
 
 async def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
@@ -286,7 +229,7 @@ def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
             MessageRef(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
             Result.Name(row["result"]),
             row["reason"] or "",
-            row["result"] in CANCELLED,
+            row["result"] in done_results(CANCEL),
         )
         for row in rows
         if (row["topic"], row["ledger_id"], row["entry_id"]) == (source, message.ledger_id, message.entry_id)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.exceptions import HTTPException
 
 from admin.control.bulk import Action, Change
+from admin.control.requests import Ids, Keys, Named
 from admin.errors import AdminError
-from admin.rest.by_filter import by_filter, parse_bulk
+from admin.rest.by_filter import by_filter, parse_bulk, parse_postpone_by_filter
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
@@ -18,10 +19,11 @@ from admin.rest.request_bodies import (
     parse_cancel,
     parse_json,
     parse_message,
+    parse_named,
+    parse_postpone,
     parse_reschedule,
     parse_retry,
     parse_schedule_key,
-    parse_schedule_keys,
     parse_skip,
     parse_skip_map,
     parse_subscriptions,
@@ -36,6 +38,8 @@ from admin.rest.topics_schema import (
     DELIVER_NOW_TEXT,
     FILTER_BODY,
     PAUSE_TEXT,
+    POSTPONE_BODY,
+    POSTPONE_TEXT,
     RESCHEDULE_BODY,
     RESCHEDULE_TEXT,
     RESTORE_TEXT,
@@ -64,8 +68,9 @@ from admin.rest.topics_schema import (
     fields_body,
 )
 from admin.security.policy import open_to_all
-from broker.entries.message_ids import MessageIdError, MessageRef
+from broker.entries.message_ids import MessageIdError
 from conf.settings import Settings
+from tracker.commands.kinds import CANCEL, PAUSE, POSTPONE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
 from tracker.subscriptions import ALSO_LATER
 
 _T = TypeVar("_T")
@@ -104,13 +109,12 @@ async def cancel_delayed_message(
         )
         names = parse_subscriptions(given.get("subscriptionNames"))
         key = parse_schedule_key(given)
-        cancel = None if key is not None else parse_cancel(given)
+        named = Keys([key]) if key is not None else parse_cancel(given)
     except (BadRequestError, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    factory = command_factory(request, role, target, names)
-    commands = [factory.cancel(cancel)] if cancel is not None else factory.cancel_keys([str(key)])
-    return await send(request, commands, CANCEL_CODES)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.make(CANCEL, named), CANCEL_CODES)
 
 
 @router.post(
@@ -143,13 +147,12 @@ async def acknowledge_message(
         )
         names = parse_subscriptions(given.get("subscriptionNames"))
         key = parse_schedule_key(given)
-        message = None if key is not None else parse_message(given)
+        named = Keys([key]) if key is not None else Ids([parse_message(given)])
     except (BadRequestError, MessageIdError) as error:
         raise AdminError(412, str(error)) from error
     target.check_subscriptions(names)
-    factory = command_factory(request, role, target, names)
-    commands = factory.skip([message]) if message is not None else factory.skip_keys([str(key)])
-    return await send(request, commands, CANCEL_CODES)
+    made = command_factory(request, role, target, names)
+    return await send(request, made.make(SKIP, named), CANCEL_CODES)
 
 
 @router.post(
@@ -167,10 +170,8 @@ async def skip_by_message_ids(
     subscription: Subscription,
     authoritative: Authoritative = None,
 ) -> Response:
-    if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
-        factory = command_factory(request, role, target, [subscription])
-        return await send(request, factory.skip_keys(by_key[0]), SKIP_CODES)
-    return await _skip(request, role, target, subscription, parse_skip)
+    named = await _named(request, target, subscription, parse_named)
+    return await _send(request, role, target, subscription, SKIP, named, SKIP_CODES)
 
 
 @router.post(
@@ -192,7 +193,8 @@ async def skip_by_map(
         # As in Pulsar, where it skips the next 0 messages.
         target.check_subscriptions([subscription])
         return answer(request, [], SKIP_CODES)
-    return await _skip(request, role, target, subscription, parse_skip_map)
+    messages = await _named(request, target, subscription, parse_skip_map)
+    return await _send(request, role, target, subscription, SKIP, Ids(messages), SKIP_CODES)
 
 
 @router.post(
@@ -206,11 +208,24 @@ async def skip_by_map(
 async def reschedule(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
-    factory = command_factory(request, role, target, [subscription])
-    if (by_key := await _named(request, target, subscription, _timed_keys)) is not None:
-        return await send(request, factory.reschedule_keys(*by_key), CANCEL_CODES)
-    messages, deliver_at = await _named(request, target, subscription, parse_reschedule)
-    return await send(request, factory.reschedule(messages, deliver_at), CANCEL_CODES)
+    named, deliver_at = await _named(request, target, subscription, parse_reschedule)
+    return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=deliver_at)
+
+
+@router.post(
+    TOPIC_PATH + "/subscription/{subscription}/postpone",
+    summary="Deliver messages later",
+    description=POSTPONE_TEXT,
+    status_code=204,
+    responses=ACTION_RESPONSES,
+    openapi_extra=POSTPONE_BODY,
+)
+async def postpone(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
+    if await _has_filter(request):
+        body = parse_postpone_by_filter(await request.body())
+        return await by_filter(request, role, target, subscription, *body)
+    named, by_millis = await _named(request, target, subscription, parse_postpone)
+    return await _send(request, role, target, subscription, POSTPONE, named, by_millis=by_millis)
 
 
 @router.post(
@@ -225,11 +240,8 @@ async def deliver_now(request: Request, role: Deliverer, target: TargetTopic, su
     if await _has_filter(request):
         at_once = Change(Action.RESCHEDULE, deliver_at=0)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
-    factory = command_factory(request, role, target, [subscription])
-    if (by_key := await _named(request, target, subscription, parse_schedule_keys)) is not None:
-        return await send(request, factory.reschedule_keys(by_key[0], 0), CANCEL_CODES)
-    messages = await _named(request, target, subscription, parse_skip)
-    return await send(request, factory.reschedule(messages, 0), CANCEL_CODES)
+    named = await _named(request, target, subscription, parse_named)
+    return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=0)
 
 
 @router.post(
@@ -245,7 +257,7 @@ async def restore(request: Request, role: Canceller, target: TargetTopic, subscr
         undo = Change(Action.RESTORE)
         return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
     messages = await _named(request, target, subscription, parse_skip)
-    return await send(request, command_factory(request, role, target, [subscription]).restore(messages), CANCEL_CODES)
+    return await _send(request, role, target, subscription, RESTORE, Ids(messages))
 
 
 @router.post(
@@ -262,8 +274,9 @@ async def retry(request: Request, role: Deliverer, target: TargetTopic, subscrip
         names = ", ".join(one.name for one in target.route.subscriptions)
         text = f"a retry is for the one subscription whose consumer failed, and not for {ALSO_LATER}"
         raise AdminError(412, f"{text}: the topic has {names}")
-    factory = command_factory(request, role, target, [subscription])
-    return await send(request, factory.retry(messages, reason, after_millis), CANCEL_CODES)
+    return await _send(
+        request, role, target, subscription, RETRY, Ids(messages), reason=reason, after_millis=after_millis
+    )
 
 
 @router.post(
@@ -274,7 +287,7 @@ async def retry(request: Request, role: Deliverer, target: TargetTopic, subscrip
     responses=ACTION_RESPONSES,
 )
 async def pause(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
-    return await _switch(request, role, target, subscription, is_paused=True)
+    return await _switch(request, role, target, subscription, PAUSE)
 
 
 @router.post(
@@ -285,7 +298,7 @@ async def pause(request: Request, role: Administrator, target: TargetTopic, subs
     responses=ACTION_RESPONSES,
 )
 async def resume(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
-    return await _switch(request, role, target, subscription, is_paused=False)
+    return await _switch(request, role, target, subscription, RESUME)
 
 
 @router.api_route(
@@ -299,19 +312,19 @@ async def non_persistent(rest: str) -> Response:
     raise AdminError(code, "not for non-persistent topics: they keep no messages")
 
 
-def _timed_keys(body: bytes, max_ids: int) -> tuple[list[str], int] | None:
-    return parse_schedule_keys(body, max_ids, has_time=True)
-
-
-async def _skip(
+async def _send(
     request: Request,
     role: str,
     target: Target,
     subscription: str,
-    parse: Callable[[bytes, int], list[MessageRef]],
+    kind: str,
+    named: Named | None,
+    codes: Mapping[str, int] = CANCEL_CODES,
+    **fields: int | str,
 ) -> Response:
-    messages = await _named(request, target, subscription, parse)
-    return await send(request, command_factory(request, role, target, [subscription]).skip(messages), SKIP_CODES)
+    """Asks for an operation for a subscription; arguments are as of `RequestFactory.make` and `send`."""
+    made = command_factory(request, role, target, [subscription])
+    return await send(request, made.make(kind, named, **fields), codes)
 
 
 async def _has_filter(request: Request) -> bool:
@@ -323,10 +336,10 @@ async def _has_filter(request: Request) -> bool:
     return isinstance(content, dict) and "filter" in content
 
 
-async def _switch(request: Request, role: str, target: Target, subscription: str, is_paused: bool) -> Response:
+async def _switch(request: Request, role: str, target: Target, subscription: str, kind: str) -> Response:
     await refuse_body(request, "it is for all that the subscription gets")
     target.check_subscriptions([subscription])
-    return await send(request, [command_factory(request, role, target, [subscription]).pause(is_paused)], CANCEL_CODES)
+    return await _send(request, role, target, subscription, kind, None)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:

@@ -170,6 +170,11 @@ RESCHEDULE_TEXT = (
     "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
     " They keep their ids. Cancelled or skipped messages have to be restored first." + _OR_FILTER + _HEADERS
 )
+POSTPONE_TEXT = (
+    "Delivers messages that wait for the subscription so much later than each would be, or sooner with a negative"
+    " `byMillis`, but not before now. A message that is held back counts from the time at which it came due. Of a"
+    " recurring message it is the next occurrence alone. Each call adds up." + _OR_FILTER + _HEADERS
+)
 DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _HEADERS
 RESTORE_TEXT = (
     "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time."
@@ -293,6 +298,14 @@ RESCHEDULE_BODY = _json_body(
         "schedule keys": {"scheduleKeys": ["order-7"], "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
         "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
+    },
+)
+POSTPONE_BODY = _json_body(
+    {"type": "object"},
+    {
+        "triplets": {"messageIds": ["7:0:3", "7:1"], "byMillis": 1_800_000},
+        "schedule keys": {"scheduleKeys": ["order-7"], "byMillis": 1_800_000},
+        "filter": {"filter": {"properties": {"region": "eu"}}, "byMillis": 1_800_000, "dryRun": True},
     },
 )
 RETRY_BODY = _json_body(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, printable
 from conf.times import time_text
 from jobs.options import Output, OutputOption, global_options, show
 from jobs.watch import WatchOption, watch
@@ -104,7 +104,7 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
         f"{trouble.kind.replace('_', ' ')}: {trouble.name}: {trouble.text} (for {(now - trouble.since) // 1000:,} s)"
         for trouble in found.troubles
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _now() -> int:

@@ -17,7 +17,7 @@ import pulsar
 import yaml
 
 from admin.control.client import ControlClient
-from admin.control.requests import Cancel, Outcome
+from admin.control.requests import Ids, Outcome
 from broker.client import connect
 from broker.entries.message_ids import MessageRef, parse
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -39,6 +39,7 @@ from jobs.demo.plan import (
     verify_stored,
 )
 from jobs.demo.progress import Progress
+from tracker.commands.kinds import CANCEL, SKIP
 from tracker.properties.message_position import POSITION_SQL
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
@@ -154,11 +155,12 @@ class DemoRun:
                 by_entry = {_entry(parse(m.position)): m for m in _waiting(messages)}
                 outcomes: Iterator[Outcome]
                 if subscription is None:
-                    cancels = [Cancel(MessageRef(*entry[:2]), m.deliver_at) for entry, m in by_entry.items()]
-                    outcomes = control.cancel(topic, cancels, [], _PATIENCE_SECONDS)
+                    refs = [MessageRef(*entry[:2]) for entry in by_entry]
+                    cancelled = Ids(refs, [m.deliver_at for m in by_entry.values()])
+                    outcomes = control.send(topic, CANCEL, cancelled, [], _PATIENCE_SECONDS)
                 else:
-                    ids = [parse(m.position) for m in by_entry.values()]
-                    outcomes = control.skip(topic, ids, [subscription], _PATIENCE_SECONDS)
+                    skipped = Ids([parse(m.position) for m in by_entry.values()])
+                    outcomes = control.send(topic, SKIP, skipped, [subscription], _PATIENCE_SECONDS)
                 for outcome in outcomes:
                     self._outcomes[outcome.result] += 1
                     if outcome.is_done:

@@ -15,10 +15,11 @@ from broker.position import Position
 from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.waiting_commands import WAITING
+from tracker.commands.kinds import RESCHEDULE, RETRY, Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
 from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import COMMAND_ROWS, RESCHEDULE, RETRY
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -33,7 +34,7 @@ from tracker.messages import (
 )
 from warehouse.delivery_key import attempt_sql
 from warehouse.delta.tables import OnProgress, Tables
-from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled
+from warehouse.pending import EFFECT, IS_CANCEL, IS_RESTORE, are_cancelled
 from warehouse.schemas import DELAYED_INDEX
 
 _CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
@@ -63,7 +64,7 @@ _MOVES = f"""
 FROM delayed_index
 WHERE (operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)) AND occurrence IS NULL
 UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source, {attempt_sql()}, reason
-FROM outcomes WHERE result = 'APPLIED' AND operation IN ('RESCHEDULE', 'RETRY') AND occurrence IS NULL
+FROM outcomes WHERE ({EFFECT} = '{Effect.MOVE}' OR ({IS_RESTORE} AND attempt IS NOT NULL)) AND occurrence IS NULL
 """
 
 _DELAYS = """

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 
 from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.commands.control import Control
+from tracker.commands.kinds import Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.delta.tables import OnProgress, Tables, literal
+from warehouse.pending import EFFECT
 
 DELAYS = """
 SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence, schedule_key, key_since,
@@ -21,10 +23,10 @@ SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscript
 FROM delayed_index WHERE operation = 'DELAY'
 """
 
-_RESUMED = """
-SELECT topic, subscription, max(applied_at) AS at FROM outcomes WHERE result = 'APPLIED' AND operation = 'RESUME'
-GROUP BY topic, subscription
-"""
+_RESUMED = f"""
+SELECT topic, subscription, max(applied_at) AS at FROM outcomes
+WHERE {EFFECT} = '{Effect.RESUME}' AND occurrence IS NULL GROUP BY topic, subscription
+"""  # noqa: S608
 
 
 def first_overdue(

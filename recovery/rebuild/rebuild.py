@@ -29,11 +29,13 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.control import Control
+from tracker.commands.kinds import Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.sharding import shards_of
 from warehouse.delta.tables import OnProgress, Tables
+from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
 from warehouse.renumbering import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
@@ -50,10 +52,9 @@ GROUP BY topic, partition, ledger_id
 
 _ADDRESSED = ["subscription", "ledger_id", "entry_id", "batch_index"]
 
-_PAUSE_CHANGES = """
-SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND operation IN ('PAUSE', 'RESUME')
-ORDER BY sequence
-"""
+_PAUSE_CHANGES = f"""
+SELECT topic, subscription, {EFFECT} AS effect FROM outcomes WHERE {IS_PAUSE_CHANGE} ORDER BY sequence
+"""  # noqa: S608
 
 
 def rebuild(
@@ -297,7 +298,7 @@ def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, i
         if row["subscription"] in names.get(row["topic"], ()):
             bit = 1 << names[row["topic"]].index(row["subscription"])
             before = paused.get(row["topic"], 0)
-            paused[row["topic"]] = before | bit if row["operation"] == "PAUSE" else before & ~bit
+            paused[row["topic"]] = before | bit if row["effect"] == Effect.HOLD else before & ~bit
     return {topic: bits for topic, bits in paused.items() if bits}
 
 

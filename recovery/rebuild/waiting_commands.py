@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import CANCEL, COMMAND_ROWS, RESCHEDULE
+from tracker.commands.kinds import CANCEL, RESCHEDULE
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import subscription_numbers, typed, where
 from tracker.subscriptions import ALSO_LATER
 from warehouse.delta.tables import Tables

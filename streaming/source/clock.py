@@ -113,7 +113,7 @@ class Clock:
         index_version: Callable[[], int],
         rows_due: Callable[[int, int, int], list[tuple[int, int]]],
         large_due: LargeDue | None = None,
-        large_rule: LargeRule = NONE_LARGE,
+        large_rule: Callable[[int, int, int], LargeRule] = lambda *_: NONE_LARGE,
     ) -> Offset:
         """Makes the next offset. The caller adds positions, routes and other fields that the clock does not know.
 
@@ -129,7 +129,8 @@ class Clock:
             large_due: called with (version of delayed_index, rule, last key that is loaded, load horizon); returns
                 (key, bytes) of the large rows after the key that are due before the horizon, ascending; of very many
                 only the first. None: no row is large.
-            large_rule: which rows are large. While some of them wait it stays as it was.
+            large_rule: called with (version of delayed_index, start, end) as `rows_due`; returns which rows are large.
+                While some of them wait it stays as it was.
         """
         is_set_back = self._is_set_back(last, now, feedback)
         furthest_cutoff = self._lookahead_end(now, feedback) if is_set_back else self._next_cutoff(last, now, feedback)
@@ -154,9 +155,10 @@ class Clock:
             version = index_version()
             load, near, has_segment = self._horizons(last, now, feedback, version, rows_due)
             if large_due is not None and not has_segment and large.after is None:
-                large = LargeRows(large_rule)
+                large = LargeRows(large_rule(version, load, load))
             elif large_due is not None:
-                large = self._large(last, feedback, large_rule, partial(large_due, version), load)
+                rule = large.rule if large.after else large_rule(version, last.load_horizon, load)
+                large = self._large(last, feedback, rule, partial(large_due, version), load)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
             # A message that was due by then and waits for a place under a rate is neither delivered nor sealed.
@@ -208,11 +210,10 @@ class Clock:
         Args:
             last: the last offset.
             feedback: of the driver.
-            rule: which rows are large, if none waits.
+            rule: which rows are large.
             large_due: as that of `next`, without the version.
             load: the new load horizon, ms since the epoch.
         """
-        rule = rule if last.large_rows.after is None else last.large_rows.rule
         on_their_way = feedback.in_flight_bytes + feedback.large_bytes
         room = min(MAX_LARGE_BYTES - on_their_way, _MAX_LOADED_BYTES)
         after = last.large_to

@@ -30,14 +30,13 @@ from streaming.source.barriers import Barriers, Ends
 from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.receivers import Receivers
-from tracker.buckets.large_rows import LargeRule
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.row_sizes import LARGE_BYTES
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import LOOKED_UP, large_due, rows_due
+from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
 from warehouse.routes import tenure
 
 _log = logging.getLogger(__name__)
@@ -300,7 +299,7 @@ class Intake:
             partial(self._tables.version, "delayed_index"),
             partial(rows_due, self._tables),
             partial(large_due, self._tables),
-            LargeRule(LARGE_BYTES, self._in_order, is_whole=True),
+            partial(large_rule, self._tables, LARGE_BYTES, self._in_order),
         )
         offset = replace(
             offset,

@@ -5,33 +5,30 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import (
-    ANSWER,
-    CANCEL,
-    COMMAND_ROWS,
-    MAX_REQUEST_ID_BYTES,
-    PAUSE,
-    RESUME,
-    SKIP,
-    PauseChange,
-)
+from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP, Effect
+from tracker.commands.schema import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.messages import concat, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, literal
+from warehouse.pending import EFFECT
 from warehouse.queries.index_rows import LOOKED_UP, in_index_or_not_durable
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.routes.tenure import Changes
 
 _FOR_LATER = f"""
 SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.deliver_at,
-       o.issued_by, o.issued_at, o.sequence
+       o.issued_by, o.issued_at, o.sequence, {EFFECT} AS effect
 FROM outcomes AS o
 LEFT ANTI JOIN (SELECT * FROM outcomes WHERE topic = {{topic}} AND subscription = {{name}}) AS own
     ON own.request_id = o.request_id AND own.ledger_id = o.ledger_id AND own.entry_id = o.entry_id
-WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND o.result IN ('APPLIED', 'SUPERSEDED')
+WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND {EFFECT} IS NOT NULL
 ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
 """  # noqa: S608
+
+
+# The command that has the effect again. An applied cancel has met its message, so a skip, which has no time, will do.
+_KINDS = {Effect.CANCEL: SKIP, Effect.RESTORE: RESTORE, Effect.MOVE: RESCHEDULE}
 
 
 def later_commands(
@@ -59,12 +56,12 @@ def later_commands(
             bits = 1 << names.index(name)
             sql = _FOR_LATER.format(topic=literal(topic), name=literal(name))
             rows = tables.query("outcomes", sql, versions[LOOKED_UP.index("outcomes")])
-            is_pause_change = pc.is_in(rows["operation"], pa.array([PAUSE.upper(), RESUME.upper()]))
+            is_pause_change = pc.is_in(rows["effect"], pa.array([Effect.HOLD, Effect.RESUME]))
             pauses, rows = rows.filter(is_pause_change), rows.filter(pc.invert(is_pause_change))
             if rows.num_rows:
                 rows = where(rows, in_index_or_not_durable(tables, versions, rows, of_topic["handed_out"]))
                 found.append(_commands(rows, bits))
-            if pauses.num_rows and pauses["operation"][-1].as_py() == PAUSE.upper():
+            if pauses.num_rows and pauses["effect"][-1].as_py() == Effect.HOLD:
                 last = pauses.slice(pauses.num_rows - 1)
                 request_id = _at_most(f"{last['request_id'][0].as_py()} {name}", MAX_REQUEST_ID_BYTES)
                 pause_changes.append(PauseChange(request_id, topic, bits, is_paused=True))
@@ -73,9 +70,7 @@ def later_commands(
 
 
 def _commands(rows: pa.Table, bits: int) -> pa.Table:
-    operations = rows["operation"].to_pylist()
-    # An applied cancel has met its message. So a skip does the same, and needs no time until which to wait.
-    kinds = [SKIP if operation == CANCEL.upper() else operation.lower() for operation in operations]
+    kinds = [_KINDS[effect] for effect in rows["effect"].to_pylist()]
     values = {name: rows[name] for name in rows.column_names if name in COMMAND_ROWS.names}
     values |= {
         "kind": pa.array(kinds, pa.string()),

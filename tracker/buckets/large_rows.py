@@ -23,7 +23,9 @@ class LargeRule(NamedTuple):
 
     Attributes:
         n_bytes: of a large row's payload, at least; 0: no row is large.
-        others: source topics without large rows, because their messages come in the order of keys.
+        others: source topics without rows that wait, because their messages come in the order of keys.
+        in_order: source topics of which all rows wait for their turn, also small ones: their messages come in the order
+            of keys, and some are large. What is loaded of them is handed out whatever its bytes.
         is_whole: whether rows with a schedule key and those of recurring messages may be large, and large rows wait for
             their turn also if they are due when they come in. False: so an earlier program did.
 
@@ -33,6 +35,15 @@ class LargeRule(NamedTuple):
     n_bytes: int = 0
     others: tuple[str, ...] = ()
     is_whole: bool = False
+    in_order: tuple[str, ...] = ()
+
+    def take_turns(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows, as MESSAGES, are loaded in turn, as there is room: bool, (rows,)."""
+        do = self.are_large(rows)
+        if self.in_order and rows.num_rows:
+            is_one = pc.and_(pc.is_in(rows["topic"], pa.array(self.in_order)), pc.is_null(rows["reason"]))
+            do |= is_one.to_numpy(zero_copy_only=False)
+        return do
 
     def are_large(self, rows: pa.Table) -> BoolArray:
         """Tells which rows, as MESSAGES, are large: bool, (rows,)."""
@@ -43,8 +54,8 @@ class LargeRule(NamedTuple):
             return are
         for name in ("reason",) if self.is_whole else ("schedule_key", "occurrence", "reason"):
             are &= pc.is_null(rows[name]).to_numpy(zero_copy_only=False)
-        if self.others:
-            are &= ~pc.is_in(rows["topic"], pa.array(self.others)).to_numpy(zero_copy_only=False)
+        if others := (*self.others, *self.in_order):
+            are &= ~pc.is_in(rows["topic"], pa.array(others)).to_numpy(zero_copy_only=False)
         return are
 
 
@@ -67,7 +78,7 @@ class LargeRows(NamedTuple):
         """Tells which rows wait in the delayed index although they may be due soon: bool, (rows,)."""
         if self.after is None:
             return np.zeros(rows.num_rows, np.bool_)
-        waiting = self.rule.are_large(rows)
+        waiting = self.rule.take_turns(rows)
         if waiting.any():
             time, ledger, entry = self.after
             due, ledgers, entries = (int64(rows, name) for name in ("deliver_at", "ledger_id", "entry_id"))
@@ -76,12 +87,13 @@ class LargeRows(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as an offset has it."""
-        whole = {"whole": True} if self.rule.is_whole else {}
+        whole = {"whole": True, "in_order": list(self.rule.in_order)} if self.rule.is_whole else {}
         return {"bytes": self.rule.n_bytes, "others": list(self.rule.others), "after": list(self.after or ()), **whole}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> LargeRows:
         """Reads what `to_json` returned; empty: the offset of an earlier program."""
         after: Sequence[int] = saved.get("after", ())
-        rule = LargeRule(saved.get("bytes", 0), tuple(saved.get("others", ())), saved.get("whole", False))
+        others, in_order = tuple(saved.get("others", ())), tuple(saved.get("in_order", ()))
+        rule = LargeRule(saved.get("bytes", 0), others, saved.get("whole", False), in_order)
         return cls(rule, (after[0], after[1], after[2]) if after else None)

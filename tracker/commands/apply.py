@@ -9,6 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.command_group import CommandGroup, Decision
+from tracker.commands.kinds import (
+    CANCEL,
+    OPERATIONS,
+    PAUSE_SCHEDULE,
+    POSTPONE,
+    RESCHEDULE,
+    RESTORE,
+    RETRY,
+    SKIP,
+    Effect,
+)
 from tracker.commands.match import entry_results, match, split_groups, times_of
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.message_state.remaining import Remaining
@@ -17,7 +28,7 @@ from tracker.commands.occurrences import Occurrences
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
 from tracker.commands.retries import retry_rows
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -30,6 +41,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import ALSO_LATER, Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 
@@ -196,7 +208,10 @@ class Executor:
             self._remaining.cancel(subscription, rows, as_entry, decision.until[applied] + self._remembered_millis)
             return times, attempts
         payload_rows = group.payload_rows.take(pa.array(decision.payload_row[applied]))
-        if group.kind == RESCHEDULE:
+        if group.kind == POSTPONE:
+            by = int64(commands, "deliver_at")[applied]
+            times[applied] = decision.postponed(payload_rows, by, moment.now)
+        if group.kind in (RESCHEDULE, POSTPONE):
             self._operations.move(payload_rows, subscription, times[applied], sequence)
         elif group.kind == RETRY:
             commands = commands.take(pa.array(applied))
@@ -252,10 +267,14 @@ class Executor:
         reason = np.where(result == Result.TOO_LATE, "released", "").tolist()
         answers = outcomes_of(self._subscriptions, pairs, chosen, result, reason, shared, starts, ALSO_LATER)
         is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-        times = np.maximum(int64(group.commands, "deliver_at")[chosen], moment.now)
+        is_move = OPERATIONS[group.kind].effect == Effect.MOVE
+        times = int64(group.commands, "deliver_at")[chosen]
+        if group.kind == POSTPONE:
+            times = times + int64(group.rows, "deliver_at")[chosen]
+        times = np.clip(times, moment.now, MAX_TIME_MILLIS - 1)
         of_row = pa.array(times[np.flatnonzero(starts | ~shared)])
         return with_columns(
             answers,
             sequence=pc.if_else(is_applied, self._operations.next_sequence(moment), None),
-            deliver_at=pc.if_else(is_applied, of_row, None) if group.kind == RESCHEDULE else answers["deliver_at"],
+            deliver_at=pc.if_else(pc.and_(is_applied, is_move), of_row, answers["deliver_at"]),
         )

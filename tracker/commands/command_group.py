@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.delivery_state import DeliveryState, delivery_state
+from tracker.commands.kinds import CANCEL, OPERATIONS, POSTPONE, RESTORE, RETRY, SKIP
 from tracker.commands.match import entry_results, last_payload_rows_of, payload_rows_of, results_of
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.remaining import Remaining
 from tracker.commands.moment import Moment
 from tracker.commands.outcome_rows import Pairs
 from tracker.commands.retries import CLOCKS_MILLIS
-from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -30,6 +30,7 @@ from tracker.messages import (
     subscription_numbers,
     with_columns,
 )
+from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.subscriptions import Subscriptions, numbers_in
 from tracker.wire.delaylake_pb2 import Result
 
@@ -77,6 +78,21 @@ class Decision:
         _, _, moves, moved_to = self.state
         return np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), int64(self.rows, "deliver_at"))
 
+    def postponed(self, payload_rows: pa.Table, by: Int64Array, now: int) -> Int64Array:
+        """Returns when postponed messages are due then, int64, (m,), ms since the epoch; not before now.
+
+        Args:
+            payload_rows: as MESSAGES, (m,): the rows of the messages to which commands are applied.
+            by: int64, (m,): by how many ms.
+            now: ms since the epoch.
+        """
+        due = self.last_due[self.applied]
+        # A message that is held back counts from the time at which it came due.
+        held = pc.coalesce(payload_rows["was_due"], payload_rows["deliver_at"]).to_numpy()
+        due = np.where(due > 0, due, np.where(held < HELD_DELIVER_AT, held, now))
+        postponed: Int64Array = np.clip(due + by, now, MAX_TIME_MILLIS - 1)
+        return postponed
+
     @property
     def applied_rows(self) -> pa.Table:
         """The messages to which commands are applied, as KNOWN, (m,)."""
@@ -111,7 +127,7 @@ class CommandGroup:
     @property
     def is_moving(self) -> bool:
         """Whether the commands move messages to another time."""
-        return self.kind in (RESCHEDULE, RETRY, *SCHEDULE_KINDS)
+        return OPERATIONS[self.kind].wants_payload and self.kind != RESTORE
 
     @property
     def subscriptions(self) -> range:
@@ -156,7 +172,7 @@ class CommandGroup:
         names = subscriptions.names_of(rows["topic"], subscription)
         payload_row = payload_rows_of(rows, self.payload_rows, state.moves, names)
         number = self._occurrences(payload_row)
-        if self.kind == RETRY or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
+        if self.kind in (POSTPONE, RETRY) or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
             payload_row = np.where(number > 0, payload_row, last_payload_rows_of(rows, self.payload_rows, names))
         is_paused = state.moved_to == PAUSED_DELIVER_AT
         result, reason = results_of(self.kind, state.cancelled, is_late, payload_row >= 0, number > 0, is_paused)

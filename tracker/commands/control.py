@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from tracker.commands.apply import Executor, ShardOwnership
 from tracker.commands.holding.holding import Holding
 from tracker.commands.holding.pace import Pace
+from tracker.commands.kinds import ANSWER
 from tracker.commands.match import each_subscription
 from tracker.commands.message_state.cancelled import Compression
 from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
@@ -25,7 +26,7 @@ from tracker.commands.requests.in_advance import InAdvance
 from tracker.commands.requests.repeats import FirstAnswers, Repeats, no_answers
 from tracker.commands.requests.request_log import RequestLog
 from tracker.commands.requests.waiting import WaitingCommands
-from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, PauseChange
+from tracker.commands.schema import KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.messages import (
     MESSAGES,
     BoolArray,

@@ -14,10 +14,20 @@ from google.protobuf.message import DecodeError
 from conf.errors import DelayLakeError, one_line
 from conf.partitions import split_partition
 from tracker.buckets.index_bits import MAX_ENTRY_ID
-from tracker.commands.reserved_ids import is_reserved
-from tracker.commands.schema import (
+from tracker.commands.kinds import (
     ANSWER,
     CANCEL,
+    PAUSE,
+    POSTPONE,
+    REPEAT,
+    RESCHEDULE,
+    RESUME,
+    RETRY,
+    SCHEDULE_KINDS,
+    SKIP,
+)
+from tracker.commands.reserved_ids import is_reserved
+from tracker.commands.schema import (
     COMMAND_ROWS,
     MAX_ANSWERS,
     MAX_BATCH_INDEX,
@@ -25,13 +35,6 @@ from tracker.commands.schema import (
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
-    PAUSE,
-    REPEAT,
-    RESCHEDULE,
-    RESUME,
-    RETRY,
-    SCHEDULE_KINDS,
-    SKIP,
     PauseChange,
     Routes,
 )
@@ -259,7 +262,7 @@ def _rows(
         rows.append(_Part(shared, positions))
     # A key is the topic's, whichever of its partitions the command names.
     nowhere = _NO_POSITION.copy()
-    nowhere[:, _POSITION.index("deliver_at")] = command.reschedule.deliver_at
+    nowhere[:, _POSITION.index("deliver_at")] = _time(command)
     rows += [_Part(shared | {"schedule_key": key}, nowhere) for key in keys]
     return rows, None
 
@@ -285,6 +288,11 @@ def _kind(command: ControlCommand) -> str:
     return CANCEL if operation == _CANCELS else operation
 
 
+def _time(command: ControlCommand) -> int:
+    """Returns what a command says of when its messages are due then, as COMMAND_ROWS.deliver_at has it; 0: nothing."""
+    return command.postpone.by_millis if _kind(command) == POSTPONE else command.reschedule.deliver_at
+
+
 def _check_names(command: ControlCommand) -> None:
     names = [command.topic, command.issued_by, *command.subscriptions]
     if len(names) > MAX_NAMES:
@@ -297,7 +305,7 @@ def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -
     """Returns a 64-bit hash, not 0, of a command's content. Issuer, time, order and `sum_up` do not matter."""
     content: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
     if keys:
-        content += [sorted(keys), command.reschedule.deliver_at]
+        content += [sorted(keys), _time(command)]
     if content[0] == RETRY:
         content += [command.retry.reason, command.retry.after_millis]
     named = positions.copy()
@@ -364,12 +372,14 @@ def _named(command: ControlCommand) -> list[_Position]:
         return [_cancelled(cancel) for cancel in cancels if not cancel.schedule_key]
     if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
         raise InvalidCommandError(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
+    if operation == POSTPONE and not 0 < abs(named.by_millis) < MAX_TIME_MILLIS:
+        raise InvalidCommandError(f"by_millis must not be 0, and less than {MAX_TIME_MILLIS:,}: {named.by_millis}")
     if operation == RETRY:
         _check_retry(command)
     entries = [named.entry] if operation == RETRY else named.entries
     _check_number(len(entries), operation)
     positions: list[_Position] = []
-    new_time = named.deliver_at if operation == RESCHEDULE else 0
+    new_time = _time(command)
     for entry in entries:
         if entry.schedule_key:
             continue
@@ -399,7 +409,8 @@ def _check_times(command: ControlCommand, positions: Int64Array, published: int,
     if not max_delay_millis:
         return
     times = positions[:, _POSITION.index("deliver_at")]
-    last = max(int(times.max(initial=0)), command.reschedule.deliver_at)
+    last = max(int(times.max(initial=0)), _time(command))
+    last += published if _kind(command) == POSTPONE else 0
     if last > published + max_delay_millis + _CLOCKS_MILLIS:
         raise InvalidCommandError(f"deliver_at is beyond the longest delay of a message, {max_delay_millis} ms: {last}")
 

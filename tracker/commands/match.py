@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import (
+from tracker.commands.kinds import (
     CANCEL,
-    KNOWN,
-    PAST,
     PAUSE_SCHEDULE,
+    POSTPONE,
     RESCHEDULE,
     RESTORE,
     RESUME_SCHEDULE,
@@ -23,6 +22,7 @@ from tracker.commands.schema import (
     SKIP,
     SKIP_NEXT,
 )
+from tracker.commands.schema import KNOWN, PAST
 from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
@@ -38,11 +38,14 @@ _NO_SCHEDULE = {
 }
 
 
+_ADD_UP = (POSTPONE, SKIP_NEXT)  # each command has an effect of its own on the same message
+
+
 def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
     """Splits commands into groups of consecutive ones that can be applied together.
 
-    A group has one kind (cancels and skips count as one). It reschedules no message to two different times, and skips
-    no message's next occurrence twice.
+    A group has one kind (cancels and skips count as one). It reschedules no message to two different times, and neither
+    postpones a message twice nor skips its next occurrence twice.
 
     Args:
         commands: as COMMAND_ROWS.
@@ -64,11 +67,11 @@ def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
         is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
-        is_skipped_again = kind == SKIP_NEXT and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
-        if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_skipped_again:
+        is_again = kind in _ADD_UP and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
+        if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_again:
             starts.append(i)
             group, moved, of_entry, times = kind, {}, {}, set()
-        if kind in (RESCHEDULE, SKIP_NEXT):
+        if kind in (RESCHEDULE, *_ADD_UP):
             of_entry[index] = time
             times.add(time)
             moved[ledger, entry] = of_entry, times
@@ -86,7 +89,7 @@ def results_of(
     """Returns the results of commands of one kind for n messages and one subscription.
 
     Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, RESTORE, RETRY or one of SCHEDULE_KINDS.
+        kind: of the command: CANCEL, SKIP, RESCHEDULE, POSTPONE, RESTORE, RETRY or one of SCHEDULE_KINDS.
         cancelled: bool, (n,): the message is cancelled.
         is_late: bool, (n,): the message has been handed out.
         has_payload: bool, (n,): the message has a payload row, so that it can be moved.
@@ -102,13 +105,13 @@ def results_of(
             (is_late, Result.TOO_LATE, "its time is past"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-    elif kind in (RESCHEDULE, *SCHEDULE_KINDS):
+    elif kind in (RESCHEDULE, POSTPONE, *SCHEDULE_KINDS):
         cases = [
             (cancelled, Result.INVALID, "cancelled: restore it first"),
             (is_late, Result.TOO_LATE, "released"),
             (~has_payload, Result.TOO_LATE, "not kept any more"),
         ]
-        if kind == RESCHEDULE:
+        if kind in (RESCHEDULE, POSTPONE):
             cases.insert(1, (is_paused, Result.INVALID, "paused: resume it first"))
         else:
             cases.insert(1, (has_payload & ~recurs, Result.INVALID, _NO_SCHEDULE[kind]))

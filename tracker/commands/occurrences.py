@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.failed_schedules import FailedSchedules
+from tracker.commands.kinds import PAUSE_SCHEDULE, SKIP_NEXT
 from tracker.commands.message_state.current_occurrences import CurrentOccurrence, CurrentOccurrences
 from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences
 from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
-from tracker.commands.schema import PAUSE_SCHEDULE, SKIP_NEXT
 from tracker.messages import (
     BoolArray,
     Int64Array,

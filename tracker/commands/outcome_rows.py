@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.kinds import CANCEL
 from tracker.commands.match import each_subscription
 from tracker.commands.reserved_ids import SUPERSEDED_ID
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.backoff import Backoff
+from tracker.commands.kinds import SKIP
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.reserved_ids import REDRIVE_ID
-from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS, SKIP
+from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
 from tracker.properties.retry_of import (
     MAX_BY_BYTES,

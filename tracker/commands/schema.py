@@ -8,23 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Kinds of commands: the names of the operations in ControlCommand.
-CANCEL = "cancel"
-SKIP = "skip"
-RESCHEDULE = "reschedule"
-RESTORE = "restore"
-RETRY = "retry"
-SKIP_NEXT = "skip_next"
-PAUSE_SCHEDULE = "pause_schedule"
-RESUME_SCHEDULE = "resume_schedule"
-PAUSE = "pause"
-RESUME = "resume"
-ANSWER = "answer"  # nothing to apply: the row's result is only published
-REPEAT = "repeat"  # the request id came before in the same batch: the first answer is only published again
-
-# Kinds that change the next occurrence of recurring messages; and kinds that need payload rows of the named messages.
-SCHEDULE_KINDS = (SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE)
-KINDS_WITH_PAYLOAD = (RESCHEDULE, RESTORE, RETRY, *SCHEDULE_KINDS)
+from tracker.commands.kinds import ANSWER, REPEAT
 
 MAX_BATCH_INDEX = 2**20 - 1
 
@@ -49,7 +33,7 @@ COMMAND_ROWS = pa.schema(
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
         # ms since the epoch. Cancel: the time that it names. Skip: the message's time, 0: the client does not know it.
-        # Reschedule: the new time. Retry that a rebuild found: its time. Else 0.
+        # Reschedule: the new time. Postpone: by how many ms. Retry that a rebuild found: its time. Else 0.
         ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
@@ -81,8 +65,9 @@ OUTCOME_ROWS = pa.schema(
         ("result", pa.int32()),  # a number of the enum Result
         ("reason", pa.string()),
         ("operation", pa.string()),
-        # ms since the epoch. Reschedule or retry that is applied or waits, and resumed schedule: the new time. Cancel
-        # that waits: the time that it names. Superseded message: publish time of the first message of its key.
+        # ms since the epoch. Reschedule or retry that is applied or waits, applied postpone, and resumed schedule: the
+        # new time. Cancel that waits: the time that it names. Postpone that waits: by how many ms. Superseded message:
+        # publish time of the first message of its key.
         ("deliver_at", pa.int64()),
         # Rises from command to command. null: the command was not applied and does not wait, and is no ANSWER.
         ("sequence", pa.int64()),

@@ -133,7 +133,7 @@ class LiveKeys:
             self._split()
 
     def sweep(
-        self, judge: Callable[[pa.Table], tuple[BoolArray, BoolArray]], load_horizon: int, now: int, idle_millis: int
+        self, judge: Callable[[pa.Table], tuple[BoolArray, BoolArray]], complete_until: int, now: int, idle_millis: int
     ) -> None:
         """Removes keys whose message is past, in a part of the map; the next call continues with the next part.
 
@@ -142,7 +142,7 @@ class LiveKeys:
         Args:
             judge: gets messages with the columns of `LastMessage`. Returns which are past, and which ones only the
                 delayed index need keep, since it has them and they are due beyond the load horizon: bool, (rows,) each.
-            load_horizon: ms since the epoch: the messages of cold keys due before it have been loaded, so that these
+            complete_until: ms since the epoch: the messages of cold keys due before it have been loaded, so that these
                 keys are removed from the cold ones.
             now: ms since the epoch.
             idle_millis: a sweep of the whole map takes at least this time, ms.
@@ -150,7 +150,7 @@ class LiveKeys:
         chosen: list[tuple[int, _Bucket]] = []
         for number in self._next_swept(now, idle_millis) if len(self) else ():
             bucket = self._load(number)
-            if len(bucket.cold) and (dropped := bucket.cold.drop_before(group_of(load_horizon))):
+            if len(bucket.cold) and (dropped := bucket.cold.drop_before(group_of(complete_until))):
                 self._n_cold -= dropped
                 self._changed.add(number)
             if len(bucket.hot):

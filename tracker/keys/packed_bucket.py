@@ -27,6 +27,11 @@ _OLD_ROW = np.dtype(
     ]
 )
 
+# Rows of a bucket that are searched for a key. Larger buckets, whose keys somebody has chosen to be in one, have an
+# index, and spare room below their least numbers.
+_SEARCHED_ROWS = 2_048
+_LEAST_SPARE, _MOST_SPARE, _LOWEST = 1 << 20, 1 << 48, -(1 << 63)
+
 
 class LastMessage(NamedTuple):
     """The last message of a schedule key: the one that waits, or has just come due. Times are ms since the epoch."""
@@ -60,6 +65,10 @@ class PackedBucket:
 
     def __init__(self, data: bytes = b"", n_old: int = 0) -> None:
         self.n_old = n_old
+        # Of a large bucket: the number of each key's row, those of removed rows, and how many rows were old at first.
+        self._places: dict[bytes, int] | None = None
+        self._removed: set[int] = set()
+        self._n_old_rows = 0
         self._least = [0] * len(LastMessage._fields)
         self._widths = [0] * len(LastMessage._fields)
         self._rows = bytearray()
@@ -74,7 +83,7 @@ class PackedBucket:
 
     def __len__(self) -> int:
         """The number of keys."""
-        return len(self._rows) // self._row_bytes
+        return len(self._rows) // self._row_bytes - len(self._removed)
 
     @property
     def _row_bytes(self) -> int:
@@ -104,15 +113,23 @@ class PackedBucket:
             self._fill(np.append(hashes, [key], axis=0), np.append(values, [message], axis=0))
             return
         self.remove(key)
+        if self._places is not None:
+            self._places[_HASH.pack(*key)] = len(self._rows) // len(row)
         self._rows += row
 
     def remove(self, key: KeyHash) -> bool:
         """Removes a key; returns whether it was there."""
         at = self._find(key)
-        if at >= 0:
+        if at < 0:
+            return False
+        if self._places is not None:
+            place = self._places.pop(_HASH.pack(*key))
+            self._removed.add(place)
+            self.n_old -= place < self._n_old_rows
+        else:
             self.n_old -= at < self.n_old * self._row_bytes
             del self._rows[at : at + self._row_bytes]
-        return at >= 0
+        return True
 
     def positions(self) -> pa.Table:
         """Returns the messages with the columns of `LastMessage`, a row for each key."""
@@ -125,7 +142,8 @@ class PackedBucket:
     def remove_where(self, mask: BoolArray) -> None:
         """Removes the keys for which a mask is true: bool, (keys,), in the order of `positions`."""
         self.n_old -= int(mask[: self.n_old].sum())
-        self._rows = bytearray(self._as_rows()[~mask].tobytes())
+        rows = self._as_rows()
+        self._rows = bytearray(rows[~mask].tobytes())
 
     def split(self, bit: int) -> PackedBucket:
         """Removes the keys whose hash has a bit set, and returns them."""
@@ -140,17 +158,32 @@ class PackedBucket:
 
     def pack(self) -> bytes:
         """Returns the bucket as bytes."""
+        self._tidy()
         return _HEADER.pack(_MAGIC, *self._least, *self._widths) + self._rows
 
     def _find(self, key: KeyHash) -> int:
         """Returns the offset of a key's row in `_rows`; -1: there is none."""
         wanted, n = _HASH.pack(*key), self._row_bytes
+        if self._places is None and len(self._rows) > _SEARCHED_ROWS * n:
+            rows, self._n_old_rows = self._rows, self.n_old
+            self._places = {bytes(rows[at : at + _HASH.size]): at // n for at in range(0, len(rows), n)}
+        if self._places is not None:
+            place = self._places.get(wanted)
+            return -1 if place is None else place * n
         at = self._rows.find(wanted)
         while at > 0 and at % n:
             at = self._rows.find(wanted, at + 1)
         return at
 
+    def _tidy(self) -> None:
+        """Leaves removed rows out of `_rows`."""
+        if self._removed:
+            rows = np.frombuffer(bytes(self._rows), np.uint8).reshape(-1, self._row_bytes)
+            self._rows = bytearray(np.delete(rows, sorted(self._removed), axis=0).tobytes())
+        self._places, self._removed = None, set()
+
     def _as_rows(self) -> npt.NDArray[np.uint8]:
+        self._tidy()
         return np.frombuffer(bytes(self._rows), np.uint8).reshape(-1, self._row_bytes)
 
     def _columns(self) -> tuple[Int64Array, Int64Array]:
@@ -168,12 +201,18 @@ class PackedBucket:
 
     def _fill(self, hashes: Int64Array, values: Int64Array) -> None:
         """Replaces all keys; the arguments are as `_columns` returns them."""
+        self._places, self._removed = None, set()
         if not len(hashes):
             self._rows = bytearray()
             return
-        self._least = values.min(axis=0).tolist()
+        least, most = values.min(axis=0), values.max(axis=0)
+        if len(hashes) > _SEARCHED_ROWS:  # room below, or each number that is lower than all before would come here
+            spread = np.minimum(most.astype(np.uint64) - least.astype(np.uint64), np.uint64(_MOST_SPARE))
+            spare = np.maximum(spread.astype(np.int64), _LEAST_SPARE)
+            least = np.minimum(least, np.maximum(least, _LOWEST + _MOST_SPARE) - spare)
+        self._least = least.tolist()
         # The difference of two int64 fits into a uint64.
-        above = values.astype(np.uint64) - values.min(axis=0).astype(np.uint64)
+        above = values.astype(np.uint64) - least.astype(np.uint64)
         self._widths = [(int(most).bit_length() + 7) // 8 for most in above.max(axis=0)]
         parts = [np.ascontiguousarray(hashes, "<i8").view(np.uint8)]
         for i, width in enumerate(self._widths):

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.control import Control
+from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.moment import Moment
-from tracker.commands.schema import ANSWER, KNOWN, OUTCOME_ROWS, REPEAT
+from tracker.commands.schema import KNOWN, OUTCOME_ROWS
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.keyed_messages import KeyedMessages
 from tracker.keys.live_keys import KeyHash, LastMessage, LiveKeys, last_messages, positions
@@ -97,7 +98,7 @@ class Superseding:
         self._taken_over = TakenOver(store)
         self._new: set[KeyHash] = set()  # keys whose last message came in in this tick
         self._find_keyed: FindKeyed = none_sealed
-        self._load_horizon = 0
+        self._complete_until = 0
 
     def __len__(self) -> int:
         """The number of keys, hot and cold; the messages of some do not wait any more."""
@@ -108,14 +109,14 @@ class Superseding:
         """The number of keys that are cold."""
         return self._keys.n_cold
 
-    def begin(self, find_keyed: FindKeyed, load_horizon: int) -> None:
+    def begin(self, find_keyed: FindKeyed, complete_until: int) -> None:
         """Begins a tick.
 
         Args:
             find_keyed: reads a delayed index that has all buckets sealed before the last call of `sweep`.
-            load_horizon: ms since the epoch: messages due before it are in state.
+            complete_until: ms since the epoch: messages due before it were in state after the last tick.
         """
-        self._new, self._find_keyed, self._load_horizon = set(), find_keyed, load_horizon
+        self._new, self._find_keyed, self._complete_until = set(), find_keyed, complete_until
 
     def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> DecidedMessages:
         """Decides on new messages, before they are added to the tracker.
@@ -244,12 +245,13 @@ class Superseding:
         _, groups = self._look(hash_of.values())
         self._warm(rows, hash_of, groups, moment)
 
-    def sweep(self, moment: Moment, load_horizon: int) -> None:
+    def sweep(self, moment: Moment, load_horizon: int, complete_until: int) -> None:
         """Forgets keys whose message is past, and makes idle ones cold, in a part of the map.
 
         Args:
             moment: of this tick, which ends a seal epoch.
             load_horizon: of this tick, ms since the epoch.
+            complete_until: ms since the epoch: messages due before it are in state.
         """
 
         def judge(rows: pa.Table) -> tuple[BoolArray, BoolArray]:
@@ -258,7 +260,7 @@ class Superseding:
             rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._messages.are_cancelled(rows)
             return self._messages.are_past_for_all(rows, moment), rests
 
-        self._keys.sweep(judge, load_horizon, moment.now, self._idle_millis)
+        self._keys.sweep(judge, complete_until, moment.now, self._idle_millis)
         self._taken_over.sweep(moment.now)
 
     def rebuild(self, rows: pa.Table) -> None:
@@ -295,12 +297,14 @@ class Superseding:
     def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, LastMessage]:
         """Returns the last messages of keys (topic, key, hash) that have one; makes cold keys hot again."""
         found, groups = self._look(hashed for _, _, hashed in names)
-        groups = {hashed: [g for g in of if times_of((g, g))[1] >= self._load_horizon] for hashed, of in groups.items()}
+        groups = {
+            hashed: [g for g in of if times_of((g, g))[1] >= self._complete_until] for hashed, of in groups.items()
+        }
         if all_groups := sorted({group for of in groups.values() for group in of}):
             hash_of = {(topic, key): hashed for topic, key, hashed in names if groups.get(hashed)}
             rows = self._find_keyed(hash_of.keys(), all_groups)
             # Messages due before have been loaded, so that their keys are hot or past.
-            rows = where(rows, int64(rows, "deliver_at") >= self._load_horizon)
+            rows = where(rows, int64(rows, "deliver_at") >= self._complete_until)
             found |= self._warm(rows, hash_of, groups, moment)
         return found
 

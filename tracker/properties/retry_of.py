@@ -28,6 +28,7 @@ MAX_AFTER_MILLIS = 366 * 24 * 3600 * 1000  # the longest wait of a retry
 MAX_REASON = 1_000  # characters of a retry's reason; more are cut off
 
 _MAX_REASONS = 8_000  # characters of all reasons as JSON; beyond these the oldest reasons are left out
+_MOST_READ = 100_000  # characters of what a message says its reasons are; the job's own are far fewer
 _ID = re.compile(r"[0-9]{1,18}:[0-9]{1,18}(:-?[0-9]{1,9}){0,2}")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
@@ -82,11 +83,14 @@ def wait_millis(properties: Mapping[str, str]) -> int:
 def with_reason(so_far: str | None, reason: str) -> str:
     """Adds a reason to a JSON list of reasons; a text that is no such list counts as an empty one."""
     try:
-        listed = json.loads(so_far or "[]")
+        listed = json.loads(so_far or "[]") if len(so_far or "") <= _MOST_READ else []
     except (ValueError, RecursionError):
         listed = []
     reasons = [str(one)[:MAX_REASON] for one in listed] if isinstance(listed, list) else []
-    reasons.append(reason[:MAX_REASON])
-    while len(text := json.dumps(reasons, ensure_ascii=False)) > _MAX_REASONS and len(reasons) > 1:
-        del reasons[0]
-    return text
+    kept, size = [reason[:MAX_REASON]], len(json.dumps([reason[:MAX_REASON]], ensure_ascii=False))
+    for earlier in reversed(reasons):
+        size += len(json.dumps(earlier, ensure_ascii=False)) + len(", ")
+        if size > _MAX_REASONS:
+            break
+        kept.append(earlier)
+    return json.dumps(kept[::-1], ensure_ascii=False)

@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
+from tracker.commands.kinds import KINDS_WITH_PAYLOAD
 from tracker.commands.match import with_released
 from tracker.commands.message_state.moves import held
-from tracker.commands.schema import KINDS_WITH_PAYLOAD, KNOWN, PAST
+from tracker.commands.schema import KNOWN, PAST
 from tracker.entry_log import EntryLog
 from tracker.messages import MESSAGES, BoolArray, concat, empty_table, has_keys, int64, is_among, of_entries, where
 from tracker.sharding import ShardId

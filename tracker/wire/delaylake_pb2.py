@@ -24,41 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0f\x64\x65laylake.proto\x12\x0c\x64\x65laylake.v1\"\xc5\x05\n\x0e\x43ontrolCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\rsubscriptions\x18\x03 \x03(\t\x12\x11\n\tissued_at\x18\x04 \x01(\x03\x12\x11\n\tissued_by\x18\x05 \x01(\t\x12\x0e\n\x06sum_up\x18\x06 \x01(\x08\x12\x34\n\x06\x63\x61ncel\x18\n \x01(\x0b\x32\".delaylake.v1.CancelDelayedMessageH\x00\x12*\n\x04skip\x18\x0b \x01(\x0b\x32\x1a.delaylake.v1.SkipMessagesH\x00\x12\x36\n\nreschedule\x18\x0c \x01(\x0b\x32 .delaylake.v1.RescheduleMessagesH\x00\x12\x30\n\x07restore\x18\r \x01(\x0b\x32\x1d.delaylake.v1.RestoreMessagesH\x00\x12\x31\n\x05pause\x18\x0e \x01(\x0b\x32 .delaylake.v1.PauseSubscriptionsH\x00\x12\x33\n\x06resume\x18\x0f \x01(\x0b\x32!.delaylake.v1.ResumeSubscriptionsH\x00\x12\x36\n\x07\x63\x61ncels\x18\x10 \x01(\x0b\x32#.delaylake.v1.CancelDelayedMessagesH\x00\x12+\n\x05retry\x18\x11 \x01(\x0b\x32\x1a.delaylake.v1.RetryMessageH\x00\x12+\n\tskip_next\x18\x12 \x01(\x0b\x32\x16.delaylake.v1.SkipNextH\x00\x12\x36\n\x0epause_schedule\x18\x13 \x01(\x0b\x32\x1c.delaylake.v1.PauseSchedulesH\x00\x12\x38\n\x0fresume_schedule\x18\x14 \x01(\x0b\x32\x1d.delaylake.v1.ResumeSchedulesH\x00\x42\x0b\n\toperation\"e\n\x14\x43\x61ncelDelayedMessage\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\x12\x12\n\ndeliver_at\x18\x03 \x01(\x03\x12\x14\n\x0cschedule_key\x18\x04 \x01(\t\"M\n\x15\x43\x61ncelDelayedMessages\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".delaylake.v1.CancelDelayedMessage\"8\n\x0cSkipMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"R\n\x12RescheduleMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\x12\x12\n\ndeliver_at\x18\x02 \x01(\x03\";\n\x0fRestoreMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"\\\n\x0cRetryMessage\x12&\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x17.delaylake.v1.SkipEntry\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0c\x61\x66ter_millis\x18\x03 \x01(\x03\"4\n\x08SkipNext\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\":\n\x0ePauseSchedules\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\";\n\x0fResumeSchedules\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"\x14\n\x12PauseSubscriptions\"\x15\n\x13ResumeSubscriptions\"\x97\x01\n\tSkipEntry\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\x12\x15\n\rbatch_indexes\x18\x03 \x03(\x05\x12\x16\n\tpartition\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\ndeliver_at\x18\x05 \x01(\x03\x12\x14\n\x0cschedule_key\x18\x06 \x01(\tB\x0c\n\n_partition\"\xd7\x02\n\x0e\x43ontrolOutcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\x12\x11\n\tledger_id\x18\x04 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x05 \x01(\x03\x12\x13\n\x0b\x62\x61tch_index\x18\x06 \x01(\x05\x12$\n\x06result\x18\x07 \x01(\x0e\x32\x14.delaylake.v1.Result\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x12\n\napplied_at\x18\t \x01(\x03\x12\x11\n\toperation\x18\n \x01(\t\x12\x10\n\x08has_more\x18\x0b \x01(\x08\x12\x0f\n\x07n_named\x18\x0c \x01(\x05\x12\x15\n\rsuperseded_by\x18\r \x01(\t\x12\x14\n\x0cschedule_key\x18\x0e \x01(\t\x12\x12\n\noccurrence\x18\x0f \x01(\x03\x12\x11\n\tis_repeat\x18\x10 \x01(\x08*\x9a\x01\n\x06Result\x12\x16\n\x12RESULT_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\x13\n\x0f\x41LREADY_APPLIED\x10\x02\x12\x0c\n\x08TOO_LATE\x10\x03\x12\x0b\n\x07WAITING\x10\x04\x12\r\n\tNOT_FOUND\x10\x05\x12\x0f\n\x0bNOT_ALLOWED\x10\x06\x12\x0b\n\x07INVALID\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0f\x64\x65laylake.proto\x12\x0c\x64\x65laylake.v1\"\xf9\x05\n\x0e\x43ontrolCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x15\n\rsubscriptions\x18\x03 \x03(\t\x12\x11\n\tissued_at\x18\x04 \x01(\x03\x12\x11\n\tissued_by\x18\x05 \x01(\t\x12\x0e\n\x06sum_up\x18\x06 \x01(\x08\x12\x34\n\x06\x63\x61ncel\x18\n \x01(\x0b\x32\".delaylake.v1.CancelDelayedMessageH\x00\x12*\n\x04skip\x18\x0b \x01(\x0b\x32\x1a.delaylake.v1.SkipMessagesH\x00\x12\x36\n\nreschedule\x18\x0c \x01(\x0b\x32 .delaylake.v1.RescheduleMessagesH\x00\x12\x30\n\x07restore\x18\r \x01(\x0b\x32\x1d.delaylake.v1.RestoreMessagesH\x00\x12\x31\n\x05pause\x18\x0e \x01(\x0b\x32 .delaylake.v1.PauseSubscriptionsH\x00\x12\x33\n\x06resume\x18\x0f \x01(\x0b\x32!.delaylake.v1.ResumeSubscriptionsH\x00\x12\x36\n\x07\x63\x61ncels\x18\x10 \x01(\x0b\x32#.delaylake.v1.CancelDelayedMessagesH\x00\x12+\n\x05retry\x18\x11 \x01(\x0b\x32\x1a.delaylake.v1.RetryMessageH\x00\x12+\n\tskip_next\x18\x12 \x01(\x0b\x32\x16.delaylake.v1.SkipNextH\x00\x12\x36\n\x0epause_schedule\x18\x13 \x01(\x0b\x32\x1c.delaylake.v1.PauseSchedulesH\x00\x12\x38\n\x0fresume_schedule\x18\x14 \x01(\x0b\x32\x1d.delaylake.v1.ResumeSchedulesH\x00\x12\x32\n\x08postpone\x18\x15 \x01(\x0b\x32\x1e.delaylake.v1.PostponeMessagesH\x00\x42\x0b\n\toperation\"e\n\x14\x43\x61ncelDelayedMessage\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\x12\x12\n\ndeliver_at\x18\x03 \x01(\x03\x12\x14\n\x0cschedule_key\x18\x04 \x01(\t\"M\n\x15\x43\x61ncelDelayedMessages\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".delaylake.v1.CancelDelayedMessage\"8\n\x0cSkipMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"R\n\x12RescheduleMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\x12\x12\n\ndeliver_at\x18\x02 \x01(\x03\"O\n\x10PostponeMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\x12\x11\n\tby_millis\x18\x02 \x01(\x12\";\n\x0fRestoreMessages\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"\\\n\x0cRetryMessage\x12&\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x17.delaylake.v1.SkipEntry\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0c\x61\x66ter_millis\x18\x03 \x01(\x03\"4\n\x08SkipNext\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\":\n\x0ePauseSchedules\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\";\n\x0fResumeSchedules\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.delaylake.v1.SkipEntry\"\x14\n\x12PauseSubscriptions\"\x15\n\x13ResumeSubscriptions\"\x97\x01\n\tSkipEntry\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\x12\x15\n\rbatch_indexes\x18\x03 \x03(\x05\x12\x16\n\tpartition\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\ndeliver_at\x18\x05 \x01(\x03\x12\x14\n\x0cschedule_key\x18\x06 \x01(\tB\x0c\n\n_partition\"\xd7\x02\n\x0e\x43ontrolOutcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\x12\x11\n\tledger_id\x18\x04 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x05 \x01(\x03\x12\x13\n\x0b\x62\x61tch_index\x18\x06 \x01(\x05\x12$\n\x06result\x18\x07 \x01(\x0e\x32\x14.delaylake.v1.Result\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x12\n\napplied_at\x18\t \x01(\x03\x12\x11\n\toperation\x18\n \x01(\t\x12\x10\n\x08has_more\x18\x0b \x01(\x08\x12\x0f\n\x07n_named\x18\x0c \x01(\x05\x12\x15\n\rsuperseded_by\x18\r \x01(\t\x12\x14\n\x0cschedule_key\x18\x0e \x01(\t\x12\x12\n\noccurrence\x18\x0f \x01(\x03\x12\x11\n\tis_repeat\x18\x10 \x01(\x08*\x9a\x01\n\x06Result\x12\x16\n\x12RESULT_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\x13\n\x0f\x41LREADY_APPLIED\x10\x02\x12\x0c\n\x08TOO_LATE\x10\x03\x12\x0b\n\x07WAITING\x10\x04\x12\r\n\tNOT_FOUND\x10\x05\x12\x0f\n\x0bNOT_ALLOWED\x10\x06\x12\x0b\n\x07INVALID\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'delaylake_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESULT']._serialized_start=1945
-  _globals['_RESULT']._serialized_end=2099
+  _globals['_RESULT']._serialized_start=2078
+  _globals['_RESULT']._serialized_end=2232
   _globals['_CONTROLCOMMAND']._serialized_start=34
-  _globals['_CONTROLCOMMAND']._serialized_end=743
-  _globals['_CANCELDELAYEDMESSAGE']._serialized_start=745
-  _globals['_CANCELDELAYEDMESSAGE']._serialized_end=846
-  _globals['_CANCELDELAYEDMESSAGES']._serialized_start=848
-  _globals['_CANCELDELAYEDMESSAGES']._serialized_end=925
-  _globals['_SKIPMESSAGES']._serialized_start=927
-  _globals['_SKIPMESSAGES']._serialized_end=983
-  _globals['_RESCHEDULEMESSAGES']._serialized_start=985
-  _globals['_RESCHEDULEMESSAGES']._serialized_end=1067
-  _globals['_RESTOREMESSAGES']._serialized_start=1069
-  _globals['_RESTOREMESSAGES']._serialized_end=1128
-  _globals['_RETRYMESSAGE']._serialized_start=1130
-  _globals['_RETRYMESSAGE']._serialized_end=1222
-  _globals['_SKIPNEXT']._serialized_start=1224
-  _globals['_SKIPNEXT']._serialized_end=1276
-  _globals['_PAUSESCHEDULES']._serialized_start=1278
-  _globals['_PAUSESCHEDULES']._serialized_end=1336
-  _globals['_RESUMESCHEDULES']._serialized_start=1338
-  _globals['_RESUMESCHEDULES']._serialized_end=1397
-  _globals['_PAUSESUBSCRIPTIONS']._serialized_start=1399
-  _globals['_PAUSESUBSCRIPTIONS']._serialized_end=1419
-  _globals['_RESUMESUBSCRIPTIONS']._serialized_start=1421
-  _globals['_RESUMESUBSCRIPTIONS']._serialized_end=1442
-  _globals['_SKIPENTRY']._serialized_start=1445
-  _globals['_SKIPENTRY']._serialized_end=1596
-  _globals['_CONTROLOUTCOME']._serialized_start=1599
-  _globals['_CONTROLOUTCOME']._serialized_end=1942
+  _globals['_CONTROLCOMMAND']._serialized_end=795
+  _globals['_CANCELDELAYEDMESSAGE']._serialized_start=797
+  _globals['_CANCELDELAYEDMESSAGE']._serialized_end=898
+  _globals['_CANCELDELAYEDMESSAGES']._serialized_start=900
+  _globals['_CANCELDELAYEDMESSAGES']._serialized_end=977
+  _globals['_SKIPMESSAGES']._serialized_start=979
+  _globals['_SKIPMESSAGES']._serialized_end=1035
+  _globals['_RESCHEDULEMESSAGES']._serialized_start=1037
+  _globals['_RESCHEDULEMESSAGES']._serialized_end=1119
+  _globals['_POSTPONEMESSAGES']._serialized_start=1121
+  _globals['_POSTPONEMESSAGES']._serialized_end=1200
+  _globals['_RESTOREMESSAGES']._serialized_start=1202
+  _globals['_RESTOREMESSAGES']._serialized_end=1261
+  _globals['_RETRYMESSAGE']._serialized_start=1263
+  _globals['_RETRYMESSAGE']._serialized_end=1355
+  _globals['_SKIPNEXT']._serialized_start=1357
+  _globals['_SKIPNEXT']._serialized_end=1409
+  _globals['_PAUSESCHEDULES']._serialized_start=1411
+  _globals['_PAUSESCHEDULES']._serialized_end=1469
+  _globals['_RESUMESCHEDULES']._serialized_start=1471
+  _globals['_RESUMESCHEDULES']._serialized_end=1530
+  _globals['_PAUSESUBSCRIPTIONS']._serialized_start=1532
+  _globals['_PAUSESUBSCRIPTIONS']._serialized_end=1552
+  _globals['_RESUMESUBSCRIPTIONS']._serialized_start=1554
+  _globals['_RESUMESUBSCRIPTIONS']._serialized_end=1575
+  _globals['_SKIPENTRY']._serialized_start=1578
+  _globals['_SKIPENTRY']._serialized_end=1729
+  _globals['_CONTROLOUTCOME']._serialized_start=1732
+  _globals['_CONTROLOUTCOME']._serialized_end=2075
 # @@protoc_insertion_point(module_scope)

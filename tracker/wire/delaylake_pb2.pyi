@@ -29,7 +29,7 @@ INVALID: Result
 SUPERSEDED: Result
 
 class ControlCommand(_message.Message):
-    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next", "pause_schedule", "resume_schedule")
+    __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next", "pause_schedule", "resume_schedule", "postpone")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class ControlCommand(_message.Message):
     SKIP_NEXT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     RESUME_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    POSTPONE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscriptions: _containers.RepeatedScalarFieldContainer[str]
@@ -64,7 +65,8 @@ class ControlCommand(_message.Message):
     skip_next: SkipNext
     pause_schedule: PauseSchedules
     resume_schedule: ResumeSchedules
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ..., skip_next: _Optional[_Union[SkipNext, _Mapping]] = ..., pause_schedule: _Optional[_Union[PauseSchedules, _Mapping]] = ..., resume_schedule: _Optional[_Union[ResumeSchedules, _Mapping]] = ...) -> None: ...
+    postpone: PostponeMessages
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscriptions: _Optional[_Iterable[str]] = ..., issued_at: _Optional[int] = ..., issued_by: _Optional[str] = ..., sum_up: _Optional[bool] = ..., cancel: _Optional[_Union[CancelDelayedMessage, _Mapping]] = ..., skip: _Optional[_Union[SkipMessages, _Mapping]] = ..., reschedule: _Optional[_Union[RescheduleMessages, _Mapping]] = ..., restore: _Optional[_Union[RestoreMessages, _Mapping]] = ..., pause: _Optional[_Union[PauseSubscriptions, _Mapping]] = ..., resume: _Optional[_Union[ResumeSubscriptions, _Mapping]] = ..., cancels: _Optional[_Union[CancelDelayedMessages, _Mapping]] = ..., retry: _Optional[_Union[RetryMessage, _Mapping]] = ..., skip_next: _Optional[_Union[SkipNext, _Mapping]] = ..., pause_schedule: _Optional[_Union[PauseSchedules, _Mapping]] = ..., resume_schedule: _Optional[_Union[ResumeSchedules, _Mapping]] = ..., postpone: _Optional[_Union[PostponeMessages, _Mapping]] = ...) -> None: ...
 
 class CancelDelayedMessage(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "deliver_at", "schedule_key")
@@ -97,6 +99,14 @@ class RescheduleMessages(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
     deliver_at: int
     def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ..., deliver_at: _Optional[int] = ...) -> None: ...
+
+class PostponeMessages(_message.Message):
+    __slots__ = ("entries", "by_millis")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BY_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SkipEntry]
+    by_millis: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[SkipEntry, _Mapping]]] = ..., by_millis: _Optional[int] = ...) -> None: ...
 
 class RestoreMessages(_message.Message):
     __slots__ = ("entries",)

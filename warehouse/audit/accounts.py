@@ -10,6 +10,7 @@ from status.troubles import NOT_SEEN_REASON
 from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.properties.message_position import POSITION_SQL
 from warehouse.delivery_key import COLUMNS
+from warehouse.pending import IS_RESTORE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -254,7 +255,7 @@ def _fates(missed: str, own_missed: str) -> str:
 WITH retried AS (
     SELECT ledger_id, entry_id, message, subscription, max(attempt) AS attempt, max(deliver_at) AS deliver_at,
            max(batch_id) = (SELECT max(batch_id) FROM outcomes) AS is_last
-    FROM (SELECT *, {_MESSAGE} FROM outcomes WHERE operation = 'RETRY' AND result = 'APPLIED') AS o
+    FROM (SELECT *, {_MESSAGE} FROM outcomes WHERE {IS_RESTORE} AND attempt IS NOT NULL) AS o
     GROUP BY ledger_id, entry_id, message, subscription
 ),
 delivered AS (

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
@@ -34,6 +35,9 @@ FILE_BYTES = 128 << 20
 # The maximum number of runs in one merge. Each file that a merge writes takes a row group or two of every run: with
 # full files 1.7 times the rows that are written, with a thousand runs 12 times.
 MERGED_AT_ONCE = 64
+
+# The columns by which rows of the same time are sorted, the last one first.
+_ORDER = ("batch_index", "entry_id", "ledger_id")
 
 
 @dataclass(frozen=True)
@@ -265,20 +269,49 @@ class _SliceWriter:
 
     def __call__(self, part: Slice) -> list[tuple[AddAction, int]]:
         """Returns for each written file the action that adds it, and the number of its rows."""
-        folder = self._folder
-        parts = []
+        places, pieces = self._pieces(part)
+        written = []
+        for piece in range(int(pieces.max(initial=-1)) + 1):
+            parts, start = [], 0
+            for path, numbers in part.groups.items():
+                with self._folder.open(path, self._footers.get(path)) as file:
+                    for number in numbers:
+                        chosen = pieces[start : start + places[path, number]] == piece
+                        start += len(chosen)
+                        if chosen.any():
+                            rows = self._folder.complete(file.read_row_group(number, use_threads=False))
+                            parts.append(rows.filter(pa.array(chosen)))
+            rows = _in_order(pa.concat_tables(parts), self._folder.time)
+            written.append((self._folder.write(rows, self._run), rows.num_rows))
+        return written
+
+    def _pieces(self, part: Slice) -> tuple[dict[tuple[str, int], int], Int64Array]:
+        """Divides a slice into pieces of a full file each, in order: very many bytes may have the same time.
+
+        Returns:
+            by path and number of the slice's row groups how many rows they have; and the number of each row's piece,
+            int64, (rows,), by row group; -1: its time is not in the slice.
+        """
+        names = [name for name in (*_ORDER, self._folder.time) if name in self._folder.columns]
+        places: dict[tuple[str, int], int] = {}
+        keys, sizes = [], []
         for path, numbers in part.groups.items():
-            with folder.open(path, self._footers.get(path)) as file:
-                rows = folder.complete(file.read_row_groups(numbers, use_threads=False))
-            times = int64(rows, folder.time)
-            parts.append(rows.filter(pa.array((times >= part.start) & (times < part.end))))
-        if not sum(rows.num_rows for rows in parts):
-            return []
-        rows = _in_order(pa.concat_tables(parts), folder.time)
-        pieces = max(math.ceil(rows.num_rows / FILE_ROWS), math.ceil(rows.nbytes / FILE_BYTES))
-        step = math.ceil(rows.num_rows / pieces)
-        files = (rows.slice(i, step) for i in range(0, rows.num_rows, step))
-        return [(folder.write(file, self._run), file.num_rows) for file in files]
+            with self._folder.open(path, self._footers.get(path)) as file:
+                for number in numbers:
+                    rows = file.read_row_group(number, columns=[*names, "payload_bytes"], use_threads=False)
+                    keys.append(self._folder.cast(rows.select(names)))
+                    places[path, number] = rows.num_rows
+                    sizes.append(_sizes(rows, file.metadata.row_group(number).total_byte_size))
+        rows, n_bytes = pa.concat_tables(keys), np.concatenate(sizes)
+        times = int64(rows, self._folder.time)
+        order = np.lexsort([int64(rows, name) for name in names])
+        order = order[(times[order] >= part.start) & (times[order] < part.end)]
+        pieces = np.full(rows.num_rows, -1, np.int64)
+        n = max(math.ceil(len(order) / FILE_ROWS), math.ceil(n_bytes[order].sum() / FILE_BYTES))
+        step = n_bytes[order].sum() / max(1, n) + 1
+        by_bytes = ((np.cumsum(n_bytes[order]) - n_bytes[order]) // step).astype(np.int64)
+        pieces[order] = np.unique(by_bytes, return_inverse=True)[1]
+        return places, pieces
 
 
 def _footer(folder: TableFolder, path: str) -> pq.FileMetaData:
@@ -286,6 +319,16 @@ def _footer(folder: TableFolder, path: str) -> pq.FileMetaData:
         return parquet.metadata
 
 
+def _sizes(rows: pa.Table, n_bytes: int) -> Int64Array:
+    """Returns about the bytes of each row of a row group that has so many bytes together, int64, (rows,)."""
+    even = n_bytes // max(1, rows.num_rows)
+    if "payload_bytes" not in rows.column_names:
+        return np.full(rows.num_rows, even, np.int64)
+    payloads: Int64Array = pc.fill_null(rows["payload_bytes"], even).to_numpy().astype(np.int64)
+    payloads += max(0, n_bytes - int(payloads.sum())) // max(1, rows.num_rows)
+    return payloads
+
+
 def _in_order(rows: pa.Table, time: str) -> pa.Table:
-    keys = [int64(rows, name) for name in ("batch_index", "entry_id", "ledger_id", time) if name in rows.column_names]
+    keys = [int64(rows, name) for name in (*_ORDER, time) if name in rows.column_names]
     return rows.take(pa.array(np.lexsort(keys))).combine_chunks()

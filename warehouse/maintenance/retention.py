@@ -25,9 +25,9 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from conf.settings import Settings
+from tracker.commands.kinds import Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS
-from tracker.commands.schema import PAUSE_SCHEDULE, RESUME_SCHEDULE
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -45,7 +45,7 @@ from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.past_occurrences import OccurrenceRetention
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
-from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on
+from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on, effects_of
 from warehouse.routes.known_routes import subscription_names
 from warehouse.routes.tenure import Tenures
 from warehouse.schemas import SCHEMAS
@@ -84,7 +84,10 @@ _NEEDED = {
         *["topic", "partition", "ledger_id", "entry_id", "sent_at"],
         *["batch_index", "subscription", "occurrence"],
     ],
-    "outcomes": ["topic", "partition", "ledger_id", "entry_id", "result", "operation", "applied_at", "deliver_at"],
+    "outcomes": [
+        *["topic", "partition", "ledger_id", "entry_id", "result", "operation", "effect", "occurrence"],
+        *["applied_at", "deliver_at"],
+    ],
     "rejects": ["topic", "partition", "ledger_id", "entry_id", "publish_time"],
 }
 
@@ -179,9 +182,8 @@ class Retention:
         if name == "outcomes":
             is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED"]))
             # A rebuild knows by its last pause change whether a subscription is paused.
-            is_pause_change = pc.is_in(rows["operation"], pa.array(["PAUSE", "RESUME"]))
-            is_pause_change = pc.and_(is_pause_change, is_proof).to_numpy(zero_copy_only=False)
-            is_pause_change |= self._are_of_schedules(rows)
+            is_pause_change = pc.is_in(effects_of(rows), pa.array([Effect.HOLD, Effect.RESUME]))
+            is_pause_change = is_pause_change.to_numpy(zero_copy_only=False) & ~self._are_of_past_schedules(rows)
             may_go: BoolArray = ~is_pause_change & (unneeded | ~is_proof.to_numpy(zero_copy_only=False))
             # A rebuild takes waiting commands from here: a cancel waits until after the time that it names.
             may_come = pc.greater_equal(pc.fill_null(rows["deliver_at"], 0), self._horizons[name])
@@ -196,11 +198,10 @@ class Retention:
             return unneeded | self._was_long_ago(rows)
         return unneeded
 
-    def _are_of_schedules(self, rows: pa.Table) -> BoolArray:
-        """Returns a mask of the outcomes that say whether a schedule is paused whose message is in the index."""
-        operations = pa.array([kind.upper() for kind in (PAUSE_SCHEDULE, RESUME_SCHEDULE)])
-        are_pauses: BoolArray = pc.is_in(rows["operation"], operations).to_numpy(zero_copy_only=False)
-        return are_pauses & self._is_in("delayed_index", rows) if are_pauses.any() else are_pauses
+    def _are_of_past_schedules(self, rows: pa.Table) -> BoolArray:
+        """Returns a mask of the outcomes about an occurrence whose message is not in the index any more."""
+        are_of_schedules: BoolArray = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
+        return are_of_schedules & ~self._is_in("delayed_index", rows) if are_of_schedules.any() else are_of_schedules
 
     def _was_long_ago(self, rows: pa.Table) -> BoolArray:
         """Returns a mask of the deliveries of recurring messages that were more than a day before the last one."""

@@ -30,6 +30,9 @@ MERGES = "delaylake-maintain"
 # The name of a file that maintenance has written has the name of its sorted run: files that do not overlap in time.
 _PART_OF_RUN = re.compile(r"run-([0-9a-f]{12})-[0-9a-f]+\.parquet$")
 
+# About the most bytes of a row group that is written: who reads one of its rows reads all of it.
+_ROW_GROUP_BYTES = 16 << 20
+
 # Columns with few different values in a file; the other columns of integers are delta-encoded.
 _DICTIONARY = [
     "topic",
@@ -91,6 +94,7 @@ class TableFolder:
         self.name = name
         self.time = TIME[name]
         self._schema = SCHEMAS[name]
+        self.columns: list[str] = self._schema.names
         self._row_group_rows = row_group_rows
         self._files = pa.fs.PyFileSystem(DeltaStorageHandler(uri))
 
@@ -125,13 +129,14 @@ class TableFolder:
         Returns:
             the action by which `TableFiles.replace` adds the file.
         """
+        row_group_rows = max(1, min(self._row_group_rows, _ROW_GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
         path = f"run-{run}-{uuid.uuid4().hex[:12]}.parquet"
         integers = [f.name for f in self._schema if pa.types.is_integer(f.type) and f.name not in _DICTIONARY]
         with self._files.open_output_stream(path) as stream:
             pq.write_table(
                 rows,
                 stream,
-                row_group_size=self._row_group_rows,
+                row_group_size=row_group_rows,
                 compression="zstd",
                 compression_level=3,
                 use_dictionary=[name for name in _DICTIONARY if name in self._schema.names],

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD, SKIP
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, SKIP, command_positions
+from tracker.commands.schema import KNOWN, command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.sealed_keys import KEYED
 from tracker.messages import (
@@ -29,7 +30,7 @@ from tracker.messages import (
 )
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, any_of, literal, ranges_of
-from warehouse.pending import are_moved_on
+from warehouse.pending import are_moved_on, effects_of
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
 # The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
@@ -88,6 +89,26 @@ def read_light_segment(tables: Tables, version: int, start: int, end: int, rule:
     return typed(rows, MESSAGES)
 
 
+def large_rule(tables: Tables, n_bytes: int, in_order: Sequence[str], version: int, start: int, end: int) -> LargeRule:
+    """Returns which rows of a version of the delayed index wait for room, where none waits so far.
+
+    Args:
+        n_bytes: of a large row's payload, at least.
+        in_order: source topics of which messages come in the order of keys.
+        version: of the delayed index.
+        start, end: rows due from `start` to before `end`, ms since the epoch, are to be loaded.
+    """
+    with_large: list[str] = []
+    if in_order and start < end:
+        span = f"deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY'"
+        of = f"{span} AND topic IN ({', '.join(map(literal, in_order))})"
+        if _count(tables, version, of):
+            sql = f"SELECT DISTINCT topic FROM delayed_index WHERE {of} AND {_size(tables, version, span)} >= {n_bytes}"  # noqa: S608
+            with_large = tables.query("delayed_index", sql, version)["topic"].to_pylist()
+    others = tuple(topic for topic in in_order if topic not in with_large)
+    return LargeRule(n_bytes, others, is_whole=True, in_order=tuple(sorted(with_large)))
+
+
 def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[tuple[LargeKey, int]]:
     """Returns the keys and bytes of large rows of a version of the delayed index, ascending, MAX_LARGE_ROWS at most.
 
@@ -102,9 +123,10 @@ def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, en
     chosen = f"{span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)}"
     if not _count(tables, version, chosen):
         return []
+    size = f"sum(coalesce({_size(tables, version, span)}, 0))"
     found = tables.query(
         "delayed_index",
-        f"SELECT deliver_at, ledger_id, entry_id, sum({_size(tables, version, span)}) AS n FROM delayed_index "  # noqa: S608
+        f"SELECT deliver_at, ledger_id, entry_id, {size} AS n FROM delayed_index "  # noqa: S608
         f"WHERE {chosen} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {MAX_LARGE_ROWS}",
         version,
     )
@@ -136,12 +158,13 @@ def _is_after(key: LargeKey) -> str:
 
 
 def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
-    """Returns the SQL condition that rows of a span, an SQL condition, are large; it is never null."""
+    """Returns the SQL condition that rows of a span, an SQL condition, are loaded in turn; it is never null."""
     others = f" AND topic NOT IN ({', '.join(map(literal, rule.others))})" if rule.others else ""
     size = _size(tables, version, span)
     if not rule.is_whole:
         others += " AND schedule_key IS NULL AND occurrence IS NULL"
-    return f"coalesce({size}, 0) >= {rule.n_bytes}{others}"
+    in_order = f" OR topic IN ({', '.join(map(literal, rule.in_order))})" if rule.in_order else ""
+    return f"((coalesce({size}, 0) >= {rule.n_bytes}{others}){in_order})"
 
 
 def _size(tables: Tables, version: int, span: str) -> str:
@@ -436,10 +459,12 @@ def outcomes_to_rows(outcomes: pa.Table, tick: int, now: int) -> pa.Table:
     outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy())
     n = outcomes.num_rows
     names = [Result.Name(number) for number in range(len(Result.keys()))]
+    result = pa.array(names).take(outcomes["result"].combine_chunks())
     values = {
         **{name: outcomes[name] for name in outcomes.column_names},
         "position": position_texts(outcomes),
-        "result": pa.array(names).take(outcomes["result"].combine_chunks()),
+        "result": result,
+        "effect": effects_of(pa.table({"result": result, "operation": outcomes["operation"]})),
         "command_hash": outcomes["body"],
         "applied_at": pa.array([now] * n, pa.int64()),
         "batch_id": pa.array([tick] * n, pa.int64()),

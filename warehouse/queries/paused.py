@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from deltalake.exceptions import TableNotFoundError
 
+from tracker.commands.kinds import Effect
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
+from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 
 
 def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
@@ -24,8 +26,8 @@ def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[
         return set()
     of_topic = "true" if topic is None else f"topic = {literal(topic)}"
     changes = outcomes.sql(
-        f"SELECT topic, subscription, operation FROM outcomes WHERE result = 'APPLIED' AND {of_topic} "  # noqa: S608
-        "AND operation IN ('PAUSE', 'RESUME') ORDER BY sequence"
+        f"SELECT topic, subscription, {EFFECT} AS effect FROM outcomes WHERE {of_topic} AND {IS_PAUSE_CHANGE} "  # noqa: S608
+        "ORDER BY sequence"
     ).to_pylist()
-    last = {(row["topic"], row["subscription"]): row["operation"] for row in changes}
-    return {of for of, operation in last.items() if operation == "PAUSE"}
+    last = {(row["topic"], row["subscription"]): row["effect"] for row in changes}
+    return {of for of, effect in last.items() if effect == Effect.HOLD}

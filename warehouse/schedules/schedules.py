@@ -16,12 +16,13 @@ from deltalake.exceptions import TableNotFoundError
 
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
+from tracker.commands.kinds import Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.recurrence.recurrence import Recurrence
 from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
-from warehouse.pending import IS_CANCEL, last_occurrences
+from warehouse.pending import EFFECT, IS_CANCEL, last_occurrences
 from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
 from warehouse.routes.tenure import Tenures
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
@@ -186,9 +187,9 @@ class _Progress:
         self._commands = _by_message(
             tables,
             f"SELECT {_MESSAGE}, max(CASE WHEN {IS_CANCEL} THEN coalesce(sequence, 0) END) AS cancelled, "  # noqa: S608
-            "max(CASE WHEN result = 'APPLIED' AND operation = 'RESTORE' THEN sequence END) AS restored, "
-            "max(CASE WHEN result = 'APPLIED' AND operation = 'PAUSE_SCHEDULE' THEN sequence END) AS paused, "
-            "max(CASE WHEN result = 'APPLIED' AND operation = 'RESUME_SCHEDULE' THEN sequence END) AS resumed "
+            f"max(CASE WHEN {EFFECT} = '{Effect.RESTORE}' THEN sequence END) AS restored, "
+            f"max(CASE WHEN {EFFECT} = '{Effect.HOLD}' THEN sequence END) AS paused, "
+            f"max(CASE WHEN {EFFECT} = '{Effect.RESUME}' THEN sequence END) AS resumed "
             f"FROM outcomes WHERE {of} GROUP BY {_MESSAGE}",
         )
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
+from jobs.commands.messages.changes import Base64Ids, FromFile, ScheduleKeys, Triplets, named, run_operation
 from jobs.commands.messages.filter_options import TIME, Topic, with_filter
 from jobs.commands.messages.pending import messages_text
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_due_time, parse_duration
+from jobs.parsers import parse_due_time, parse_duration, parse_shift
+from tracker.commands.kinds import POSTPONE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,6 +164,42 @@ def reschedule_by_filter(
     _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
 
 
+@with_filter
+def postpone(
+    context: typer.Context,
+    topic: Topic,
+    wanted: PendingFilter,
+    by: Annotated[
+        int, typer.Option(parser=parse_shift, metavar="DELAY", help="How much later: 10s, 30m, 2h, 1d; -30m: sooner.")
+    ],
+    triplets: Triplets = None,
+    base64_ids: Base64Ids = None,
+    schedule_keys: ScheduleKeys = None,
+    from_file: FromFile = None,
+    dry_run: DryRun = False,
+    max_matched: Max = 10_000,
+    yes: Yes = False,
+    timeout: Timeout = 60,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Deliver messages so much later than each would be: those named, or those to which all options given apply.
+
+    With a negative --by they come sooner, but not before now. Of a recurring message it is the next occurrence alone.
+    """
+    from admin.control.bulk import Action, Change
+
+    if triplets or base64_ids or schedule_keys or from_file is not None:
+        if wanted.is_selective or dry_run:
+            raise typer.BadParameter("messages are named, or matched by a filter, which --dry-run is for: not both")
+        if wanted.subscription is None:
+            raise typer.BadParameter("--subscription is needed where messages are named")
+        messages = named(triplets, base64_ids, from_file, schedule_keys)
+        run_operation(context, topic, POSTPONE, messages, [wanted.subscription], timeout, output, by_millis=by)
+        return
+    change = Change(Action.POSTPONE, shift_millis=by)
+    _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
+
+
 def _change(context: typer.Context, bulk: _Bulk) -> None:
     """Changes the messages matching a filter, and prints counts of the results.
 
@@ -224,6 +262,8 @@ def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, An
         content |= (
             {"deliverAt": change.deliver_at} if change.shift_millis is None else {"shiftMillis": change.shift_millis}
         )
+    elif change.action == "postpone":
+        content["byMillis"] = change.shift_millis
 
     def call(name: str, **more: bool) -> dict[str, Any]:
         answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, bulk.timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ from jobs.options import GlobalOptions, Output, global_options, rest_client, sho
 
 if TYPE_CHECKING:
     from admin.control.client import ControlClient
-    from admin.control.requests import Outcome
+    from admin.control.requests import Keys, Named, Outcome
     from admin.control.rest_client import RestClient
     from broker.entries.message_ids import MessageRef
 
@@ -65,6 +65,35 @@ def _client(options: GlobalOptions) -> Client:
     return ControlClient(options.settings, getpass.getuser())
 
 
+def run_operation(
+    context: typer.Context,
+    topic: str,
+    kind: str,
+    named: Named | None,
+    subscriptions: Sequence[str],
+    timeout: float,
+    output: Output,
+    **fields: int | str,
+) -> None:
+    """Asks for an operation and prints its outcomes; of many, as text, only the counts and the first that failed.
+
+    Args:
+        context: the command line's context.
+        topic, kind, named, subscriptions, fields: as of `ControlClient.send`.
+        timeout: seconds.
+        output: text or JSON.
+
+    Raises:
+        TopicsError: the operation was not done for all messages that it names.
+    """
+    run_command(
+        context,
+        1 if named is None else len(named),
+        output,
+        lambda client: client.send(topic, kind, named, subscriptions, timeout, **fields),
+    )
+
+
 def run_command(context: typer.Context, n: int, output: Output, command: Callable[[Client], Iterator[Outcome]]) -> None:
     """Runs a command and prints its outcomes; of many, as text, only the counts and the first that failed.
 
@@ -99,16 +128,24 @@ def run_command(context: typer.Context, n: int, output: Output, command: Callabl
 
 
 def named(
-    triplets: list[str] | None, base64_ids: list[str] | None, from_file: typer.FileText | None
-) -> list[MessageRef]:
+    triplets: list[str] | None,
+    base64_ids: list[str] | None,
+    from_file: typer.FileText | None,
+    keys: list[str] | None = None,
+) -> Named:
     """Returns the messages that the options name.
 
     Raises:
-        BadParameter: none is named, or an option has no message id.
+        BadParameter: none is named, they are named in two ways, or an option has no message id or key.
         MessageIdError: a line of the file is none.
     """
+    from admin.control.requests import Ids
     from broker.entries.message_ids import MessageIdError, parse, parse_base64, parse_triplet
 
+    if keys:
+        if triplets or base64_ids or from_file is not None:
+            raise typer.BadParameter(ONE_WAY)
+        return schedule_keys_of(keys)
     try:
         messages = [parse_triplet(text) for text in triplets or ()] + [parse_base64(text) for text in base64_ids or ()]
     except MessageIdError as error:
@@ -117,31 +154,25 @@ def named(
         messages += [parse(line) for line in lines_of(from_file)]
     if not messages:
         raise typer.BadParameter("--messageId-triplet, --messageId-base64 or --from-file is needed")
-    return messages
+    return Ids(messages)
 
 
-def schedule_keys_of(
-    keys: list[str],
-    triplets: list[str] | None = None,
-    base64_ids: list[str] | None = None,
-    from_file: typer.FileText | None = None,
-) -> list[str]:
+def schedule_keys_of(keys: list[str]) -> Keys:
     """Returns the schedule keys, each once.
 
     Raises:
-        BadParameter: other options name messages, too, or one can be no key.
+        BadParameter: one can be no key.
     """
+    from admin.control.requests import Keys
     from tracker.properties.schedule import BadScheduleError
     from tracker.properties.schedule_key import check_key
 
-    if triplets or base64_ids or from_file is not None:
-        raise typer.BadParameter(ONE_WAY)
     try:
         for key in keys:
             check_key(key)
     except BadScheduleError as error:
         raise typer.BadParameter(str(error)) from None
-    return list(dict.fromkeys(keys))
+    return Keys(list(dict.fromkeys(keys)))
 
 
 def message_of(text: str) -> MessageRef:

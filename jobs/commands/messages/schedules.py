@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from jobs.commands.messages.changes import (
     Timeout,
     message_of,
     run_command,
+    run_operation,
     schedule_keys_of,
     split_names,
 )
@@ -24,9 +25,10 @@ from jobs.commands.messages.filter_options import SubscriptionOption, Topic
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_time, recurrence_properties
 from jobs.text_table import table_text
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 
 if TYPE_CHECKING:
-    from admin.control.requests import Outcome
+    from admin.control.requests import Named, Outcome
     from broker.entries.message_ids import MessageRef
     from jobs.commands.messages.changes import Client
     from warehouse.schedules.schedule import Occurrence, Schedule
@@ -140,15 +142,7 @@ def skip_next(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip the next occurrence of a schedule."""
-    names = split_names(subscriptions)
-    _run_for_schedule(
-        context,
-        schedule_id,
-        schedule_keys,
-        output,
-        lambda client, message: client.skip_next(topic, [message], names, timeout),
-        lambda client, keys: client.skip_next_of_keys(topic, keys, names, timeout),
-    )
+    _change(context, SKIP_NEXT, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
 
 
 @app.command("pause")
@@ -165,7 +159,7 @@ def pause(
 
     An occurrence that is handed out already is delivered.
     """
-    _pause(context, topic, schedule_id, subscriptions, schedule_keys, True, timeout, output)
+    _change(context, PAUSE_SCHEDULE, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
 
 
 @app.command("resume")
@@ -182,28 +176,22 @@ def resume(
 
     Missed occurrences are made up for as its misfire says: once (late), all, or skip.
     """
-    _pause(context, topic, schedule_id, subscriptions, schedule_keys, False, timeout, output)
+    _change(context, RESUME_SCHEDULE, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
 
 
-def _pause(
+def _change(
     context: typer.Context,
+    kind: str,
     topic: str,
     schedule_id: str | None,
     subscriptions: str | None,
     schedule_keys: list[str] | None,
-    is_paused: bool,
     timeout: float,
     output: Output,
 ) -> None:
-    names = split_names(subscriptions)
-    _run_for_schedule(
-        context,
-        schedule_id,
-        schedule_keys,
-        output,
-        lambda client, message: client.pause_schedules(topic, [message], names, is_paused, timeout),
-        lambda client, keys: client.pause_schedules_of_keys(topic, keys, names, is_paused, timeout),
-    )
+    """Asks for an operation on the schedule with an id, or on those with schedule keys."""
+    named = _named(schedule_id, schedule_keys)
+    run_operation(context, topic, kind, named, split_names(subscriptions), timeout, output)
 
 
 @app.command("end")
@@ -221,49 +209,41 @@ def end(
     An occurrence that is handed out already is delivered. `delaylake topics restore` takes the schedule up again, until
     the cancelled occurrence would be due. With --schedule-key it does as `delaylake topics cancel-delayed-message`.
     """
-    names, options = split_names(subscriptions), global_options(context)
+    named, names, options = _named(schedule_id, schedule_keys), split_names(subscriptions), global_options(context)
 
-    def ended(client: Client, message: MessageRef) -> Iterator[Outcome]:
-        from admin.control.requests import Cancel
+    def ended(client: Client) -> Iterator[Outcome]:
+        from admin.control.requests import Ids, Keys
         from admin.control.rest_client import RestClient
 
+        if isinstance(named, Keys):
+            return client.send(topic, CANCEL, named, names, timeout)
+        [message] = named.messages
         if isinstance(client, RestClient):
             return client.end_schedule(topic, message, names, timeout)
         found = _found(options, topic, message, None)
         # A cancel is for a whole entry, which may have other messages.
         if found.batch_size > 1:
-            return client.skip(topic, [found.ref], names, timeout)
-        return client.cancel(topic, [Cancel(found.ref, found.cancel_at)], names, timeout)
+            return client.send(topic, SKIP, Ids([found.ref]), names, timeout)
+        return client.send(topic, CANCEL, Ids([found.ref], [found.cancel_at]), names, timeout)
 
-    _run_for_schedule(
-        context,
-        schedule_id,
-        schedule_keys,
-        output,
-        ended,
-        lambda client, keys: client.cancel_keys(topic, keys, names, timeout),
-    )
+    run_command(context, len(named), output, ended)
 
 
-def _run_for_schedule(
-    context: typer.Context,
-    schedule_id: str | None,
-    schedule_keys: list[str] | None,
-    output: Output,
-    by_id: Callable[[Client, MessageRef], Iterator[Outcome]],
-    by_key: Callable[[Client, list[str]], Iterator[Outcome]],
-) -> None:
-    """Runs a command for the schedule with an id, or for those with schedule keys."""
+def _named(schedule_id: str | None, schedule_keys: list[str] | None) -> Named:
+    """Returns the schedules that the arguments name.
+
+    Raises:
+        BadParameter: none, or in two ways.
+    """
+    from admin.control.requests import Ids
+
     if schedule_keys:
         if schedule_id is not None:
             raise typer.BadParameter(ONE_WAY)
-        keys = schedule_keys_of(schedule_keys)
-        run_command(context, len(keys), output, lambda client: by_key(client, keys))
-    elif schedule_id is None:
+        return schedule_keys_of(schedule_keys)
+    if schedule_id is None:
         raise typer.BadParameter("ID is needed, or --schedule-key")
-    else:
-        message = message_of(schedule_id)
-        run_command(context, 1, output, lambda client: by_id(client, message))
+    return Ids([message_of(schedule_id)])
 
 
 def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_ended: bool, limit: int) -> Any:

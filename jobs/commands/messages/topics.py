@@ -24,15 +24,16 @@ from jobs.commands.messages.changes import (
     Triplets,
     lines_of,
     named,
-    run_command,
+    run_operation,
     schedule_keys_of,
     split_names,
 )
 from jobs.options import Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
+from tracker.commands.kinds import CANCEL, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
 
 if TYPE_CHECKING:
-    from admin.control.requests import Cancel
+    from admin.control.requests import Ids
     from broker.entries.message_ids import MessageRef
     from conf.settings import Settings
 
@@ -60,26 +61,23 @@ def cancel_delayed_message(
     For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
     is `ledger:entry deliverAt`.
     """
-    from admin.control.requests import Cancel
+    from admin.control.requests import Ids, Named
     from broker.entries.message_ids import MessageRef
 
-    cancels = []
-    names = split_names(subscriptions)
+    has_ids = (ledger_id, entry_id, deliver_at) != (None, None, None)
     if schedule_keys:
-        if from_file is not None or (ledger_id, entry_id, deliver_at) != (None, None, None):
+        if from_file is not None or has_ids:
             raise typer.BadParameter(ONE_WAY)
-        keys = schedule_keys_of(schedule_keys)
-        run_command(context, len(keys), output, lambda client: client.cancel_keys(topic, keys, names, timeout))
-        return
-    if from_file is not None:
-        if (ledger_id, entry_id, deliver_at) != (None, None, None):
+        messages: Named = schedule_keys_of(schedule_keys)
+    elif from_file is not None:
+        if has_ids:
             raise typer.BadParameter("messages are named by --ledgerId and --entryId or by --from-file, not by both")
-        cancels = [_cancel_of(line) for line in lines_of(from_file)]
+        messages = _cancelled(lines_of(from_file))
     elif ledger_id is None or entry_id is None or deliver_at is None:
         raise typer.BadParameter("--ledgerId, --entryId and --deliverAt are needed, or --schedule-key, or --from-file")
     else:
-        cancels.append(Cancel(MessageRef(ledger_id, entry_id), deliver_at))
-    run_command(context, len(cancels), output, lambda client: client.cancel(topic, cancels, names, timeout))
+        messages = Ids([MessageRef(ledger_id, entry_id)], [deliver_at])
+    run_operation(context, topic, CANCEL, messages, split_names(subscriptions), timeout, output)
 
 
 def acknowledge_message(
@@ -93,19 +91,18 @@ def acknowledge_message(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
+    from admin.control.requests import Ids, Named
     from broker.entries.message_ids import MessageRef
 
-    names = split_names(subscriptions)
     if schedule_keys:
         if ledger_id is not None or entry_id is not None:
             raise typer.BadParameter(ONE_WAY)
-        keys = schedule_keys_of(schedule_keys)
-        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, names, timeout))
-        return
-    if ledger_id is None or entry_id is None:
+        message: Named = schedule_keys_of(schedule_keys)
+    elif ledger_id is None or entry_id is None:
         raise typer.BadParameter("--ledgerId and --entryId are needed, or --schedule-key")
-    message = [MessageRef(ledger_id, entry_id)]
-    run_command(context, 1, output, lambda client: client.skip(topic, message, names, timeout))
+    else:
+        message = Ids([MessageRef(ledger_id, entry_id)])
+    run_operation(context, topic, SKIP, message, split_names(subscriptions), timeout, output)
 
 
 app.command("acknowledgeMessage")(acknowledge_message)
@@ -124,6 +121,7 @@ handed out already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
+app.command("postpone")(by_filter.postpone)
 app.command("purge")(by_filter.purge)
 app.command("redrive")(redrive.redrive)
 
@@ -147,12 +145,8 @@ def skip_messages(
 
     With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.
     """
-    if schedule_keys:
-        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
-        run_command(context, len(keys), output, lambda client: client.skip_keys(topic, keys, [subscription], timeout))
-        return
-    messages = named(triplets, base64_ids, from_file)
-    run_command(context, len(messages), output, lambda client: client.skip(topic, messages, [subscription], timeout))
+    messages = named(triplets, base64_ids, from_file, schedule_keys)
+    run_operation(context, topic, SKIP, messages, [subscription], timeout, output)
 
 
 @app.command("reschedule")
@@ -178,15 +172,8 @@ def reschedule(
     if (deliver_at is None) == (deliver_after is None):
         raise typer.BadParameter("one of --deliver-at and --deliver-after is needed")
     due = deliver_at if deliver_at is not None else time.time_ns() // 1_000_000 + (deliver_after or 0)
-    if schedule_keys:
-        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
-        names = [subscription]
-        run_command(context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, due, names, timeout))
-        return
-    messages = named(triplets, base64_ids, from_file)
-    run_command(
-        context, len(messages), output, lambda client: client.reschedule(topic, messages, due, [subscription], timeout)
-    )
+    messages = named(triplets, base64_ids, from_file, schedule_keys)
+    run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=due)
 
 
 @app.command("deliver-now")
@@ -202,16 +189,8 @@ def deliver_now(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Deliver messages that wait, or that a pause holds back, at once."""
-    if schedule_keys:
-        keys = schedule_keys_of(schedule_keys, triplets, base64_ids, from_file)
-        run_command(
-            context, len(keys), output, lambda client: client.reschedule_keys(topic, keys, 0, [subscription], timeout)
-        )
-        return
-    messages = named(triplets, base64_ids, from_file)
-    run_command(
-        context, len(messages), output, lambda client: client.reschedule(topic, messages, 0, [subscription], timeout)
-    )
+    messages = named(triplets, base64_ids, from_file, schedule_keys)
+    run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=0)
 
 
 @app.command("restore")
@@ -227,7 +206,7 @@ def restore(
 ) -> None:
     """Undo cancels and skips of messages that are not due yet."""
     messages = named(triplets, base64_ids, from_file)
-    run_command(context, len(messages), output, lambda client: client.restore(topic, messages, [subscription], timeout))
+    run_operation(context, topic, RESTORE, messages, [subscription], timeout, output)
 
 
 @app.command("retry")
@@ -253,11 +232,8 @@ def retry(
     After all retries that the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
     """
     messages = named(triplets, base64_ids, from_file)
-    run_command(
-        context,
-        len(messages),
-        output,
-        lambda client: client.retry(topic, messages, subscription, reason, after or 0, timeout),
+    run_operation(
+        context, topic, RETRY, messages, [subscription], timeout, output, reason=reason, after_millis=after or 0
     )
 
 
@@ -270,7 +246,7 @@ def pause(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Hold back messages that come due for a subscription, until it is resumed, or they are rescheduled."""
-    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], True, timeout))
+    run_operation(context, topic, PAUSE, None, [subscription], timeout, output)
 
 
 @app.command("resume")
@@ -282,7 +258,7 @@ def resume(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End a pause: messages that were held back are delivered now."""
-    run_command(context, 1, output, lambda client: client.pause(topic, [subscription], False, timeout))
+    run_operation(context, topic, RESUME, None, [subscription], timeout, output)
 
 
 @app.command("get-message-id-by-index")
@@ -306,23 +282,27 @@ def get_message_id_by_index(
     show(output, value, str(found))
 
 
-def _cancel_of(line: str) -> Cancel:
-    """Reads a line of a file: `ledger:entry deliverAt`.
+def _cancelled(lines: list[str]) -> Ids:
+    """Reads the lines of a file, each `ledger:entry deliverAt`.
 
     Raises:
-        TopicsError, MessageIdError: it is none.
+        TopicsError, MessageIdError: a line is none.
     """
-    from admin.control.requests import Cancel
+    from admin.control.requests import Ids
     from broker.entries.message_ids import NumberError, parse, parse_number
 
-    message, _, given = line.partition(" ")
-    try:
-        deliver_at = parse_number(given.strip())
-    except NumberError:
-        deliver_at = 0
-    if not 0 < deliver_at <= MAX_INT64:
-        raise TopicsError(f"no time of delivery: {line[:80]!r} (ledger:entry deliverAt)")
-    return Cancel(parse(message), deliver_at)
+    messages, times = [], []
+    for line in lines:
+        message, _, given = line.partition(" ")
+        try:
+            deliver_at = parse_number(given.strip())
+        except NumberError:
+            deliver_at = 0
+        if not 0 < deliver_at <= MAX_INT64:
+            raise TopicsError(f"no time of delivery: {line[:80]!r} (ledger:entry deliverAt)")
+        messages.append(parse(message))
+        times.append(deliver_at)
+    return Ids(messages, times)
 
 
 def _entry_of_index(settings: Settings, topic: str, index: int) -> MessageRef:

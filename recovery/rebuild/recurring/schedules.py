@@ -17,21 +17,17 @@ from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from recovery.rebuild.done_occurrences import Done, Message
 from recovery.rebuild.recurring.states import ScheduleStates
 from tracker.commands.control import Control
+from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, Effect
 from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import (
-    PAUSE_SCHEDULE,
-    RESCHEDULE,
-    RESUME_SCHEDULE,
-    SEQUENCE_BITS,
-)
+from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import subscription_numbers
 from tracker.recurrence.recurrence import Misfire, Recurrence
 from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
-from warehouse.pending import IS_SKIPPED_OCCURRENCE
+from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE
 from warehouse.routes.tenure import Tenures
 
 _POSITION = "topic, partition, ledger_id, entry_id, batch_index"
@@ -57,8 +53,8 @@ _ROWS = _last_of("delayed_index", "deliver_at, occurrence_at", "operation = 'DEL
 _MOVES = _last_of("delayed_index", "deliver_at", "operation = 'MOVE'")
 _COMMANDS = _last_of(
     "outcomes",
-    "deliver_at, operation",
-    "result = 'APPLIED' AND operation IN ('RESCHEDULE', 'PAUSE_SCHEDULE', 'RESUME_SCHEDULE')",
+    f"deliver_at, {EFFECT} AS effect",
+    f"{EFFECT} IN ('{Effect.MOVE}', '{Effect.HOLD}', '{Effect.RESUME}')",
 )
 
 _SKIPPED = f"""
@@ -128,8 +124,8 @@ class Schedules:
                 found.done += [_done_row(message, n, done) for n, done in delivered.occurrences.of(message).items()]
         for message, command in self._commands.items():
             # A resumed message comes in as it came the first time, so only pauses and reschedules count.
-            is_pause = command["operation"] == PAUSE_SCHEDULE.upper()
-            if command["operation"] != RESCHEDULE.upper() and not is_pause:
+            is_pause = command["effect"] == Effect.HOLD
+            if command["effect"] != Effect.MOVE and not is_pause:
                 continue
             done, number = delivered.occurrences.of(message), command["occurrence"]
             while is_pause and number > 1 and number in done:  # the occurrence was skipped after the pause
@@ -153,7 +149,7 @@ class Schedules:
         """Finds the next occurrence of a durable message for a subscription, and adds its rows to `found`."""
         done = delivered.occurrences.of(message)
         row, moved, command = (of.get(message) for of in (self._rows, self._moves, self._commands))
-        rescheduled = command if command is not None and command["operation"] == RESCHEDULE.upper() else None
+        rescheduled = command if command is not None and command["effect"] == Effect.MOVE else None
         paused = _paused(row, moved, command)
         if not done and row is None and command is None:
             if not is_cancelled:
@@ -373,7 +369,7 @@ def _paused(
     """
     last = max((int(one["sequence"]) for one in (row, moved) if one is not None), default=-1)
     if command is not None and command["sequence"] >= last:
-        return int(command["occurrence"]) if command["operation"] == PAUSE_SCHEDULE.upper() else None
+        return int(command["occurrence"]) if command["effect"] == Effect.HOLD else None
     if row is None or row["deliver_at"] != PAUSED_DELIVER_AT or row["sequence"] < last:
         return None
     return int(row["occurrence"])
@@ -383,18 +379,20 @@ def _is_resumed(command: Mapping[str, Any] | None, row: Mapping[str, Any] | None
     """Whether a command has resumed a message, and the delayed index lacks the row of its occurrence."""
     return (
         command is not None
-        and command["operation"] == RESUME_SCHEDULE.upper()
+        and command["effect"] == Effect.RESUME
         and (row is None or row["sequence"] < command["sequence"])
     )
 
 
 def _again(message: Message, command: dict[str, Any]) -> dict[str, Any]:
     """Returns a reschedule or pause of a message that comes in again, as a row of COMMAND_ROWS."""
+    kind = PAUSE_SCHEDULE if command["effect"] == Effect.HOLD else RESCHEDULE
     return {
-        **{name: command[name] for name in ("topic", "ledger_id", "entry_id", "batch_index", "operation")},
+        **{name: command[name] for name in ("topic", "ledger_id", "entry_id", "batch_index")},
         "deliver_at": command["deliver_at"] or 0,
         "request_id": f"{REBUILD_ID}{command['sequence']}",
-        "kind": command["operation"].lower(),
+        "kind": kind,
+        "operation": kind.upper(),
         "partition": -1,
         "subscriptions": 1 << message[0],
         "issued_by": "rebuild",

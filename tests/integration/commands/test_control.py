@@ -16,11 +16,12 @@ import pulsar
 import pytest
 
 from admin.control.client import ControlClient
-from admin.control.requests import Cancel, Outcome, RequestFactory
+from admin.control.requests import Ids, Outcome, RequestFactory
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
 from tests.support.service.harness import Collector, Job, now, wait_until
+from tracker.commands.kinds import CANCEL, SKIP
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
     ControlCommand,
@@ -118,10 +119,10 @@ def test_every_kind_of_command_on_every_kind_of_message(
     case = Case(pulsar_client, topic, ["a", "b", "x"], job.pace)
 
     def cancel(message: MessageRef, due: int, *names: str) -> dict[str, str]:
-        return results(client.cancel(topic, [Cancel(message, due)], names, ANSWER_SECONDS))
+        return results(client.send(topic, CANCEL, Ids([message], [due]), names, ANSWER_SECONDS))
 
     def skip(message: MessageRef, *names: str) -> dict[str, str]:
-        return results(client.skip(topic, [message], names, ANSWER_SECONDS))
+        return results(client.send(topic, SKIP, Ids([message]), names, ANSWER_SECONDS))
 
     # A topic's first message may take longer than commands wait: its schema and its index are asked for.
     case.send("first", 0)
@@ -161,8 +162,10 @@ def test_every_kind_of_command_on_every_kind_of_message(
     assert skip(nowhere, "a") == {"a": "NOT_FOUND"}
     assert skip(MessageRef(9_000_000, 0), "b") == {"b": "NOT_FOUND"}
     assert skip(kept, "nobody") == {"nobody": "NOT_FOUND"}
-    assert results(client.skip("persistent://public/default/none", [kept], [], ANSWER_SECONDS)) == {"": "NOT_FOUND"}
-    assert results(client.skip(batched, [kept], ["a"], ANSWER_SECONDS)) == {"a": "NOT_FOUND"}
+    assert results(client.send("persistent://public/default/none", SKIP, Ids([kept]), [], ANSWER_SECONDS)) == {
+        "": "NOT_FOUND"
+    }
+    assert results(client.send(batched, SKIP, Ids([kept]), ["a"], ANSWER_SECONDS)) == {"a": "NOT_FOUND"}
 
     assert skip(kept, "x") == {"x": "NOT_ALLOWED"}
     assert skip(kept) == {"a": "APPLIED", "b": "APPLIED", "x": "NOT_ALLOWED"}
@@ -182,13 +185,13 @@ def test_every_kind_of_command_on_every_kind_of_message(
     wait_until(lambda: len(ids) == 12, 10, "ids of a batch")
     first = [m for m in ids if m.entry_id == ids[0].entry_id]
     assert [m.batch_index for m in first] == list(range(6))
-    assert results(client.skip(batched, [first[2]], ["a"], ANSWER_SECONDS)) == {"a": "APPLIED"}
+    assert results(client.send(batched, SKIP, Ids([first[2]]), ["a"], ANSWER_SECONDS)) == {"a": "APPLIED"}
     beyond = MessageRef(first[0].ledger_id, first[0].entry_id, -1, 6)
-    assert results(client.skip(batched, [beyond], ["a"], ANSWER_SECONDS)) == {"a": "INVALID"}
-    rest = list(client.skip(batched, [m for m in first if m.batch_index != 2], ["a"], ANSWER_SECONDS))
+    assert results(client.send(batched, SKIP, Ids([beyond]), ["a"], ANSWER_SECONDS)) == {"a": "INVALID"}
+    rest = list(client.send(batched, SKIP, Ids([m for m in first if m.batch_index != 2]), ["a"], ANSWER_SECONDS))
     assert Counter(o.result for o in rest) == {"APPLIED": 5}
     entry = MessageRef(first[0].ledger_id, first[0].entry_id)
-    assert results(client.skip(batched, [entry], ["a"], ANSWER_SECONDS)) == {"a": "ALREADY_APPLIED"}
+    assert results(client.send(batched, SKIP, Ids([entry]), ["a"], ANSWER_SECONDS)) == {"a": "ALREADY_APPLIED"}
 
     # What is no command is kept, answered where it can be, and stops nothing.
     raw = pulsar_client.create_producer(job.settings.control.topic)
@@ -205,9 +208,9 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
     # A request id counts once: it is answered as the first time, and another command under it is refused.
     def ask(request_id: str, message: MessageRef, due: int) -> dict[str, str]:
-        request = RequestFactory(job.settings, "tester", topic).cancel(Cancel(message, due))
+        request = next(RequestFactory(job.settings, "tester", topic).make(CANCEL, Ids([message], [due])))
         request.command.request_id = request_id
-        return results(client._send([request], ANSWER_SECONDS))
+        return results(client._exchange([request], ANSWER_SECONDS))
 
     one, one_due = case.send("one request", 20)
     other, other_due = case.send("other", 20)

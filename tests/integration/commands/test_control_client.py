@@ -10,13 +10,16 @@ import pytest
 
 from admin.control import client as control_client
 from admin.control.client import ControlClient
-from admin.control.requests import ControlError, Outcome
+from admin.control.requests import ControlError, Ids, Outcome
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Settings
 from jobs.open_topics import open_topics
 from status.job_status import JobStatus, write_status
+from tracker.commands.kinds import SKIP
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
+
+ONE = Ids([MessageRef(1, 2)])
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def test_commands_are_sent_ahead_of_their_answers_but_not_all(
 
     with ControlClient(settings, "tester") as client:
         messages = [MessageRef(1, i) for i in range(4_500)]
-        sending = threading.Thread(target=lambda: given.extend(client.skip("t", messages, ["a"], 90)))
+        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, Ids(messages), ["a"], 90)))
         sending.start()
         sent = [command(), command()]
         with pytest.raises(pulsar.Timeout):
@@ -70,7 +73,7 @@ def test_an_outcome_of_another_producer_than_the_jobs_is_not_believed(
     job = pulsar_client.create_producer(settings.control.outcome_topic, producer_name="the-jobs-outcomes")
     given: list[Outcome] = []
     with ControlClient(settings, "tester") as client:
-        sending = threading.Thread(target=lambda: given.extend(client.skip("t", [MessageRef(1, 2)], ["a"], 90)))
+        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 90)))
         sending.start()
         asked = ControlCommand.FromString(commands.receive(60_000).data())
         answer = ControlOutcome(request_id=asked.request_id, subscription="a", ledger_id=1, entry_id=2, batch_index=-1)
@@ -93,7 +96,7 @@ def test_a_command_without_an_answer_is_sent_once_more(settings: Settings, pulsa
     outcomes = pulsar_client.create_producer(settings.control.outcome_topic)
     given: list[Outcome] = []
     with ControlClient(settings, "tester") as client:
-        sending = threading.Thread(target=lambda: given.extend(client.skip("t", [MessageRef(1, 2)], ["a"], 6)))
+        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 6)))
         sending.start()
         first, again = (ControlCommand.FromString(commands.receive(60_000).data()) for _ in range(2))
         assert first == again
@@ -106,4 +109,4 @@ def test_a_command_without_an_answer_is_sent_once_more(settings: Settings, pulsa
 
 def test_without_an_answer_the_call_ends_with_the_ids_to_look_for(settings: Settings) -> None:
     with ControlClient(settings, "tester") as client, pytest.raises(ControlError, match="no answer within 1 s"):
-        list(client.skip("t", [MessageRef(1, 2)], ["a"], 1))
+        list(client.send("t", SKIP, ONE, ["a"], 1))

@@ -11,11 +11,12 @@ import pulsar
 import pytest
 
 from admin.control.client import ControlClient
-from admin.control.requests import Cancel
+from admin.control.requests import Ids
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.support.service.admin_api import served
 from tests.support.service.harness import Collector, Job, now, wait_until
+from tracker.commands.kinds import CANCEL
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
@@ -68,8 +69,8 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
             batching.send_async(f"b{i}".encode(), None, properties={"deliverAt": str(due + 100)}, partition_key=key)
         batching.flush()
         with ControlClient(job.settings, "tester") as client:
-            assert all(o.is_done for o in client.cancel(topic, [Cancel(ids[0], due)], [], 90))
-            assert all(o.is_done for o in client.cancel(topic, [Cancel(ids[1], due + 1)], ["a"], 90))
+            assert all(o.is_done for o in client.send(topic, CANCEL, Ids([ids[0]], [due]), [], 90))
+            assert all(o.is_done for o in client.send(topic, CANCEL, Ids([ids[1]], [due + 1]), ["a"], 90))
 
         def n_pending(**wanted: Any) -> int:
             return Pending(job.settings, topic, PendingFilter(**wanted)).count()

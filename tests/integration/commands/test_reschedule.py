@@ -64,6 +64,15 @@ def test_what_operators_ask_for_is_done_over_http_and_on_the_command_line(
         assert moved.returncode == 0, moved.stderr
         wait_until(lambda: arrived("a") == Counter(["at once", "soon", "batch 1"]), 20, f"what was moved\n{job.log}")
         wait_until(lambda: arrived("b") == Counter(["by hand"]), 20, f"what was moved for b\n{job.log}")
+        assert post("postpone", {"messageIds": [cancelled], "byMillis": 60_000}).status_code == 204
+        later = ("--key", "none", "--dry-run", "--output", "json")
+        assert json.loads(topics("postpone", topic, "-s", "a", "--by", "30m", *later).stdout)["matched"] == 0
+        sooner = topics("postpone", topic, "-s", "a", "--by=-60s", "--messageId-triplet", cancelled, "--output", "json")
+        assert [o["result"] for o in json.loads(sooner.stdout)] == ["APPLIED"], sooner.stderr
+        by_filter = {"filter": {"dueFrom": int(due), "dueBefore": int(due) + 1}, "byMillis": 1_000, "dryRun": True}
+        # That one, what was moved for b alone, and the rest of the batch.
+        wait_until(lambda: post("postpone", by_filter).json()["matched"] == 4, 20, f"what is due in an hour\n{job.log}")
+        assert post("postpone", by_filter | {"dryRun": False}).json() == {"matched": 4, "applied": 4, "tooLate": 0}
         late = post("reschedule", {"messageIds": [soon], "deliverAt": now() + 9_000})
         assert (late.status_code, "TOO_LATE" in late.json()["reason"]) == (412, True)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 APPLIED, ALREADY, LATE, INVALID = Result.APPLIED, Result.ALREADY_APPLIED, Result.TOO_LATE, Result.INVALID

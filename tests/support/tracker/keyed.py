@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands
-from tracker.commands.schema import CANCEL, KINDS_WITH_PAYLOAD, KNOWN, PauseChange
+from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
 from tracker.keys.sealed_keys import KEYED

@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.kinds import CANCEL, SKIP
 from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.schema import CANCEL, COMMAND_ROWS, SKIP
+from tracker.commands.schema import COMMAND_ROWS
 from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
 from tracker.messages import MESSAGES, concat
 from tracker.tick import Effects, Tick

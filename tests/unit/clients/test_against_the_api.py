@@ -23,6 +23,8 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000
 TOPIC = "persistent://public/default/orders"
 
+MINUTE = timedelta(minutes=1)
+
 
 class FakeControl:
     """In place of the control topic: answers each command for each of its subscriptions with one result."""
@@ -75,6 +77,7 @@ def test_what_names_a_message_of_a_batch_of_a_partition(tmp_path: Path) -> None:
         (lambda lake: lake.skip(*there, subscription="b%c"), "skip"),
         (lambda lake: lake.restore(*there, subscription="b%c"), "restore"),
         (lambda lake: lake.deliver_now(*there, subscription="b%c"), "reschedule"),
+        (lambda lake: lake.postpone(*there, by=-MINUTE, subscription="b%c"), "postpone"),
         (lambda lake: lake.reschedule(*there, at=NOON, subscription="b%c"), "reschedule"),
     ):
         _, command = ask(tmp_path, call)
@@ -82,6 +85,7 @@ def test_what_names_a_message_of_a_batch_of_a_partition(tmp_path: Path) -> None:
         assert command.WhichOneof("operation") == kind
         [entry] = getattr(command, kind).entries
         assert (entry.ledger_id, entry.entry_id, list(entry.batch_indexes)) == (7, 1, [3])
+        assert command.postpone.by_millis == (-60_000 if kind == "postpone" else 0)
     assert command.reschedule.deliver_at == NOON_MILLIS
 
 
@@ -96,6 +100,7 @@ def test_what_names_a_message_by_its_schedule_key(tmp_path: Path) -> None:
     for call, kind in (
         (lambda lake: lake.skip("orders", **there), "skip"),
         (lambda lake: lake.deliver_now("orders", **there), "reschedule"),
+        (lambda lake: lake.postpone("orders", by=MINUTE, **there), "postpone"),
         (lambda lake: lake.reschedule("orders", at=NOON, **there), "reschedule"),
     ):
         _, command = ask(tmp_path, call)
@@ -103,6 +108,7 @@ def test_what_names_a_message_by_its_schedule_key(tmp_path: Path) -> None:
         assert command.WhichOneof("operation") == kind
         [entry] = getattr(command, kind).entries
         assert (entry.schedule_key, entry.ledger_id, entry.entry_id) == (key, 0, 0)
+        assert command.postpone.by_millis == (60_000 if kind == "postpone" else 0)
     assert command.reschedule.deliver_at == NOON_MILLIS
     with pytest.raises(NotFound, match="NOT_FOUND"):
         ask(tmp_path, lambda lake: lake.cancel("orders", schedule_key=key), Result.NOT_FOUND)

@@ -178,6 +178,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "schedule": {"payload": b"", "at": NOON},
     "cancel": ONE | {"deliver_at": NOON},
     "reschedule": ONE | {"at": NOON},
+    "postpone": ONE | {"by": timedelta(minutes=1)},
     **dict.fromkeys((*BY_KEY, "restore", "retry", "end_schedule"), ONE),
     "redrive": {"subscription": "a"},
     "pending": {},
@@ -185,7 +186,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "get": {"message": "7:0"},
 }
 COMMANDS = tuple(name for name, right in RIGHT.items() if "message" in right and name != "get")
-KEYED = ("schedule", "cancel", "reschedule", *BY_KEY)
+KEYED = ("schedule", "cancel", "reschedule", "postpone", *BY_KEY)
 
 HALF = "\ud800"  # of a surrogate pair: no UTF-8
 NO_TEXT = ((5, TypeError), (b"a", TypeError), (HALF, ValueError))

@@ -309,6 +309,7 @@ def test_commands_are_those_of_the_control_topic() -> None:
             lambda: lake.skip_next("orders", "7:0", **there),
             lambda: lake.pause_schedule("orders", "7:0", **there),
             lambda: lake.resume_schedule("orders", "7:0", **there),
+            lambda: lake.postpone("orders", "7:0", by=timedelta(seconds=-2), **there),
         ):
             with pytest.raises(NoAnswer) as raised:
                 ask()
@@ -317,11 +318,12 @@ def test_commands_are_those_of_the_control_topic() -> None:
         assert not lake._broker._waiting
     sent = [ControlCommand.FromString(payload) for payload in dict.fromkeys(payload for _, payload, _ in fake.sent)]
     kinds = ["cancel", "skip", "restore", "reschedule", "reschedule", "retry", "skip_next"]
-    kinds += ["pause_schedule", "resume_schedule"]
+    kinds += ["pause_schedule", "resume_schedule", "postpone"]
     assert [one.WhichOneof("operation") for one in sent] == kinds
     assert {(one.request_id, *one.subscriptions) for one in sent} == {("mine", "a")}
-    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 7]
+    assert [one.topic.rpartition("/")[2] for one in sent] == ["orders", "orders-partition-2", *["orders"] * 8]
     assert sent[0].cancel.deliver_at == sent[3].reschedule.deliver_at == NOON_MILLIS
+    assert (sent[-1].postpone.by_millis, len(sent[-1].postpone.entries)) == (-2_000, 1)
     assert (sent[5].retry.reason, sent[5].retry.after_millis) == ("no", 0)
     assert (list(sent[1].skip.entries[0].batch_indexes), sent[4].reschedule.deliver_at) == ([3], 0)
 

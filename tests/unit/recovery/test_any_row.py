@@ -23,8 +23,8 @@ from tests.support.fuzzing.examples import examples
 from tests.support.servers.fake_pulsar import one
 from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
 from tests.support.tracker.messages import TOPIC, command, messages
-from tracker.commands import schema
 from tracker.commands.decode import decode
+from tracker.commands.kinds import OPERATIONS
 from tracker.commands.schema import SubscriptionRule
 from tracker.entry_log import entries_of
 from tracker.messages import MESSAGES
@@ -94,9 +94,7 @@ MESSAGE = st.fixed_dictionaries(
         "producer": WORDS,
     },
 )
-KINDS = st.sampled_from(
-    [schema.CANCEL, schema.SKIP, schema.RESCHEDULE, schema.RESTORE, schema.RETRY, *schema.SCHEDULE_KINDS]
-)
+KINDS = st.sampled_from([kind for kind, operation in OPERATIONS.items() if not operation.is_of_subscription])
 ORDER = st.tuples(KINDS, st.integers(0, 6), NUMBERS.filter(lambda n: 0 < n < 253_402_300_800_000), st.integers(1, 3))
 
 

@@ -18,8 +18,9 @@ from streaming.source.clock import Clock, ClockSettings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.kinds import RESCHEDULE, RESTORE
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, RESCHEDULE, RESTORE, PauseChange
+from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.messages import concat, int64
 from tracker.shard import Shard
 from tracker.store import MemoryStore

@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL, KNOWN, RESCHEDULE, RESTORE, RETRY, SKIP, PauseChange
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.shard import Shard
 from tracker.store import MemoryStore
@@ -30,6 +31,7 @@ from warehouse.routes.known_routes import KnownRoutes
 
 NAMES = ["s0", "s1", "s2", "s3"]
 TICK_MILLIS = 1_000
+MOVES = (POSTPONE, RESCHEDULE)
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Entry:
     single: bool
     cancelled: set[tuple[int, str]] = field(default_factory=set)
     moved: dict[tuple[int, str], int] = field(default_factory=dict)  # to which time
+    held: dict[tuple[int, str], int] = field(default_factory=dict)  # when it was due, of what is held back
     handed_out: set[tuple[int, str]] = field(default_factory=set)
     missed: set[tuple[int, str]] = field(default_factory=set)  # due while the settings did not have the subscription
     attempts: dict[tuple[int, str], int] = field(default_factory=dict)  # retries, also those that wait
@@ -161,7 +164,7 @@ class ShardModel(RuleBasedStateMachine):
     def a_command_comes(self, data: st.DataObject, later: int, whole: bool, seals: bool) -> None:
         self.now += later
         # What is past may be forgotten, two ticks later.
-        kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, RESTORE, RETRY, RETRY]))
+        kind = data.draw(st.sampled_from([SKIP, CANCEL, RESCHEDULE, POSTPONE, RESTORE, RETRY, RETRY]))
         known = [
             e for e in self.entries.values() if kind == RETRY or all(e.time(*pair) > self.now for pair in e.cancelled)
         ]
@@ -173,6 +176,7 @@ class ShardModel(RuleBasedStateMachine):
         index = -1 if whole else data.draw(st.integers(0, len(entry.due)))
         self.requests += 1
         time = self.now + data.draw(st.integers(-2_000, 15_000)) if kind == RESCHEDULE else None
+        time = data.draw(st.integers(-9_000, 9_000).filter(bool)) if kind == POSTPONE else time
         bits = [self.numbers[s] for s in subscriptions]
         row = command(f"r{self.requests}", 1, entry.entry_id, bits, index, time, kind=kind)
         if kind == RETRY:
@@ -240,9 +244,9 @@ class ShardModel(RuleBasedStateMachine):
             is_late = entry.time(*pair) <= self.cutoff
             if kind == RETRY:
                 results.append(self.expect_retry(entry, pair, is_late, time or 0))
-            elif (pair in entry.cancelled) != (kind in (RESTORE, RESCHEDULE)) and kind != RESCHEDULE:
+            elif (pair in entry.cancelled) != (kind in (RESTORE, *MOVES)) and kind not in MOVES:
                 results.append(Result.ALREADY_APPLIED)
-            elif kind == RESCHEDULE and pair in entry.cancelled:
+            elif kind in MOVES and pair in entry.cancelled:
                 results.append(Result.INVALID)
             elif is_late:
                 results.append(Result.TOO_LATE)
@@ -250,11 +254,15 @@ class ShardModel(RuleBasedStateMachine):
                 results.append(Result.APPLIED)
                 if kind == RESCHEDULE:
                     entry.moved[pair] = max(time or 0, self.now)
+                elif kind == POSTPONE:
+                    due = entry.time(*pair)
+                    due = entry.held[pair] if due == HELD_DELIVER_AT else due
+                    entry.moved[pair] = max(due + (time or 0), self.now)
                 elif kind == RESTORE:
                     entry.cancelled.remove(pair)
                 else:
                     entry.cancelled.add(pair)
-        if kind in (RESCHEDULE, RESTORE, RETRY):
+        if kind in (*MOVES, RESTORE, RETRY):
             return results
         late = results.count(Result.TOO_LATE)
         if index < 0 and late in (0, len(results)):
@@ -314,6 +322,7 @@ class ShardModel(RuleBasedStateMachine):
                 if s not in self.wanted:
                     entry.missed.add((i, s))
                 elif s in self.paused or self.routes.missing:
+                    entry.held[i, s] = entry.time(i, s)
                     entry.moved[i, s] = HELD_DELIVER_AT
         tick = Tick(
             tick=self.tick,

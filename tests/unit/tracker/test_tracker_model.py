@@ -16,7 +16,8 @@ from streaming.source.clock import Clock, ClockSettings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.schema import KNOWN, REPEAT
+from tracker.commands.kinds import REPEAT
+from tracker.commands.schema import KNOWN
 from tracker.messages import concat, int64
 from tracker.shard import Shard
 from tracker.store import MemoryStore

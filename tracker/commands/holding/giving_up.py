@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.kinds import CANCEL, SKIP_NEXT
 from tracker.commands.outcome_rows import ISSUED_BY
 from tracker.commands.reserved_ids import NOT_DELIVERED_ID
-from tracker.commands.schema import CANCEL, OUTCOME_ROWS, SKIP_NEXT
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.in_flight import OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, empty_table, has_occurrences, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result

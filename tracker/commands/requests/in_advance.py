@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, SKIP
 from tracker.commands.match import each_subscription
 from tracker.commands.moment import Moment
 from tracker.commands.operations import Operations
 from tracker.commands.outcome_rows import answer, command_steps
 from tracker.commands.requests.waiting import WaitingCommands
-from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
 from tracker.messages import BoolArray, int64, where, with_columns
 from tracker.subscriptions import Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
@@ -115,7 +115,7 @@ class InAdvance:
             return answers
         sequences = self._operations.next_sequences(moment, command_steps(answers))
         index, _ = each_subscription(commands, self._subscriptions.names)
-        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, RESCHEDULE]))
+        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, POSTPONE, RESCHEDULE]))
         times = pc.if_else(has_time, commands["deliver_at"], None)
         # A retry has a time only after a rebuild. Until then its wait counts from now on.
         after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)

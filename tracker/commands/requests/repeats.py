@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import OUTCOME_ROWS, REPEAT
+from tracker.commands.kinds import REPEAT
+from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import BoolArray, Int64Array, empty_table, int64, typed, where, with_columns
 from tracker.wire.delaylake_pb2 import Result
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.index_bits import by_ledger
-from tracker.commands.schema import CANCEL, COMMAND_ROWS, MAX_MESSAGES
+from tracker.commands.kinds import CANCEL
+from tracker.commands.schema import COMMAND_ROWS, MAX_MESSAGES
 from tracker.messages import BoolArray, concat, empty_table, int64, is_among, typed, where, with_columns
 from tracker.packing import pack, unpack
 from tracker.properties.schedule import MAX_TIME_MILLIS

@@ -93,6 +93,19 @@ class AsyncClient(AsyncConnections):
         """See `Client.reschedule`."""
         return await self._do(commands.reschedule(topic, message, subscription, request_id, at, after, schedule_key))
 
+    async def postpone(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        by: timedelta,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """See `Client.postpone`."""
+        return await self._do(commands.postpone(topic, message, subscription, request_id, by, schedule_key))
+
     async def retry(
         self,
         topic: str,

@@ -352,6 +352,9 @@ def control_command(command: Command) -> ControlCommand:
         made.pause_schedule.entries.append(entry)
     elif command.operation == "resumeSchedule":
         made.resume_schedule.entries.append(entry)
+    elif command.operation == "postpone":
+        made.postpone.entries.append(entry)
+        made.postpone.by_millis = command.by_millis
     elif command.operation == "retry":
         made.retry.entry.CopyFrom(entry)
         made.retry.reason, made.retry.after_millis = command.reason, command.after_millis

@@ -25,8 +25,8 @@ class Client(BlockingConnections):
     gravest outcome; for the others it is done. A command without a subscription is for all subscriptions that the topic
     has or gets later; over the control topic a subscription has to be named.
 
-    `cancel`, `skip`, `reschedule`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` take a message's
-    id, or with `schedule_key=` the message that waits under that key; if none waits, they raise NotFound.
+    `cancel`, `skip`, `reschedule`, `postpone`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` take
+    a message's id, or with `schedule_key=` the message that waits under that key; if none waits, they raise NotFound.
 
     A call whose connection fails is repeated until its time is over. To repeat a command after that, or in another
     process, give it the `request_id` that you chose, or that of the error: a command is applied once under it.
@@ -144,6 +144,26 @@ class Client(BlockingConnections):
                 `request_id`, give the error's `deliver_at` as `at`.
         """
         return self._do(commands.reschedule(topic, message, subscription, request_id, at, after, schedule_key))
+
+    def postpone(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        by: timedelta,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Outcome]:
+        """Moves a pending message so much later than it would be delivered; each call adds up.
+
+        Args:
+            by: negative: sooner, but not before now.
+
+        Raises:
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(commands.postpone(topic, message, subscription, request_id, by, schedule_key))
 
     def retry(
         self,

@@ -19,6 +19,7 @@ Operation = Literal[
     "skip",
     "reschedule",
     "deliverNow",
+    "postpone",
     "restore",
     "retry",
     "skipNext",
@@ -41,6 +42,7 @@ class Command:
         message: None: the message that waits under `schedule_key`.
         subscription: None: all subscriptions that the topic has or gets later.
         deliver_at: for a cancel, when the message is due; for a reschedule, its new time; ms since the epoch.
+        by_millis: how much later a postponed message is due; negative: sooner.
         request_id: a command is applied once under it, however often it is sent.
         reason: why a retry is wanted.
         after_millis: the delay of a retry; 0: as the subscription's backoff says.
@@ -56,6 +58,7 @@ class Command:
     reason: str = ""
     after_millis: int = 0
     schedule_key: str = ""
+    by_millis: int = 0
 
     @property
     def partition(self) -> int:
@@ -170,6 +173,29 @@ def reschedule(
     if request_id and after is not None:
         raise ValueError("with a request id, give the time as at (an error has it): after is another time each time")
     return command("reschedule", topic, message, subscription, request_id, schedule_key, due(at, after))
+
+
+def postpone(
+    topic: str,
+    message: MessageId | str | None,
+    subscription: str | None,
+    request_id: str | None,
+    by: timedelta,
+    schedule_key: str | None = None,
+) -> Command:
+    """Makes a command to deliver a message, or the one that waits under a schedule key, so much later.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: `by` is less than a millisecond, or reaches beyond the year 9999.
+    """
+    if not isinstance(by, timedelta):
+        raise TypeError(f"by is no timedelta: {by!r}")
+    by_millis = duration_millis("by", abs(by))
+    if not by_millis:
+        raise ValueError("by is less than a millisecond")
+    made = command("postpone", topic, message, subscription, request_id, schedule_key)
+    return replace(made, by_millis=by_millis if by > timedelta(0) else -by_millis)
 
 
 def retry(

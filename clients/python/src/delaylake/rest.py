@@ -125,6 +125,8 @@ def call(command: Command) -> Call:
     if command.operation in _OF_SCHEDULES:
         return _call_of_schedule(command, path, f"/{ids[0]}")
     content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
+    if command.operation == "postpone":
+        content = {"messageIds": ids, "byMillis": command.by_millis}
     if command.operation == "retry":
         content = {"messageIds": ids, "reason": command.reason, "afterMillis": command.after_millis}
     return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
@@ -140,6 +142,8 @@ def _call_by_key(command: Command, path: str, subscription: str) -> Call:
     content = {"scheduleKeys": [key]}
     if command.operation == "reschedule":
         content["deliverAt"] = command.deliver_at
+    if command.operation == "postpone":
+        content["byMillis"] = command.by_millis
     return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
 
 

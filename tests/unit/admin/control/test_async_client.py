@@ -11,9 +11,10 @@ import pytest
 
 from admin.control import async_client
 from admin.control.async_client import AsyncControlClient, NoOutcomeError
-from admin.control.requests import ControlRequest, RequestFactory
+from admin.control.requests import ControlRequest, Ids, RequestFactory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
+from tracker.commands.kinds import SKIP
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 TOPIC = "persistent://public/default/orders"
@@ -37,7 +38,7 @@ class FakePulsar:
 
 def skip(request_id: str) -> ControlRequest:
     factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id=request_id)
-    return next(factory.skip([MessageRef(1, 2)]))
+    return next(factory.make(SKIP, Ids([MessageRef(1, 2)])))
 
 
 def outcome(request_id: str) -> bytes:

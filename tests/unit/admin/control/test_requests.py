@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 import pytest
 
-from admin.control.requests import Cancel, ControlRequest, RequestFactory
+from admin.control.requests import ControlRequest, Ids, Keys, Named, RequestFactory
 from admin.control.window import Window
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.support.tracker.messages import messages
 from tracker.commands.control import Control
 from tracker.commands.decode import decode
+from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
 from tracker.commands.moment import Moment
-from tracker.commands.schema import KNOWN, SCHEDULE_KINDS, SubscriptionRule
+from tracker.commands.schema import KNOWN, SubscriptionRule
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
@@ -40,8 +39,16 @@ def requests(*subscriptions: str, topic: str = TOPIC, sum_up: bool = False) -> R
     return RequestFactory(SETTINGS, "tester", topic, subscriptions, sum_up)
 
 
+CANCELLED = Ids([MessageRef(1, 2)], [5])
+
+
+def entries(n: int, due: int | None = None, batch_size: int = 1) -> Ids:
+    """The first n entries of a ledger; `due` is their time."""
+    return Ids([MessageRef(1, i) for i in range(n)], [] if due is None else [due] * n, batch_size)
+
+
 def skip(*messages: MessageRef, subscriptions: tuple[str, ...] = ("a",)) -> ControlRequest:
-    return next(requests(*subscriptions).skip(messages))
+    return next(requests(*subscriptions).make(SKIP, Ids(messages)))
 
 
 def results(request: ControlRequest, *published: ControlOutcome) -> list[str]:
@@ -50,7 +57,7 @@ def results(request: ControlRequest, *published: ControlOutcome) -> list[str]:
 
 def test_without_names_all_subscriptions_of_the_topic_or_its_partition_answer() -> None:
     for topic in (TOPIC, f"{TOPIC}-partition-3"):
-        request = requests(topic=topic).cancel(Cancel(MessageRef(1, 2), 5))
+        [request] = requests(topic=topic).make(CANCEL, CANCELLED)
         assert results(request, told(Result.APPLIED, "a")) == ["APPLIED"]
         assert not request.is_answered
         assert results(request, told(Result.TOO_LATE, "b")) == ["TOO_LATE"]
@@ -65,7 +72,7 @@ def test_one_outcome_for_the_topic_as_a_whole_answers_everything() -> None:
 
 
 def test_waiting_is_the_last_word_on_a_cancel_and_not_on_a_skip() -> None:
-    cancel = requests("a").cancel(Cancel(MessageRef(1, 2), 5))
+    [cancel] = requests("a").make(CANCEL, CANCELLED)
     [outcome] = cancel.take(told(Result.WAITING))
     assert outcome.is_done
     assert cancel.is_answered
@@ -94,7 +101,7 @@ def test_single_messages_of_a_batch_are_answered_one_by_one_or_by_their_entry() 
 
 
 def test_many_messages_are_several_commands_with_ids_of_their_own() -> None:
-    made = list(requests().skip([MessageRef(1, i) for i in range(2_500)]))
+    made = list(requests().make(SKIP, entries(2_500)))
     assert [len(r.command.skip.entries) for r in made] == [1_000, 1_000, 500]
     assert len({r.request_id for r in made}) == 3
     assert {r.command.issued_by for r in made} == {"tester"}
@@ -118,7 +125,7 @@ def numbers(request: ControlRequest, *published: ControlOutcome) -> list[tuple[s
 
 
 def test_what_is_summed_up_is_answered_by_numbers_for_each_subscription_once_all_are_there() -> None:
-    [request] = requests("a", "b", sum_up=True).skip([MessageRef(1, i) for i in range(5)])
+    [request] = requests("a", "b", sum_up=True).make(SKIP, entries(5))
     assert request.command.sum_up
     parts = [summed(Result.WAITING, 5), summed(Result.APPLIED, 3), summed(Result.APPLIED, 5, "b")]
     assert numbers(request, *parts, summed(Result.TOO_LATE, 1)) == []
@@ -134,22 +141,20 @@ def test_what_is_summed_up_is_answered_by_numbers_for_each_subscription_once_all
 
 
 def test_one_outcome_of_all_answers_a_request_that_is_summed_up() -> None:
-    [request] = requests("a", "b", sum_up=True).skip([MessageRef(1, i) for i in range(5)])
+    [request] = requests("a", "b", sum_up=True).make(SKIP, entries(5))
     whole = ControlOutcome(ledger_id=-1, entry_id=-1, batch_index=-1, result=Result.INVALID)
     assert (numbers(request, whole), request.is_answered) == ([("INVALID", 10)], True)
 
 
 def test_cancelled_entries_count_as_their_messages() -> None:
-    cancels = [Cancel(MessageRef(1, i), 7) for i in range(1_200)]
-    first, second = requests("a", sum_up=True).cancel_entries(cancels, batch_size=3)
+    first, second = requests("a", sum_up=True).make(CANCEL, entries(1_200, due=7, batch_size=3))
     assert [(c.entry_id, c.deliver_at) for c in second.command.cancels.messages[:1]] == [(1_000, 7)]
     [outcome] = first.take(summed(Result.WAITING, 1_000))
     assert (outcome.n_messages, outcome.is_done, first.is_answered, second.n_messages) == (3_000, True, True, 600)
 
 
 def test_of_an_entry_whose_messages_share_no_result_each_message_counts() -> None:
-    cancels = [Cancel(MessageRef(1, i), 7) for i in range(3)]
-    [request] = requests("a", sum_up=True).cancel_entries(cancels, batch_size=2)
+    [request] = requests("a", sum_up=True).make(CANCEL, entries(3, due=7, batch_size=2))
     published = [
         summed(Result.APPLIED, 2),
         told(Result.TOO_LATE, batch_index=0, has_more=True),
@@ -160,14 +165,14 @@ def test_of_an_entry_whose_messages_share_no_result_each_message_counts() -> Non
 
 
 def test_no_more_is_counted_than_a_command_names() -> None:
-    [request] = requests("a", sum_up=True).skip([MessageRef(1, i) for i in range(10)])
+    [request] = requests("a", sum_up=True).make(SKIP, entries(10))
     published = [summed(Result.APPLIED, 6), summed(Result.ALREADY_APPLIED, 10)]
     assert numbers(request, *published) == [("APPLIED", 6), ("ALREADY_APPLIED", 4)]
     assert request.is_answered
 
 
 def test_a_window_has_so_many_messages_under_way() -> None:
-    window = Window(requests("a", sum_up=True).skip([MessageRef(1, i) for i in range(3_500)]), 2_000)
+    window = Window(requests("a", sum_up=True).make(SKIP, entries(3_500)), 2_000)
     sent = [window.next(), window.next()]
     assert window.next() is None
     assert [request and request.n_messages for request in sent] == [1_000, 1_000]
@@ -181,7 +186,7 @@ def test_a_window_has_so_many_messages_under_way() -> None:
 
 
 def test_requests_without_an_answer_are_sent_again_once() -> None:
-    window = Window(requests("a").skip([MessageRef(1, i) for i in range(2_500)]), 10_000)
+    window = Window(requests("a").make(SKIP, entries(2_500)), 10_000)
     begun, answered, silent = (window.next() for _ in range(3))
     assert begun
     assert answered
@@ -198,7 +203,7 @@ def test_requests_without_an_answer_are_sent_again_once() -> None:
 
 def test_what_is_told_again_of_a_command_that_was_sent_again_counts_once() -> None:
     """It was told the first time, after all."""
-    [request] = requests("a").skip([MessageRef(1, i) for i in range(3)])
+    [request] = requests("a").make(SKIP, entries(3))
     assert request.repeat()
 
     def take(result: Result, entry_id: int, told_at: int) -> bool:
@@ -214,7 +219,7 @@ def test_what_is_told_again_of_a_command_that_was_sent_again_counts_once() -> No
 
 def summed_up() -> ControlRequest:
     """A command that names 1,000 messages, has been answered for 600 of them, and was sent again."""
-    window = Window(requests("a", sum_up=True).skip([MessageRef(1, i) for i in range(1_000)]), 10_000)
+    window = Window(requests("a", sum_up=True).make(SKIP, entries(1_000)), 10_000)
     request = window.next()
     assert request
     assert numbers(request, summed(Result.APPLIED, 600)) == []
@@ -249,24 +254,17 @@ def test_two_answers_to_repeats_of_a_summed_up_command_are_not_added_to_each_oth
 
 def test_commands_under_a_chosen_id_have_the_same_ids_again() -> None:
     factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
-    messages = [MessageRef(1, i) for i in range(2_001)]
     for again in range(2):
-        assert [r.request_id for r in factory.skip(messages)] == ["mine", "mine.1", "mine.2"], again
-    assert next(factory.restore(messages[:1])).request_id == "mine"
-    assert factory.pause(True).request_id == "mine"
+        assert [r.request_id for r in factory.make(SKIP, entries(2_001))] == ["mine", "mine.1", "mine.2"], again
+    assert next(factory.make(RESTORE, entries(1))).request_id == "mine"
+    assert next(factory.make(PAUSE)).request_id == "mine"
 
 
 def test_many_schedule_keys_are_several_commands_with_ids_of_their_own() -> None:
     factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
-    keys = [f"k{i}" for i in range(2_001)]
-    for made in (
-        factory.cancel_keys(keys),
-        factory.skip_keys(keys),
-        factory.reschedule_keys(keys, 5),
-        factory.skip_next_of_keys(keys),
-        factory.pause_schedules_of_keys(keys, True),
-    ):
-        assert [r.request_id for r in made] == ["mine", "mine.1", "mine.2"]
+    keys = Keys([f"k{i}" for i in range(2_001)])
+    for kind in (CANCEL, SKIP, RESCHEDULE, *SCHEDULE_KINDS):
+        assert [r.request_id for r in factory.make(kind, keys)] == ["mine", "mine.1", "mine.2"]
 
 
 def outcomes_of(request: ControlRequest) -> list[ControlOutcome]:
@@ -285,42 +283,29 @@ def outcomes_of(request: ControlRequest) -> list[ControlOutcome]:
     return [ControlOutcome(**{name: value for name, value in row.items() if value is not None}) for row in rows]
 
 
-THERE = [MessageRef(1, 2)]
+THERE = Ids([MessageRef(1, 2)])
+KEY = Keys(["k"])
 
 
 @pytest.mark.parametrize(
-    "ask",
+    ("kind", "named", "fields"),
     [
-        lambda made: [made.cancel(Cancel(THERE[0], 50_000))],
-        lambda made: made.cancel_entries([Cancel(THERE[0], 50_000)]),
-        lambda made: made.skip(THERE),
-        lambda made: made.reschedule(THERE, 60_000),
-        lambda made: made.reschedule(THERE, 0),
-        lambda made: made.restore(THERE),
-        lambda made: made.retry(THERE, "", 0),
-        lambda made: made.skip_next(THERE),
-        lambda made: made.pause_schedules(THERE, True),
-        lambda made: made.pause_schedules(THERE, False),
-        lambda made: made.cancel_keys(["k"]),
-        lambda made: made.skip_keys(["k"]),
-        lambda made: made.reschedule_keys(["k"], 60_000),
-        lambda made: made.skip_next_of_keys(["k"]),
-        lambda made: made.pause_schedules_of_keys(["k"], True),
-        lambda made: made.pause_schedules_of_keys(["k"], False),
-        lambda made: [made.pause(True)],
-        lambda made: [made.pause(False)],
+        (CANCEL, Ids(THERE.messages, [50_000]), {}),
+        *((kind, THERE, {}) for kind in (SKIP, RESTORE, RETRY, *SCHEDULE_KINDS)),
+        *((RESCHEDULE, named, {"deliver_at": time}) for named in (THERE, KEY) for time in (60_000, 0)),
+        *((kind, KEY, {}) for kind in (CANCEL, SKIP, *SCHEDULE_KINDS)),
+        *((kind, None, {}) for kind in (PAUSE, RESUME)),
     ],
 )
 @pytest.mark.parametrize("names", [(), ("*",), ("a", "*")])
 def test_each_operation_is_answered_for_those_for_which_it_says_what_became_of_it(
-    ask: Callable[[RequestFactory], Iterable[ControlRequest]], names: tuple[str, ...]
+    kind: str, named: Named | None, fields: dict[str, int], names: tuple[str, ...]
 ) -> None:
-    [request] = ask(requests(*names))
+    [request] = requests(*names).make(kind, named, **fields)
     published = outcomes_of(request)
     for outcome in published:
         assert not request.is_answered
         request.take(outcome)
     assert request.is_answered
-    is_of_schedule = request.command.WhichOneof("operation") in SCHEDULE_KINDS
     if "*" in names and published[-1].result != Result.INVALID:
-        assert ("*" in {outcome.subscription for outcome in published}) != is_of_schedule
+        assert ("*" in {outcome.subscription for outcome in published}) != OPERATIONS[kind].is_of_schedule

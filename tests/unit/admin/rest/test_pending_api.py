@@ -191,6 +191,9 @@ def test_a_dry_run_shows_what_would_be_cancelled(client: httpx.Client) -> None:
         ("a/cancel", {"filter": {"key": 1}}, 400),
         ("a/cancel", {"filter": {"dueFrom": True}}, 400),
         ("a/reschedule", {"filter": {"key": "k0"}, "deliverAt": 2**62}, 400),
+        ("a/postpone", {"filter": {"key": "k0"}}, 400),
+        ("a/postpone", {"filter": {"key": "k0"}, "byMillis": 0}, 400),
+        ("a/postpone", {"filter": {"key": "k0"}, "byMillis": 1.5}, 400),
         ("nobody/cancel", {"filter": {"key": "k0"}}, 404),
         ("x/skip", {"filter": {"key": "k0"}}, 405),
         ("x/skip", {"filter": {"key": "k0"}, "dryRun": True}, 405),
@@ -203,12 +206,19 @@ def test_wrong_orders(client: httpx.Client, path: str, body: dict[str, object], 
 
 @pytest.mark.parametrize(
     ("operation", "state", "matched"),
-    [("cancel", "held", 0), ("skip", "waiting", 4), ("restore", "takenBack", 1), ("restore", "cancelled", 1)],
+    [
+        ("cancel", "held", 0),
+        ("skip", "waiting", 4),
+        ("restore", "takenBack", 1),
+        ("restore", "cancelled", 1),
+        ("postpone", "waiting", 4),
+    ],
 )
 def test_the_state_of_what_is_to_be_changed_may_be_named(
     client: httpx.Client, operation: str, state: str, matched: int
 ) -> None:
     body = {"filter": {"dueFrom": 0, "state": state}, "dryRun": True}
+    body |= {"byMillis": 1_000} if operation == "postpone" else {}
     answer = client.post(f"{ORDERS}/subscription/a/{operation}", json=body)
     assert (answer.status_code, answer.json().get("matched")) == (200, matched), answer.text
 
@@ -225,9 +235,10 @@ def test_the_settings_bound_what_one_filter_is_for(tmp_path: Path) -> None:
     for i in range(4):
         tables.append("delayed_index", to_index(messages([(1, i, DUE + i)], topic=TOPIC), 1), {"test": i + 1})
     filtered: dict[str, object] = {"filter": {"dueFrom": 0}}
+    more = {"reschedule": {"deliverAt": DUE}, "postpone": {"byMillis": 1}}
     with served(settings_of(tmp_path, max_matched_per_filter=3)) as client:
-        for operation in ("cancel", "skip", "restore", "deliverNow", "reschedule"):
-            body = filtered | {"max": 4} | ({"deliverAt": DUE} if operation == "reschedule" else {})
+        for operation in ("cancel", "skip", "restore", "deliverNow", "reschedule", "postpone"):
+            body = filtered | {"max": 4} | more.get(operation, {})
             told = reason(client.post(f"{ORDERS}/subscription/a/{operation}", json=body), 413)
             assert told == "one call may be for at most 3 messages (api.max_matched_per_filter)"
         letters = {"filter": {"subscription": "a", "reason": "no"}, "max": 4}

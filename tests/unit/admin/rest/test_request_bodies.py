@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from admin.control.requests import Ids
 from admin.rest.request_bodies import (
     BadRequestError,
     TooManyIdsError,
@@ -181,8 +182,7 @@ def test_more_ids_than_allowed_are_too_many() -> None:
 def test_a_cancel_by_numbers_or_texts(ledger: int, entry: int, due: int) -> None:
     given = {"ledgerId": ledger, "entryId": entry, "deliverAt": due}
     for parameters in (given, {name: str(value) for name, value in given.items()}):
-        cancel = parse_cancel(parameters)
-        assert (cancel.message, cancel.deliver_at) == (MessageRef(ledger, entry), due)
+        assert parse_cancel(parameters) == Ids([MessageRef(ledger, entry)], [due])
 
 
 @pytest.mark.parametrize("name", ["ledgerId", "entryId", "deliverAt"])

@@ -174,6 +174,7 @@ def test_a_rule_for_one_partition_allows_nothing_that_is_for_the_whole_topic(cal
         ("POST", f"{subscription}/skipByMessageIds", by_key),
         ("POST", f"{subscription}/deliverNow", by_key),
         ("POST", f"{subscription}/reschedule", {**by_key, "deliverAt": 1}),
+        ("POST", f"{subscription}/postpone", {**by_key, "byMillis": 1}),
         ("POST", "/admin/v2/persistent/shop/web/{}/cancelDelayedMessage?scheduleKey=order-7", None),
         ("POST", "/admin/v2/persistent/shop/web/{}/acknowledgeMessage?scheduleKey=order-7", None),
         ("DELETE", f"{schedules}/7:0", None),
@@ -206,7 +207,9 @@ def test_the_routes_that_take_messages_back_are_there(calls: Calls) -> None:
     assert policies["cancelDelayedMessage"] is Operation.CANCEL
     assert policies["acknowledgeMessage"] is Operation.ACKNOWLEDGE
     assert policies["skipByMessageIds"] is Operation.SKIP
-    assert {policies[path] for path in ("deliverNow", "reschedule", "retry", "redrive")} == {Operation.DELIVER}
+    assert {policies[path] for path in ("deliverNow", "reschedule", "postpone", "retry", "redrive")} == {
+        Operation.DELIVER
+    }
     assert policies["getMessageIdByIndex"] is Operation.READ
     assert policies["healthz"] is None
 

@@ -43,6 +43,20 @@ def test_they_are_fetched_once(maven: Path) -> None:
     assert (maven.parent / "runs").read_text() == "run\n"
 
 
+def test_those_of_any_other_folder_with_a_pom_are_fetched_when_it_is_named(
+    maven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "others" / "pulsar-1.2").mkdir(parents=True)
+    (folder / "pom.xml").write_text("<project/>")
+    behave(maven, 'touch "$out/c.jar"')
+    with pytest.raises(JarsError, match=r"the pulsar-1\.2 JARs that Maven fetched are not those of"):
+        jars(folder)
+    monkeypatch.setattr(sys, "argv", ["jars", "record", str(folder)])
+    assert jvm_jars.main() == 0
+    assert [jar.name for jar in jars(folder).iterdir()] == ["c.jar"]
+    assert jars(folder).name.startswith("pulsar-1.2-")
+
+
 def test_a_failed_fetch_leaves_nothing_and_says_why(maven: Path) -> None:
     behave(maven, 'touch "$out/a.jar"; echo "[INFO] hello"; echo "[ERROR] no such artifact"; echo "[ERROR]"; exit 1')
     with pytest.raises(JarsError, match=r"^Maven could not fetch the spark JARs: no such artifact$"):

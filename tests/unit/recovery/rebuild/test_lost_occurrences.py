@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.service.one_shard import NOW, SECOND, Service, recurring
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.support.service.one_shard import (
     run_audit_of_tables,
 )
 from tests.support.tracker.messages import batches
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS

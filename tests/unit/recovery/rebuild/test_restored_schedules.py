@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.service.one_shard import NOW, SECOND, Service, recurring
 from tests.support.tracker.messages import batches
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.maintenance.maintain import maintain
 

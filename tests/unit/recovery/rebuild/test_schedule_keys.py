@@ -14,7 +14,7 @@ from tests.support.service.one_shard import NOW as START
 from tests.support.service.one_shard import SECOND, Service
 from tests.support.tracker.messages import batches, command
 from tests.support.warehouse.tables import HOUR, NOW, TOPIC, make, rows
-from tracker.commands.schema import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
+from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
 from tracker.keys import cold_keys
 from tracker.messages import concat
 from tracker.properties.schedule import MAX_TIME_MILLIS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.fuzzing.examples import examples
 from tests.support.service.one_shard import NAMES, SECOND, Service
 from tests.unit.recovery.rebuild.test_schedule_keys import keyed
-from tracker.commands.schema import RESCHEDULE, SKIP
+from tracker.commands.kinds import RESCHEDULE, SKIP
 from tracker.keys import cold_keys
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result

@@ -21,7 +21,7 @@ from tests.support.tracker.messages import TOPIC, command, commands, handed_out,
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
 from tracker import MemoryStore, Shard, TickInput
-from tracker.commands.schema import CANCEL, RESCHEDULE, RESTORE, SKIP
+from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.packing import unpack
 from tracker.tick import Effects
 from tracker.wire.delaylake_pb2 import Result

@@ -14,7 +14,8 @@ from tests.support.fuzzing.examples import examples
 from tests.support.naive.key_order_history import Came, violations
 from tests.support.service.key_order_service import ENTRY, Service, settings_of
 from tests.support.tracker.messages import TOPIC, command
-from tracker.commands.schema import CANCEL, RESCHEDULE, RETRY, PauseChange
+from tracker.commands.kinds import CANCEL, RESCHEDULE, RETRY
+from tracker.commands.schema import PauseChange
 
 MANY_RETRIES = {"backoff": {"first": 700, "attempts": 1_000}}
 SHAPED: list[dict[str, Any]] = [

@@ -30,6 +30,7 @@ from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import (
     find_keyed_messages,
     large_due,
+    large_rule,
     read_large,
     read_light_segment,
     rows_due,
@@ -39,6 +40,7 @@ from warehouse.queries.index_rows import (
 START = 1_790_000_000_000
 ROOM = 10 * LARGE_BYTES  # for large rows in state and on their way
 KEY_IDLE_MILLIS = 1_000
+LOOKAHEAD = 400
 ORDERED = "persistent://public/default/ordered"
 
 Position = tuple[int, int]
@@ -51,20 +53,21 @@ class Service:
         self.tables = Tables(f"file:{folder}")
         self.tables.create()
         self.store = MemoryStore()
-        self.clock = Clock(ClockSettings("run", 400, 1_500, 6_000))
+        self.clock = Clock(ClockSettings("run", LOOKAHEAD, 1_500, 6_000))
         self.offset = Offset()
         self.feedback = Feedback()
         self.now, self.slow = START, slow
-        self.rule = LargeRule(LARGE_BYTES, (ORDERED,), is_whole=True)
+        self.in_order = [ORDERED]
         self.on_their_way: list[tuple[int, int]] = []  # (tick, bytes)
         self.released: list[tuple[Position, int, int]] = []  # (position, due, cutoff when it was handed out)
         names = {TOPIC: ("a",), ORDERED: ("a",)}
-        self.subscriptions = Subscriptions(names, backoffs={topic: {0: DEFAULT_BACKOFF} for topic in retried})
+        backoffs = {topic: {0: DEFAULT_BACKOFF} for topic in retried}
+        self.subscriptions = Subscriptions(names, backoffs=backoffs, in_order={ORDERED: 1})
         self.most_bytes = 0  # of large payloads in state and on their way
         self.ticks_with_waiting = 0
 
     def restart(self) -> None:
-        self.clock = Clock(ClockSettings(f"run{self.now}", 400, 1_500, 6_000))
+        self.clock = Clock(ClockSettings(f"run{self.now}", LOOKAHEAD, 1_500, 6_000))
 
     def step(self, came: pa.Table | None = None, later: int = 200) -> Effects:
         self.now += later
@@ -77,7 +80,7 @@ class Service:
             partial(self.tables.version, "delayed_index"),
             partial(rows_due, self.tables),
             partial(large_due, self.tables),
-            self.rule,
+            partial(large_rule, self.tables, LARGE_BYTES, self.in_order),
         )
         self.offset = last = replace(last, max_bytes=ROOM)
         segment = []
@@ -133,7 +136,7 @@ def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def large(ledger: int, entries: range, due: int, topic: str = TOPIC) -> pa.Table:
-    return messages([(ledger, e, due) for e in entries], payload=b"x" * LARGE_BYTES, topic=topic)
+    return messages([(ledger, e, due) for e in entries], payload=b"x" * LARGE_BYTES, topic=topic, key="k")
 
 
 def keyed(entry: int, due: int, key: str, published: int) -> pa.Table:
@@ -147,8 +150,8 @@ def recurring(entry: int, start: int) -> pa.Table:
     return rows
 
 
-def small(ledger: int, entries: range, due: int) -> pa.Table:
-    return messages([(ledger, e, due) for e in entries], payload=b"s")
+def small(ledger: int, entries: range, due: int, topic: str = TOPIC) -> pa.Table:
+    return messages([(ledger, e, due) for e in entries], payload=b"s", topic=topic, key="k")
 
 
 def check(service: Service, sent: pa.Table) -> None:
@@ -186,26 +189,66 @@ def test_each_message_comes_once_whatever_comes_when(tmp_path: Path, seed: int) 
     # What may be retried is sealed however soon it is due.
     service = Service(tmp_path, slow=rng.choice([1, 3]), retried=[TOPIC] if seed % 2 else [])
     sent = []
-    entries = [0] * 5
+    entries = [0] * 6
+    came: dict[Position, int] = {}  # of messages that have to come in order: when they came in
     for i in range(60):
         rows = []
-        for ledger in rng.sample(range(1, 5), 2):
+        for ledger in rng.sample(range(1, 6), 2):
             n = rng.choice([0, 1, 4])
             of = range(entries[ledger], entries[ledger] + n)
             entries[ledger] += n
             due = service.now + rng.choice([-500, 100, 1_500, 4_000, 8_000, 15_000, rng.randrange(20_000)])
-            topic = ORDERED if ledger == 4 else TOPIC
-            rows.append(small(ledger, of, due) if ledger == 3 else large(ledger, of, due, topic))
+            topic = ORDERED if ledger >= 4 else TOPIC
+            rows.append((small if ledger in (3, 5) else large)(ledger, of, due, topic))
+            came |= {(ledger, e): service.now for e in of if ledger >= 4}
         rows = [one for one in rows if one.num_rows]
         sent += rows
         service.step(concat(rows) if rows else None, later=rng.choice([50, 200, 700]))
         if rng.random() < 0.05:
             service.restart()
         if i == 30:
-            service.rule = LargeRule(LARGE_BYTES, is_whole=True)  # the order was taken out of the settings
+            service.in_order = []  # the order was taken out of the settings
     service.run_until(sum(one.num_rows for one in sent))
     check(service, concat(sent))
     assert service.ticks_with_waiting > 0
+    check_order(service, came)
+
+
+def check_order(service: Service, came: dict[Position, int]) -> None:
+    """Each comes before those due later, except what came in after these had been handed out."""
+    released = [(position, due, cutoff) for position, due, cutoff in service.released if position in came]
+    assert released
+    for i, (position, due, _) in enumerate(released):
+        for _, other_due, other_cutoff in released[:i]:
+            assert other_due <= due or came[position] > other_cutoff - LOOKAHEAD
+
+
+@pytest.mark.slow
+def test_messages_in_order_wait_for_room_with_the_large_ones_of_their_topic(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    due = START + 14_000
+    sent: list[pa.Table] = []
+    came: dict[Position, int] = {}
+    for i in range(12):
+        rows = [large(4, range(3 * i, 3 * i + 3), due, ORDERED), small(5, range(i, i + 1), due + 10 * i, ORDERED)]
+        rows.append(small(3, range(i, i + 1), due + 10 * i))
+        sent.append(concat(rows))
+        came |= {(4, e): 0 for e in range(3 * i, 3 * i + 3)} | {(5, i): 0}
+        service.step(sent[-1])
+    while service.now < due + 400:
+        service.step()
+    # What comes in late has its turn as well.
+    sent.append(concat([small(5, range(90, 91), due + 200, ORDERED), small(3, range(90, 91), due + 200)]))
+    came[5, 90] = 0
+    at_once = service.step(sent[-1]).releases
+    assert [row["ledger_id"] for release in at_once for row in release.rows.to_pylist() if row["entry_id"] == 90] == [3]
+    service.run_until(sum(one.num_rows for one in sent))
+    check(service, concat(sent))
+    check_order(service, came)
+    assert service.most_bytes <= ROOM + 3 * LARGE_BYTES
+    others = [cutoff - due for (ledger, _), due, cutoff in service.released if ledger == 3]
+    assert max(others) < 1_000, "messages without order do not wait"
+    assert service.ticks_with_waiting > 3
 
 
 @pytest.mark.slow

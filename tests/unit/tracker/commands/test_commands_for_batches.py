@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, Desk, apply_to_batch
 from tests.support.tracker.messages import batches, command, commands
+from tracker.commands.kinds import RESCHEDULE
 from tracker.commands.match import with_released
-from tracker.commands.schema import KNOWN, RESCHEDULE
+from tracker.commands.schema import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 
 

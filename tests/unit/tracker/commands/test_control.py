@@ -9,8 +9,8 @@ import pytest
 from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTIONS, TICK_MILLIS, Desk, results
 from tests.support.tracker.messages import TOPIC, command, commands, messages, tick_at
 from tracker.commands.control import Control
+from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP
 from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.schema import ANSWER, RESCHEDULE, RESTORE, SKIP
 from tracker.messages import MESSAGES
 from tracker.shard import Shard
 from tracker.store import MemoryStore

@@ -13,18 +13,14 @@ from conf.partitions import without_partition
 from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.decode import Decoded, Limits, decode, resolve_topic
+from tracker.commands.kinds import ANSWER, CANCEL, REPEAT, RETRY, SKIP
 from tracker.commands.schema import (
-    ANSWER,
-    CANCEL,
     COMMAND_ROWS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
-    REPEAT,
-    RETRY,
-    SKIP,
     SubscriptionRule,
     command_positions,
 )

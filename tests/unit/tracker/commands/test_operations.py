@@ -11,9 +11,10 @@ from tests.support.tracker.messages import TOPIC, commands, messages, tick_at
 from tracker import Shard, TickInput
 from tracker.commands.control import Control
 from tracker.commands.decode import decode
+from tracker.commands.kinds import ANSWER
 from tracker.commands.moment import Moment
 from tracker.commands.operations import SequencesExhaustedError
-from tracker.commands.schema import ANSWER, KNOWN, SubscriptionRule
+from tracker.commands.schema import KNOWN, SubscriptionRule
 from tracker.messages import concat
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages

@@ -6,14 +6,7 @@ import pytest
 
 from tests.support.tracker.messages import batches, command
 from tests.support.tracker.recurring import SECOND, Job, recurring
-from tracker.commands.schema import (
-    CANCEL,
-    PAUSE_SCHEDULE,
-    RESCHEDULE,
-    RESTORE,
-    RESUME_SCHEDULE,
-    SKIP_NEXT,
-)
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 

@@ -8,10 +8,11 @@ import pytest
 from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTIONS, TICK_MILLIS, Desk, results
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages
 from tracker.commands.control import Control
+from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.commands.moment import Moment
 from tracker.commands.requests.repeats import OTHER_BODY
-from tracker.commands.schema import ANSWER, REPEAT, PauseChange
+from tracker.commands.schema import PauseChange
 from tracker.messages import concat
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -26,24 +28,42 @@ HASHES = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
 @given(
     old=st.dictionaries(HASHES, LIVES, max_size=6),
     changes=st.lists(st.tuples(st.one_of(HASHES, st.integers(0, 3).map(lambda n: (n, 0))), LIVES, st.booleans())),
+    searched=st.sampled_from([0, 3, 2_048]),
+    every=st.integers(1, 5),
 )
 def test_a_bucket_is_a_map_also_as_an_earlier_version_has_written_it(
-    old: dict[tuple[int, int], LastMessage], changes: list[tuple[tuple[int, int], LastMessage, bool]]
+    old: dict[tuple[int, int], LastMessage],
+    changes: list[tuple[tuple[int, int], LastMessage, bool]],
+    searched: int,
+    every: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracker.keys.packed_bucket._SEARCHED_ROWS", searched)
+        check_bucket(old, changes, every)
+
+
+def check_bucket(
+    old: dict[tuple[int, int], LastMessage], changes: list[tuple[tuple[int, int], LastMessage, bool]], every: int
 ) -> None:
     written = b"".join(struct.pack("<4q3i2q", *key, *live) for key, live in old.items())
     bucket, model = PackedBucket(written), dict(old)
-    for key, live, is_there in changes:
+    bucket.n_old, first = len(bucket), set(model)  # those that have not been put since
+    for i, (key, live, is_there) in enumerate(changes):
+        first.discard(key)
         if is_there:
             bucket.put(key, live)
             model[key] = live
         else:
             assert bucket.remove(key) == (model.pop(key, None) is not None)
-        bucket = PackedBucket(bucket.pack())
         assert len(bucket) == len(model)
+        assert bucket.n_old == len(first)
+        if i % every == 0:
+            bucket = PackedBucket(bucket.pack(), bucket.n_old)
     assert {key: bucket.get(key) for key in [*model, *(key for key, *_ in changes)]} == {
         key: model.get(key) for key in [*model, *(key for key, *_ in changes)]
     }
     assert sorted(rows_of(bucket)) == sorted(model.values())
+    assert sorted(rows_of(bucket)[: bucket.n_old]) == sorted(model[key] for key in first)
     other = bucket.split(0)
     assert sorted(rows_of(other)) == sorted(live for key, live in model.items() if key[0] & 1)
     assert sorted(rows_of(bucket)) == sorted(live for key, live in model.items() if not key[0] & 1)
@@ -184,3 +204,27 @@ def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() ->
     keys.save()
     assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
     assert LiveKeys(store).n_cold == 0
+
+
+@pytest.mark.slow
+def test_keys_that_somebody_has_chosen_to_be_in_one_bucket_hold_up_nothing() -> None:
+    """Who produces can try keys until their hashes are alike; each one is due sooner than all before."""
+    store, chance = MemoryStore(), random.Random(41)
+    n, at_once, seconds = 20_000, 1_000, 0.0
+    for first in range(0, n, at_once):
+        messages = {
+            (chance.getrandbits(30) << 32, chance.getrandbits(63)): LastMessage(
+                1, first, -1, -1, 1, 2**41 - first - i, 5
+            )
+            for i in range(at_once)
+        }
+        began = time.process_time()
+        keys = LiveKeys(store)
+        assert not keys.find(messages)
+        keys.update(messages)
+        keys.save()
+        seconds = time.process_time() - began
+    assert len(keys) == n
+    assert len(PackedBucket(store.values["schedule_keys", (0, 0)])) == n
+    assert LiveKeys(store).find(messages) == messages
+    assert seconds < 2, "of the last thousand; it was more than five seconds"

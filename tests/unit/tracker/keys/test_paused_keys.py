@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tracker.keyed import Job, by_key, entries, keyed, recurring
-from tracker.commands.schema import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.tracker.keyed import Job, by_key, keyed
 from tests.support.tracker.messages import TOPIC, batches, command
-from tracker.commands.schema import RESCHEDULE, SKIP, PauseChange
+from tracker.commands.kinds import RESCHEDULE, SKIP
+from tracker.commands.schema import PauseChange
 from tracker.keys import cold_keys
 from tracker.keys.live_keys import LiveKeys
 from tracker.messages import concat

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.keyed import AHEAD_MILLIS, NEAR_MILLIS, Job, by_key, keyed
 from tests.support.tracker.messages import command
-from tracker.commands.schema import CANCEL, RESCHEDULE, SKIP
+from tracker.commands.kinds import CANCEL, RESCHEDULE, SKIP
 from tracker.keys import cold_keys, live_keys
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result

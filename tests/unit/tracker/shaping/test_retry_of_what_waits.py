@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
-from tracker.commands.schema import KNOWN, RESCHEDULE, RETRY, SKIP, PauseChange
+from tracker.commands.kinds import RESCHEDULE, RETRY, SKIP
+from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat
 from tracker.wire.delaylake_pb2 import Result
 

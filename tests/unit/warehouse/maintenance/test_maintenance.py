@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import multiprocessing.synchronize
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,13 +23,14 @@ from benchmarks.planner import Index
 from conf.files import FolderError
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.messages import messages
 from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, content, make
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import maintain as module
 from warehouse.maintenance.compaction import FAN_IN, MERGED_AT_ONCE, RowGroups, Run, merge, overlap, plan, slices
 from warehouse.maintenance.maintain import MaintenanceError, is_paused, lock, maintain, needs_maintenance
-from warehouse.maintenance.table_files import DataFile, TableFiles
-from warehouse.queries.index_rows import read_segment
+from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder
+from warehouse.queries.index_rows import read_segment, to_index
 from warehouse.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow
@@ -115,6 +118,35 @@ def test_a_segment_is_the_same_before_and_after(sealed: tuple[Settings, Tables])
     maintain(made, now=NOW)
     assert before
     assert segment() == before
+
+
+def test_many_bytes_of_one_instant_are_merged_a_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_bytes, payload = 1 << 20, 25_000
+    monkeypatch.setattr("warehouse.maintenance.compaction.FILE_BYTES", file_bytes)
+    monkeypatch.setattr("warehouse.maintenance.table_files._ROW_GROUP_BYTES", file_bytes // 4)
+    _, tables = make(tmp_path)
+    for number in range(12):
+        rows = [messages([(1, 40 * number + i, NOW + DAY)], payload=os.urandom(payload)) for i in range(40)]
+        tables.append("delayed_index", to_index(pa.concat_tables(rows), number + 1), {})
+    before = content(tables, "delayed_index")
+    files, base, most = TableFiles(tables, "delayed_index"), pa.total_allocated_bytes(), 0
+    write = TableFolder.write
+
+    def measured(self: TableFolder, rows: pa.Table, run: str) -> AddAction:
+        nonlocal most
+        most = max(most, pa.total_allocated_bytes() - base)
+        return write(self, rows, run)
+
+    monkeypatch.setattr(TableFolder, "write", measured)
+    assert merge(files, files.all())
+    assert most < 5 * file_bytes, "the rows of a file, a copy of them in order, and one row group"
+    assert len(files.all()) >= 12
+    assert content(tables, "delayed_index") == before
+    for file in files.all():
+        with files.folder.open(file.path) as parquet:
+            assert parquet.metadata.row_group(0).total_byte_size < file_bytes // 2
+        ids = files.folder.read(file.path)["entry_id"].to_pylist()
+        assert ids == sorted(ids)
 
 
 def test_merged_files_are_sorted_and_do_not_overlap(sealed: tuple[Settings, Tables], monkeypatch: Any) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages
-from tracker.commands.schema import RESCHEDULE, RESTORE, RETRY, SKIP
+from tracker.commands.kinds import RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.entry_log import entries_of
 from tracker.keys.cold_keys import GROUP_MILLIS
 from tracker.messages import concat
