@@ -27,6 +27,7 @@ _CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 30.0  # as Pulsar's clients wait for an answer
 _TICK_SECONDS = 5.0
 _RECEIVE_BYTES = 256 << 10
+_MESSAGE = Command.MESSAGE
 _WRITE_BYTES = 1 << 20  # at once
 
 
@@ -284,6 +285,11 @@ class Connection:
 
     def _dispatch(self, frame: Frame) -> None:
         command = frame.command
+        if command.type == _MESSAGE:
+            consumer = self._attached.get(command.message.consumer_id)
+            if consumer is not None:
+                consumer.received(frame)
+            return
         if (answer := answered(command)) is not None:
             request_id, value = answer
             with self._lock:
@@ -338,9 +344,7 @@ _ADDRESSED = {
     Command.SEND_RECEIPT: ("send_receipt", "producer_id"),
     Command.SEND_ERROR: ("send_error", "producer_id"),
     Command.CLOSE_PRODUCER: ("close_producer", "producer_id"),
-    Command.MESSAGE: ("message", "consumer_id"),
     Command.CLOSE_CONSUMER: ("close_consumer", "consumer_id"),
-    Command.END_OF_TOPIC: ("end_of_topic", "consumer_id"),
 }
 
 

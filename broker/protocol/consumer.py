@@ -19,6 +19,7 @@ from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 
 _SIGN = 1 << 63
 _MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
+_PARTS = 8  # the flow control hears of what was handed over for each such part of its budget, or when all is
 _WORD = (1 << 64) - 1
 
 
@@ -36,7 +37,7 @@ class EntryConsumer:
     """An exclusive, durable consumer of one topic partition, from the beginning where the subscription is new.
 
     It does not connect again: when the connection ends, or the broker unloads the topic, `receive` hands over what has
-    come, and then raises DisconnectedError. All methods may be called in any thread.
+    come, and then raises DisconnectedError. All methods may be called in any thread, `receive` in one at a time.
 
     Args:
         connection: to the broker that has the topic.
@@ -53,11 +54,14 @@ class EntryConsumer:
         self, connection: Connection, topic: str, subscription: str, *, max_bytes: int, max_messages: int
     ) -> None:
         self.topic = topic
-        self.is_at_end = False  # the topic is terminated, and all of it has been sent
         self._connection = connection
         self._entries: deque[ReceivedEntry] = deque()
         self._changed = threading.Condition()
         self._flow = FlowControl(max_bytes, max_messages)
+        # What `receive` hands over next, without the lock, and what it has handed over since it told the flow control.
+        self._at_hand: deque[ReceivedEntry] = deque()
+        self._handed_messages = self._handed_bytes = 0
+        self._told_messages, self._told_bytes = max_messages // _PARTS, max_bytes // _PARTS
         self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * max_bytes)
         self._error: PulsarError | None = None
         self._id = connection.attach(self)
@@ -98,16 +102,34 @@ class EntryConsumer:
         Raises:
             DisconnectedError: no more comes from this consumer.
         """
+        if not self._at_hand and not self._wait(timeout_seconds):
+            return None
+        entry = self._at_hand.popleft()
+        self._handed_messages += entry.n_messages
+        self._handed_bytes += entry.n_bytes
+        if not self._at_hand or self._handed_messages > self._told_messages or self._handed_bytes > self._told_bytes:
+            self._tell_handed()
+        return entry
+
+    def _wait(self, timeout_seconds: float) -> bool:
+        """Waits until there is an entry to hand over; returns whether there is.
+
+        Raises:
+            DisconnectedError: no more comes from this consumer.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._entries or self._error is not None, timeout_seconds)
-            if not self._entries:
-                if self._error is not None:
-                    raise DisconnectedError(str(self._error)) from self._error
-                return None
-            entry = self._entries.popleft()
-            self._flow.taken(entry.n_messages, entry.n_bytes)
+            if not self._entries and self._error is not None:
+                raise DisconnectedError(str(self._error)) from self._error
+            self._at_hand, self._entries = self._entries, deque()
+        return bool(self._at_hand)
+
+    def _tell_handed(self) -> None:
+        """Tells the flow control what has been handed over, so that the broker sends more."""
+        with self._changed:
+            self._flow.taken(self._handed_messages, self._handed_bytes)
+        self._handed_messages = self._handed_bytes = 0
         self._grant()
-        return entry
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all entries up to one, and waits until the broker has done so.
@@ -144,9 +166,7 @@ class EntryConsumer:
     def received(self, frame: Frame) -> None:
         """Takes a frame from the connection."""
         command = frame.command
-        if command.type == Command.END_OF_TOPIC:
-            self.is_at_end = True
-        elif command.type == Command.CLOSE_CONSUMER:
+        if command.type == Command.CLOSE_CONSUMER:
             self._connection.detach(self._id)
             self.disconnected(DisconnectedError(f"the broker has closed the consumer of {self.topic}"))
         elif command.type == Command.MESSAGE:

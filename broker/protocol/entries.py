@@ -46,6 +46,7 @@ class Envelope(NamedTuple):
     """An entry whose payload has not been looked into yet."""
 
     metadata: MessageMetadata
+    header: bytes  # the metadata as it came
     payload: bytes  # as it is in the ledger: perhaps encrypted and compressed
     last_index: int | None  # broker entry index of the entry's last message; None: the broker does not send it
 
@@ -53,16 +54,6 @@ class Envelope(NamedTuple):
     def is_chunk(self) -> bool:
         """Whether the entry is a part of a message."""
         return self.metadata.n_chunks > 1
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether the entry is a batch, perhaps of one message."""
-        return self.metadata.HasField("n_messages")
-
-    @property
-    def is_marker(self) -> bool:
-        """Whether the entry is the broker's own, and no message."""
-        return self.metadata.HasField("marker_type")
 
 
 class Message(NamedTuple):
@@ -75,6 +66,11 @@ class Message(NamedTuple):
     properties: list[tuple[bytes, bytes]]
     payload: bytes | None  # None: a null value
     event_time: int  # ms since the epoch; 0: none
+
+
+def is_batch(metadata: MessageMetadata) -> bool:
+    """Whether an entry is a batch, perhaps of one message."""
+    return metadata.HasField("n_messages")
 
 
 def open_envelope(entry: bytes) -> Envelope:
@@ -98,11 +94,12 @@ def open_envelope(entry: bytes) -> Envelope:
         if google_crc32c.value(entry[at:]) != expected:
             raise EntryError("its checksum is wrong")
     size = _size(entry, at)
+    header = _cut(entry, at + 4, size)
     try:
-        metadata = MessageMetadata.FromString(_cut(entry, at + 4, size))
+        metadata = MessageMetadata.FromString(header)
     except DecodeError as error:
         raise EntryError("its metadata can't be read") from error
-    return Envelope(metadata, entry[at + 4 + size :], last_index)
+    return Envelope(metadata, header, entry[at + 4 + size :], last_index)
 
 
 def decrypted(envelope: Envelope, decryptor: Decryptor | None) -> bytes:
@@ -121,24 +118,50 @@ def decrypted(envelope: Envelope, decryptor: Decryptor | None) -> bytes:
         raise EntryError(NOT_DECRYPTED) from error
 
 
-def messages_of(metadata: MessageMetadata, payload: bytes, max_size: int) -> list[Message]:
-    """Returns the messages of an entry, or the one of a chunked message, in their order.
+def decompressed(metadata: MessageMetadata, payload: bytes, max_size: int) -> bytes:
+    """Returns an entry's payload without its compression.
 
     Args:
-        metadata: of the entry, or of the message's last chunk.
+        metadata: of the entry, or of a chunked message's last chunk.
         payload: decrypted; of a chunked message of all its chunks.
         max_size: the most bytes of the payload when decompressed.
 
     Raises:
-        EntryError: they can't be read.
+        EntryError: it can't be read.
     """
     try:
-        payload = decompress(payload, metadata.compression, metadata.uncompressed_size, max_size)
+        return decompress(payload, metadata.compression, metadata.uncompressed_size, max_size)
     except CompressionError as error:
         raise EntryError(str(error)) from error
-    if metadata.HasField("n_messages"):
+
+
+def messages_of(metadata: MessageMetadata, payload: bytes) -> list[Message]:
+    """Returns the messages of an entry, or the one of a chunked message, in their order.
+
+    Args:
+        metadata: of the entry, or of a chunked message's last chunk.
+        payload: decompressed.
+
+    Raises:
+        EntryError: they can't be read.
+    """
+    if is_batch(metadata):
         return _batched(metadata.n_messages, payload)
     return [_message(-1, metadata, payload)]
+
+
+def batched_message(batch_index: int, metadata: bytes, payload: bytes) -> Message:
+    """Returns a message of a batch.
+
+    Args:
+        batch_index: its place in the batch.
+        metadata: its own.
+        payload: its own.
+
+    Raises:
+        EntryError: it can't be read.
+    """
+    return _message(batch_index, _batched_metadata(batch_index, metadata), payload)
 
 
 def _batched(n: int, payload: bytes) -> list[Message]:
@@ -155,15 +178,19 @@ def _batched(n: int, payload: bytes) -> list[Message]:
         n_metadata += size
         if n_metadata > _MAX_METADATA_BYTES:
             raise EntryError(f"its messages have more than {_MAX_METADATA_BYTES} bytes of metadata")
-        try:
-            metadata = BatchedMetadata.FromString(_cut(payload, at + 4, size))
-        except DecodeError as error:
-            raise EntryError(f"the metadata of its message {batch_index} can't be read") from error
+        metadata = _batched_metadata(batch_index, _cut(payload, at + 4, size))
         at += 4 + size
         body = _cut(payload, at, metadata.payload_size)
         at += metadata.payload_size
         found.append(_message(batch_index, metadata, body))
     return found
+
+
+def _batched_metadata(batch_index: int, metadata: bytes) -> BatchedMetadata:
+    try:
+        return BatchedMetadata.FromString(metadata)
+    except DecodeError as error:
+        raise EntryError(f"the metadata of its message {batch_index} can't be read") from error
 
 
 def _message(batch_index: int, metadata: MessageMetadata | BatchedMetadata, payload: bytes) -> Message:

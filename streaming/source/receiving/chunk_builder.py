@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from broker.position import EntrySet, Position, SourceTopic
-from broker.protocol.entries import Message, is_acknowledged
+from broker.position import EntrySet, SourceTopic
+from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
+from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unpacking import UnpackedEntry
-from tracker.messages import MESSAGES
+from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties.delivered import BASE64, KEY_ENCODING
 from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
+from tracker.recurrence.recurrence import REPEAT
 from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
+_log = logging.getLogger(__name__)
+
+_FEW_MESSAGES = 40  # the rows of so many are made sooner one by one
+_MOST_BYTES = 1 << 20  # of an entry whose rows are made with those of others
+_MOST_MEAN_BYTES = 4096  # likewise, of a message: those of large ones cost little beside their bytes
+_RULE = REPEAT.encode()  # rules may be costly, so their messages are looked at as they come
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
 _MAX_EVENT_TIME = 2**63 - 1
 MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
@@ -33,21 +43,6 @@ _ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 _NO_METADATA = MessageMetadata()
 
 _Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """What the messages of an entry have in common."""
-
-    position: Position
-    batch_size: int
-    first_index: int | None
-    published: int  # ms since the epoch
-    native: int | None  # the time at which Pulsar itself would deliver it, ms since the epoch; None: none is given
-    producer: str | None  # its name; None: it is too long to be kept, or is_named says that it can't be read
-    is_named: bool
-    version: bytes  # of the schema, as it is stored; empty: none
-    reason: str | None  # why all its messages are rejected
 
 
 class ChunkBuilder:
@@ -83,13 +78,17 @@ class ChunkBuilder:
         self.rule_cost = RuleCost()
         self._first = None if recurring is None else partial(self.rule_cost.of, recurring.first)
         self._now = time.time_ns() // 1_000_000
+        self._rules = Rules(source.topic, source.partition, self._now, max_delay_millis, max_size)
         self._rows: list[_Row] = []
+        self._places: list[int] = []  # of `_rows`, among all messages
+        self._ordinary: list[tuple[int, Entry]] = []  # entries whose rows are not made yet, by the first one's place
+        self._n = 0
         self.entries = EntrySet()
         self.n_bytes = 0
 
     def __len__(self) -> int:
         """The number of messages."""
-        return len(self._rows)
+        return self._n
 
     def add(self, received: UnpackedEntry, first_index: int | None, left_out: str | None = None) -> None:
         """Adds an entry with all its messages. Where it can't be read they are rejected; the first has its bytes.
@@ -106,28 +105,115 @@ class ChunkBuilder:
             NotKnownYetError: broker or warehouse do not answer the question for the schema.
         """
         entry = self._entry(received, first_index, left_out)
-        for batch_index in () if received.messages else received.batch_indexes:
-            first = received.raw if left_out is None and batch_index <= 0 else None
-            self._reject(entry, batch_index, first, left_out or received.failure)
-        raw: bytes | None = received.raw
-        for message in received.messages:
-            payload, batch_index = message.payload, message.batch_index
-            if left_out is not None:
-                self._reject(entry, batch_index, None, left_out)
-            elif len(payload or b"") > MOST_KEPT * self._max_size:
-                self._reject(entry, batch_index, raw, f"{len(payload or b'')} {_TOO_MANY}; here is its entry's payload")
-                raw = None
-            elif is_acknowledged(batch_index, received.ack_set):
-                self._reject(entry, batch_index, payload, _ACKNOWLEDGED)
-            else:
-                try:
-                    self._rows.append(self._row(entry, message))
-                except Exception as error:
-                    self._reject(entry, batch_index, payload, f"it can't be read: {_cause(error)}")
+        if left_out is None and _may_be_ordinary(entry, MOST_KEPT * self._max_size):
+            self._ordinary.append((self._n, entry))
+            self._n += entry.batch_size
+            self.n_bytes += _MESSAGE_OVERHEAD_BYTES * entry.batch_size + len(received.payload or b"")
+        else:
+            self._add_rows(entry, left_out)
         self.entries.add_run(received.position, received.position)
 
     def build(self) -> pa.Table:
         """Returns the messages of all entries, as MESSAGES."""
+        n_bytes = self.n_bytes
+        tables, places = self._of_ordinary()
+        self.n_bytes = n_bytes  # those that are looked at one by one were counted before
+        if not tables:
+            return self._of_rows()
+        if self._rows:
+            tables.append(self._of_rows())
+            places.append(np.array(self._places, np.int64))
+        rows = concat(tables)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return rows if len(tables) == 1 else rows.take(pa.array(order)).combine_chunks()
+
+    def _of_ordinary(self) -> tuple[list[pa.Table], list[Int64Array]]:
+        """Makes the rows of entries that have none yet.
+
+        Returns:
+            (tables as MESSAGES, the places of their rows): of those that are ordinary; the others are in `_rows` now.
+        """
+        waiting, self._ordinary = self._ordinary, []
+        if self._n < _FEW_MESSAGES:
+            for place, entry in waiting:
+                self._add_rows(entry, None, place)
+            return [], []
+        firsts = np.array([place for place, _ in waiting], np.int64)
+        entries = [entry for _, entry in waiting]
+        try:
+            found = ordinary_rows(entries, self._rules)
+        except Exception:
+            _log.exception("%s: messages are looked at one by one", self._source.name)
+            for place, entry in waiting:
+                self._add_rows(entry, None, place)
+            return [], []
+        for odd in (message for one in found for message in one.odd):
+            entry, place = entries[odd.entry], int(firsts[odd.entry])
+            if odd.batch_index is None or odd.batch_index < 0:
+                self._add_rows(entry, None, place)
+            else:
+                self._add_odd(entry, odd, odd.batch_index, place + odd.batch_index)
+        found = [one for one in found if one.rows.num_rows]
+        return [one.rows for one in found], [firsts[one.entry] + np.maximum(one.batch_index, 0) for one in found]
+
+    def _add_odd(self, entry: Entry, odd: OddMessage, batch_index: int, place: int) -> None:
+        """Adds the row of a message of a batch that is not ordinary."""
+        try:
+            message = batched_message(batch_index, odd.metadata, odd.payload)
+        except EntryError as error:
+            self._reject(entry, batch_index, odd.payload, str(error), place)
+            return
+        self._add_row(entry, message, place)
+
+    def _add_rows(self, entry: Entry, left_out: str | None, place: int | None = None) -> None:
+        """Adds a row for each message of an entry.
+
+        Args:
+            entry: the entry.
+            left_out: see `add`.
+            place: of the first message among all messages; None: it comes after all so far.
+        """
+        received, failure = entry.received, left_out or entry.received.failure
+        messages: Sequence[Message] = ()
+        if not failure and received.metadata is not None and received.payload is not None:
+            try:
+                messages = messages_of(received.metadata, received.payload)
+            except EntryError as error:
+                failure = str(error)
+        at = self._n if place is None else place
+        for number, batch_index in enumerate(() if messages else received.batch_indexes):
+            raw = received.raw if left_out is None and batch_index <= 0 else None
+            self._reject(entry, batch_index, raw, failure, at + number)
+        first: bytes | None = received.raw
+        for number, message in enumerate(messages):
+            n_bytes = len(message.payload or b"")
+            if n_bytes > MOST_KEPT * self._max_size:
+                why = f"{n_bytes} {_TOO_MANY}; here is its entry's payload"
+                self._reject(entry, message.batch_index, first, why, at + number)
+                first = None
+            else:
+                self._add_row(entry, message, at + number)
+        if place is None:
+            self._n += entry.batch_size
+
+    def _add_row(self, entry: Entry, message: Message, place: int) -> None:
+        """Adds the row of a message that can be read."""
+        if is_acknowledged(message.batch_index, entry.received.ack_set):
+            self._reject(entry, message.batch_index, message.payload, _ACKNOWLEDGED, place)
+            return
+        try:
+            row = self._row(entry, message)
+        except Exception as error:
+            self._reject(entry, message.batch_index, message.payload, f"it can't be read: {_cause(error)}", place)
+            return
+        self._rows.append(row)
+        self._places.append(place)
+
+    def _of_rows(self) -> pa.Table:
+        if self._places != sorted(self._places):
+            order = sorted(range(len(self._rows)), key=self._places.__getitem__)
+            self._rows = [self._rows[number] for number in order]
+            self._places.sort()
         try:
             return self._table(self._rows)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -150,12 +236,13 @@ class ChunkBuilder:
             return _rejected_row(ids, self._now, payload, f"it can't be stored: {_cause(error)}")
         return row
 
-    def _reject(self, entry: _Entry, batch_index: int, payload: bytes | None, reason: str) -> None:
+    def _reject(self, entry: Entry, batch_index: int, payload: bytes | None, reason: str, place: int) -> None:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
-        ids = (*entry.position, batch_index, entry.batch_size, entry.first_index)
+        ids = (*entry.received.position, batch_index, entry.batch_size, entry.first_index)
         self._rows.append(_rejected_row(ids, self._now, payload, reason))
+        self._places.append(place)
 
-    def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> _Entry:
+    def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> Entry:
         metadata = received.metadata or _NO_METADATA
         reason, version = None, metadata.schema_version[: 2 * VERSION_BYTES]  # a longer one is none
         producer, is_named = None, True
@@ -164,7 +251,7 @@ class ChunkBuilder:
                 producer = metadata.producer_name.decode()
             except UnicodeDecodeError:
                 is_named = False
-        if version and received.messages and self._details is not None and left_out is None:
+        if version and received.payload is not None and self._details is not None and left_out is None:
             version, schema = self._details.schema(version)
             if schema is None:
                 reason = (
@@ -172,12 +259,10 @@ class ChunkBuilder:
                     f"more than {MOST_VERSIONS:,}, or definitions of more than {MOST_BYTES >> 20} MiB"
                 )
         native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
-        position, published = received.position, metadata.publish_time or self._now
-        return _Entry(
-            position, received.n_messages, first_index, published, native, producer, is_named, version, reason
-        )
+        published = metadata.publish_time or self._now
+        return Entry(received, received.n_messages, first_index, published, native, producer, is_named, version, reason)
 
-    def _row(self, entry: _Entry, message: Message) -> _Row:
+    def _row(self, entry: Entry, message: Message) -> _Row:
         """Returns a message's values for the columns of MESSAGES from the third on."""
         key, properties, reason = _texts(entry, message)
         ordering_key, ordering_key_bytes = "", None
@@ -208,7 +293,7 @@ class ChunkBuilder:
         if reason is not None:  # a release waits until it is sent: no reject may keep its lane
             given = Scheduling(min(published, self._now), reason)
         return (
-            *entry.position,
+            *entry.received.position,
             message.batch_index,
             entry.batch_size,
             entry.first_index,
@@ -237,7 +322,21 @@ class ChunkBuilder:
         )
 
 
-def _texts(entry: _Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
+def _may_be_ordinary(entry: Entry, most_bytes: int) -> bool:
+    """Whether the rows of an entry's messages, which has at most so many bytes, may be made with those of others."""
+    received, metadata = entry.received, entry.received.metadata
+    if received.payload is None or metadata is None or metadata.n_chunks > 1 or received.ack_set:
+        return False
+    if entry.reason is not None or not entry.is_named or entry.published > MAX_TIME_MILLIS:
+        return False
+    if len(received.payload) + len(received.header) > min(_MOST_BYTES, most_bytes, _MOST_MEAN_BYTES * entry.batch_size):
+        return False
+    if is_batch(metadata):
+        return entry.batch_size == metadata.n_messages and _RULE not in received.payload
+    return _RULE not in received.header
+
+
+def _texts(entry: Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
     """Returns (key, properties, reason): the reason names what is no text, and of which nothing is returned."""
     wrong = []
     key, properties = "", {}

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 _CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
 _CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
 _CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
+_BUSY_SECONDS = 0.45  # and how long then those that have come already: large chunks are what a busy job is helped by
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
@@ -340,10 +341,12 @@ class Receiver:
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
                 or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
                 or builder.rule_cost.seconds > _RULE_SECONDS
-                or time.monotonic() > deadline
+                or time.monotonic() > deadline + _BUSY_SECONDS
             ):
                 break
-            entry = consumer.receive(_NEXT_SECONDS)
+            entry = consumer.receive(0)
+            if entry is None and time.monotonic() < deadline:
+                entry = consumer.receive(_NEXT_SECONDS)
         if len(builder):
             self._keep(builder)
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first

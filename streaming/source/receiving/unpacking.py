@@ -1,15 +1,15 @@
-"""Unpacks received entries: decrypts them, puts their chunks together, and takes batches apart."""
+"""Unpacks received entries: decrypts and decompresses them, and puts chunks together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.position import Position
 from broker.protocol.chunks import Whole
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.encryption import Decryptor
-from broker.protocol.entries import MAX_BATCH, EntryError, Message, decrypted, messages_of
+from broker.protocol.entries import MAX_BATCH, EntryError, decompressed, decrypted, is_batch
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 
 # An entry may be so many times as large as the largest message when decompressed: some KB may become any size.
@@ -18,14 +18,14 @@ _MOST_DECOMPRESSED = 4
 AddChunk = Callable[[Position, MessageMetadata, bytes], Whole | None]
 
 
-@dataclass(frozen=True)
-class UnpackedEntry:
-    """An entry with its messages; or, where it can't be read, with what there is of it.
+class UnpackedEntry(NamedTuple):
+    """An entry with its payload; or, where that can't be read, with what there is of it.
 
     Attributes:
         position: of the entry; of a chunked message, that of its last chunk.
         metadata: of the entry; None: it can't be read.
-        messages: of the entry, at least one; empty: it can't be read.
+        header: the metadata as it came.
+        payload: decrypted and decompressed; of a chunked message, that of all chunks. None: it can't be read.
         ack_set: tells which of the messages somebody else has acknowledged.
         last_index: broker entry index of its last message; None: the broker does not send it.
         failure: why it can't be read; empty: it is read.
@@ -35,16 +35,17 @@ class UnpackedEntry:
 
     position: Position
     metadata: MessageMetadata | None
-    messages: Sequence[Message]
-    ack_set: Sequence[int] = ()
-    last_index: int | None = None
-    failure: str = ""
-    raw: bytes = b""
+    header: bytes
+    payload: bytes | None
+    ack_set: Sequence[int]
+    last_index: int | None
+    failure: str
+    raw: bytes
 
     @property
     def batch_indexes(self) -> Sequence[int]:
         """The batch index of each of its messages, also where they can't be read: the broker's indexes count them."""
-        if self.metadata is None or not self.metadata.HasField("n_messages"):
+        if self.metadata is None or not is_batch(self.metadata):
             return [-1]
         n = self.metadata.n_messages
         return range(n) if 0 < n <= MAX_BATCH else [-1]  # else nobody knows how many there are
@@ -68,20 +69,30 @@ def unpack(
     """
     envelope = entry.envelope
     if isinstance(envelope, EntryError):
-        return UnpackedEntry(entry.position, None, (), failure=str(envelope), raw=envelope.raw)
+        return UnpackedEntry(entry.position, None, b"", None, (), None, str(envelope), envelope.raw)
     metadata = envelope.metadata
+    failure = ""
+    payload: bytes | None = None
     try:
-        payload: bytes | None = decrypted(envelope, decryptor)
-        if envelope.is_chunk and payload is not None:
+        payload = decrypted(envelope, decryptor)
+        if envelope.is_chunk:
             whole = add_chunk(entry.position, metadata, payload)
             if whole is None:
                 return None
             payload = whole.payload
         if payload is None:
-            raise EntryError(f"its chunks have {metadata.chunked_size} bytes, more than may wait")
-        messages = messages_of(metadata, payload, _MOST_DECOMPRESSED * max_message_bytes)
+            failure = f"its chunks have {metadata.chunked_size} bytes, more than may wait"
+        else:
+            payload = decompressed(metadata, payload, _MOST_DECOMPRESSED * max_message_bytes)
     except EntryError as error:
-        return UnpackedEntry(
-            entry.position, metadata, (), last_index=envelope.last_index, failure=str(error), raw=envelope.payload
-        )
-    return UnpackedEntry(entry.position, metadata, messages, entry.ack_set, envelope.last_index, raw=envelope.payload)
+        payload, failure = None, str(error)
+    return UnpackedEntry(
+        entry.position,
+        metadata,
+        envelope.header,
+        payload,
+        entry.ack_set,
+        envelope.last_index,
+        failure,
+        envelope.payload,
+    )

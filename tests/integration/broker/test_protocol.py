@@ -30,7 +30,7 @@ TOPIC = "persistent://public/default/entries"
 def payloads(entry: ReceivedEntry | None) -> list[bytes | None]:
     assert entry is not None
     assert isinstance(entry.envelope, Envelope), entry
-    return [message.payload for message in messages_of(entry.envelope.metadata, entry.envelope.payload, 1 << 20)]
+    return [message.payload for message in messages_of(entry.envelope.metadata, entry.envelope.payload)]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from broker.client import PulsarError
 from broker.position import START, Position
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
-from broker.protocol.entries import Envelope
+from broker.protocol.entries import Envelope, is_batch
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
 from broker.pulsar_admin.topic_questions import Cursor
 
@@ -78,8 +78,8 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _received(position: Position, metadata: MessageMetadata, payload: bytes) -> ReceivedEntry:
-    n_messages = max(metadata.n_messages, 1)
-    return ReceivedEntry(position, Envelope(metadata, payload, None), (), n_messages, len(payload))
+    envelope = Envelope(metadata, metadata.SerializeToString(), payload, None)
+    return ReceivedEntry(position, envelope, (), max(metadata.n_messages, 1), len(payload))
 
 
 def messages_in(entries: Iterable[ReceivedEntry]) -> list[tuple[int, int, int]]:
@@ -87,7 +87,7 @@ def messages_in(entries: Iterable[ReceivedEntry]) -> list[tuple[int, int, int]]:
     found = []
     for entry in entries:
         assert isinstance(entry.envelope, Envelope)
-        indexes = range(entry.n_messages) if entry.envelope.is_batch else [-1]
+        indexes = range(entry.n_messages) if is_batch(entry.envelope.metadata) else [-1]
         found += [(*entry.position, index) for index in indexes]
     return found
 

@@ -20,8 +20,10 @@ from broker.protocol.entries import (
     NOT_DECRYPTED,
     EntryError,
     Message,
+    decompressed,
     decrypted,
     is_acknowledged,
+    is_batch,
     messages_of,
     open_envelope,
 )
@@ -63,16 +65,16 @@ def test_an_entry_is_taken_apart_with_and_without_checksum_and_the_brokers_metad
     for data, index in ((checked, None), (indexed, 41), (checked[6:], None)):
         envelope = open_envelope(data)
         assert (envelope.payload, envelope.last_index, envelope.metadata.deliver_at_time) == (b"body", index, 9)
-        assert not envelope.is_batch
+        assert not is_batch(envelope.metadata)
 
 
 def test_a_message_has_what_its_producer_gave_it_and_an_empty_key_is_not_an_absent_one() -> None:
     metadata = MessageMetadata(partition_key=b"", ordering_key=b"\xff", event_time=5)
     metadata.properties.add(key=b"a", value=b"\xff")
-    assert messages_of(metadata, b"body", MAX) == [Message(-1, b"", False, b"\xff", [(b"a", b"\xff")], b"body", 5)]
-    [absent] = messages_of(MessageMetadata(is_null_value=True), b"", MAX)
+    assert messages_of(metadata, b"body") == [Message(-1, b"", False, b"\xff", [(b"a", b"\xff")], b"body", 5)]
+    [absent] = messages_of(MessageMetadata(is_null_value=True), b"")
     assert (absent.key, absent.ordering_key, absent.payload) == (None, None, None)
-    [null] = messages_of(MessageMetadata(partition_key=b"k", is_key_null=True), b"", MAX)
+    [null] = messages_of(MessageMetadata(partition_key=b"k", is_key_null=True), b"")
     assert (null.key, null.payload) == (None, b"")
 
 
@@ -80,10 +82,10 @@ def test_a_batch_is_taken_apart_and_one_of_one_message_stays_a_batch() -> None:
     payload = batched(
         (BatchedMetadata(partition_key=b"k", is_key_base64=True), b"one"), (BatchedMetadata(event_time=3), b"")
     )
-    first, second = messages_of(MessageMetadata(n_messages=2), payload, MAX)
+    first, second = messages_of(MessageMetadata(n_messages=2), payload)
     assert (first.batch_index, first.key, first.is_key_base64, first.payload) == (0, b"k", True, b"one")
     assert (second.batch_index, second.key, second.payload, second.event_time) == (1, None, b"", 3)
-    [only] = messages_of(MessageMetadata(n_messages=1), batched((BatchedMetadata(), b"x")), MAX)
+    [only] = messages_of(MessageMetadata(n_messages=1), batched((BatchedMetadata(), b"x")))
     assert only.batch_index == 0
 
 
@@ -93,7 +95,7 @@ def test_every_compression_is_undone_and_a_wrong_size_is_named(compression: int)
     names: dict[int, str] = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
     packed = zlib.compress(body) if compression == ZLIB else pa.compress(body, names[compression], asbytes=True)
     metadata = MessageMetadata(compression=compression, uncompressed_size=len(body))
-    assert messages_of(metadata, packed, MAX)[0].payload == body
+    assert decompressed(metadata, packed, MAX) == body
     for damaged, size, why in (
         (packed[: len(packed) // 2], len(body), "decompressed"),
         (b"\0" * 20, len(body), "decompressed"),
@@ -103,19 +105,19 @@ def test_every_compression_is_undone_and_a_wrong_size_is_named(compression: int)
         (packed, 2**31, "the most are 1048576"),
     ):
         with pytest.raises(EntryError, match=why):
-            messages_of(MessageMetadata(compression=compression, uncompressed_size=size), damaged, MAX)
+            decompressed(MessageMetadata(compression=compression, uncompressed_size=size), damaged, MAX)
 
 
 def test_a_zlib_stream_without_an_end_is_read_as_the_java_client_sends_it() -> None:
     stream = zlib.compressobj()
     packed = stream.compress(b"body") + stream.flush(zlib.Z_SYNC_FLUSH)
-    assert messages_of(MessageMetadata(compression=ZLIB, uncompressed_size=4), packed, MAX)[0].payload == b"body"
-    assert messages_of(MessageMetadata(compression=ZLIB, uncompressed_size=0), b"", MAX)[0].payload == b""
+    assert decompressed(MessageMetadata(compression=ZLIB, uncompressed_size=4), packed, MAX) == b"body"
+    assert decompressed(MessageMetadata(compression=ZLIB, uncompressed_size=0), b"", MAX) == b""
 
 
 def test_a_compression_that_is_not_known_is_named() -> None:
     with pytest.raises(EntryError, match="its compression 9 is unknown"):
-        messages_of(MessageMetadata(compression=9, uncompressed_size=1), b"x", MAX)
+        decompressed(MessageMetadata(compression=9, uncompressed_size=1), b"x", MAX)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_damaged_entry_says_why(data: bytes, why: str) -> None:
 )
 def test_a_damaged_batch_says_why(n: int, payload: bytes, why: str) -> None:
     with pytest.raises(EntryError, match=why):
-        messages_of(MessageMetadata(n_messages=n), payload, MAX)
+        messages_of(MessageMetadata(n_messages=n), payload)
 
 
 def test_a_batch_with_more_metadata_than_fits_into_an_entry_is_named() -> None:
@@ -155,12 +157,12 @@ def test_a_batch_with_more_metadata_than_fits_into_an_entry_is_named() -> None:
     large.properties.add(key=b"k", value=b"x" * (3 << 20))
     payload = batched((large, b""), (large, b""))
     with pytest.raises(EntryError, match="more than 5242880 bytes of metadata"):
-        messages_of(MessageMetadata(n_messages=2), payload, 80 << 20)
+        messages_of(MessageMetadata(n_messages=2), payload)
     many = MessageMetadata()
     for _ in range(100_001):
         many.properties.add(key=b"", value=b"")
     with pytest.raises(EntryError, match="100001 properties"):
-        messages_of(many, b"", MAX)
+        messages_of(many, b"")
 
 
 def test_an_ack_set_has_a_bit_for_each_message_that_is_left() -> None:
@@ -212,7 +214,7 @@ def test_mutated_entries_are_read_or_named_and_raise_nothing_else() -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         try:
             envelope = open_envelope(bytes(data[: chance.randint(0, len(data))]))
-            found = messages_of(envelope.metadata, decrypted(envelope, None), MAX)
+            found = messages_of(envelope.metadata, decompressed(envelope.metadata, decrypted(envelope, None), MAX))
         except EntryError:
             continue
         assert len(found) <= 100_000

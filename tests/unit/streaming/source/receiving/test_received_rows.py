@@ -255,7 +255,9 @@ def test_of_a_message_that_is_far_too_large_the_bytes_of_its_entry_are_kept_and_
     metadata = MessageMetadata(producer_name=b"p", publish_time=1_000, n_messages=3)
     metadata.compression, metadata.uncompressed_size = ZLIB, len(body)
     compressed = zlib.compress(body)
-    entry = ReceivedEntry(Position(5, 0), Envelope(metadata, compressed, None), (), 3, len(compressed))
+    entry = ReceivedEntry(
+        Position(5, 0), Envelope(metadata, metadata.SerializeToString(), compressed, None), (), 3, len(compressed)
+    )
     rows = rows_of([entry], max_size=1_000)
     assert [row["payload"] for row in rows] == [compressed, b"x", None]
     reason = "2001 bytes are too many to be delivered with their delaylake properties; here is its entry's payload"
