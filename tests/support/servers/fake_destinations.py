@@ -11,8 +11,6 @@ from broker.protocol.building import OutgoingEntry, OutgoingMessage, single_entr
 from broker.protocol.entries import Message, messages_of, open_envelope
 from broker.protocol.sending import RefusedEntry
 
-MAX = 64 << 20
-
 
 class Seen(NamedTuple):
     """What a consumer sees of a message."""
@@ -26,7 +24,7 @@ def seen_in(entry: OutgoingEntry) -> list[Seen]:
     envelope = open_envelope(entry.data)
     return [
         Seen({name.decode(): value.decode() for name, value in message.properties}, message)
-        for message in messages_of(envelope.metadata, envelope.payload, MAX)
+        for message in messages_of(envelope.metadata, envelope.payload)
     ]
 
 
