@@ -18,10 +18,11 @@ BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cos
 # As many as have 4 GB each, at most three: with more, two cores are full and all is late.
 WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
 export KILLS MINUTES FAULTS MUTATIONS
+OTHER_PULSARS := tests/other_systems/pulsar-4.0 tests/other_systems/pulsar-proxy
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long test-fast lint docs bench chaos clean lock proto tools programs
+.PHONY: help setup run test test-long test-fast lint docs bench chaos clean lock proto tools programs pulsars
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -38,7 +39,7 @@ PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --
 test: setup programs ## the test suite but its longer half; WORKERS=n, each with about 4 GB
 	@$(PYTEST) -m "not chaos and not long"
 
-test-long: setup programs ## the longer half: crashes for each feature, other systems, browsers
+test-long: setup programs pulsars ## the longer half: crashes for each feature, other systems, browsers
 	@$(PYTEST) -m "long and not chaos"
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
@@ -74,6 +75,7 @@ lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml an
 	@$(COMPILE) --group pyproject.toml:build -c requirements.lock -o requirements-build.lock
 	@$(COMPILE) tests/other_systems/bullmq.in -o tests/other_systems/bullmq.lock
 	@$(PY) -m broker.jvm.jars record
+	@$(PY) -m broker.jvm.jars record $(OTHER_PULSARS)
 
 proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire $(filter-out proto/pulsar.proto,$(wildcard proto/*.proto))
@@ -111,6 +113,10 @@ programs:
 	fi
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
+
+# The JARs of other versions of Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
+pulsars: setup
+	@$(PY) -m broker.jvm.jars $(OTHER_PULSARS) || true
 
 # PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.
 $(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml

@@ -153,7 +153,10 @@ class DelayedDeliveryProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Applies a batch's rows to the shard of a key; yields the shard's output rows."""
-        return self._operator.apply(key[0], rows)
+        from streaming.free_memory import give_back_memory
+
+        yield from self._operator.apply(key[0], rows)
+        give_back_memory()
 
     @cached_property
     def _operator(self) -> Operator:

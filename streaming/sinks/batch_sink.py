@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 from status.batch_status import BatchStatus
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.free_memory import giving_back_memory
 from streaming.operator.processor import RELEASES, OutputKind
 from streaming.release.driver.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
@@ -57,6 +58,7 @@ class BatchSink:
         self._run_id = run_id
         self._on_batch = on_batch
 
+    @giving_back_memory
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         outputs = batch.toArrow().to_pylist()
         self._tables.check_epoch()  # only now: `toArrow` runs the operator, which takes a while

@@ -21,6 +21,7 @@ from conf.settings import Settings, local_path
 from status.troubles import Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
+from streaming.free_memory import give_back_memory
 from streaming.operator_input import InputKind, Part, split, split_copies, split_notes, to_batches
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
@@ -127,6 +128,12 @@ def _for_tasks(rows: list[Part]) -> Iterator[list[Part]]:
     yield of_task
 
 
+def _given_back(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    del batches
+    give_back_memory()
+
+
 class SourceReader:
     """Does the work of the source.
 
@@ -146,6 +153,7 @@ class SourceReader:
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         """Waits for the batch after an offset, and returns its end; `start` itself where the job is to stop."""
+        give_back_memory()  # of the batch before
         return self._intake.next_offset(Offset.from_json(start)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -209,7 +217,7 @@ class SourceReader:
             parts = partition.rows
         else:
             raise TypeError(f"a part of another source: {type(partition).__name__}")
-        return to_batches(parts)
+        return _given_back(to_batches(parts))
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
         routes = KnownRoutes.from_json(partition.routes)

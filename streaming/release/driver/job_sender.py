@@ -185,10 +185,14 @@ class JobSender:
 def _untouched(failed: Iterable[FailedProducer], finished: FinishedJob) -> set[Target]:
     """Returns the targets of failed producers to which nothing can have arrived of a job, after its first attempt."""
     failed = list(failed)
+    if not failed:
+        return set()
     touched = {one.target for one in failed if not one.is_untouched}
     for rows in (finished.deliveries, finished.refused):
-        for topic, name in zip(rows["topic"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
-            touched.add((topic, name))
+        pairs = (
+            rows.select(["topic", "subscription"]).group_by(["topic", "subscription"], use_threads=False).aggregate([])
+        )
+        touched |= set(zip(*(column.to_pylist() for column in pairs.columns), strict=True))
     return {one.target for one in failed} - touched
 
 

@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
+from streaming.release.task.planning.sending_order import Pending
 from streaming.release.task.traces import Delivery
 from tracker.in_flight import PLANNED
+from tracker.messages import MESSAGES, Int64Array, has_occurrences, position_texts, typed
 from tracker.properties.message_position import position_of
 from warehouse.schemas import DELIVERIES
 
 
-def delivery_rows(pending: list[tuple[PlannedSend, Plan]], sent_at: list[int]) -> pa.Table:
+def delivery_rows(pending: Pending, taken: Int64Array, sent_at: Sequence[int]) -> pa.Table:
     """Returns rows of the table `deliveries`, one for each message to a destination.
 
     Args:
-        pending: the messages that were sent, with their plans.
-        sent_at: for each message when it was sent, ms since the epoch.
+        pending: the messages of a task.
+        taken: int64: the indexes of those that were sent.
+        sent_at: for each message in `pending` when it was sent, ms since the epoch.
     """
-    chosen = [(send, plan, at) for (send, plan), at in zip(pending, sent_at, strict=True) if send.subscription]
-    columns: dict[str, Any] = {
-        name: [plan.columns[name][send.row] for send, plan, _ in chosen]
-        for name in (
-            *("topic", "partition", "ledger_id", "entry_id", "batch_index", "deliver_at"),
-            *("attempt", "shaped_from", "occurrence"),
-        )
+    lines = pending.lines
+    is_delivery = np.array([line.subscription is not None for line in lines], np.bool_)
+    taken = taken[is_delivery[pending.columns.line[taken]]]
+    if not len(taken):
+        return DELIVERIES.empty_table()
+    names = [name for name in MESSAGES.names if name in (*DELIVERIES.names, "shaped_from")]
+    tables = [typed(plan.rows, MESSAGES).select(names) for plan in pending.plans]
+    begins = np.cumsum([0, *(table.num_rows for table in tables)])
+    rows = pa.concat_tables(tables).take(pa.array(begins[pending.plan[taken]] + pending.columns.row[taken]))
+    of_line = pa.array(pending.columns.line[taken])
+    planned = np.array([bool(plan.kind & PLANNED) for plan in pending.plans], np.bool_)
+    ticks = np.array([plan.tick for plan in pending.plans], np.int64)
+    made = {
+        "occurrence_at": _occurrence_at(rows),
+        "position": position_texts(rows),
+        "subscription": pa.array([line.subscription for line in lines], pa.string()).take(of_line),
+        "sent_at": pa.array(np.array(sent_at, np.int64)[taken]),
+        "short_notice": pa.array(~planned[pending.plan[taken]]),
+        "destination": pa.array([line.topic for line in lines], pa.string()).take(of_line),
+        "destination_message_id": pa.nulls(len(taken), pa.string()),
+        "batch_id": pa.array(ticks[pending.plan[taken]]),
     }
-    columns["occurrence_at"] = [_occurrence_at(plan.columns, send.row) for send, plan, _ in chosen]
-    columns["position"] = [str(position_of(plan.columns, send.row)) for send, plan, _ in chosen]
-    columns["subscription"] = [send.subscription for send, _, _ in chosen]
-    columns["sent_at"] = [at for _, _, at in chosen]
-    columns["short_notice"] = [not plan.kind & PLANNED for _, plan, _ in chosen]
-    columns["destination"] = [send.topic for send, _, _ in chosen]
-    columns["destination_message_id"] = [None] * len(chosen)
-    columns["batch_id"] = [plan.tick for _, plan, _ in chosen]
-    return pa.table([pa.array(columns[f.name], f.type) for f in DELIVERIES], schema=DELIVERIES)
+    columns = [made[field.name] if field.name in made else rows[field.name] for field in DELIVERIES]
+    return pa.table(columns, schema=DELIVERIES)
 
 
-def _occurrence_at(columns: dict[str, list[Any]], row: int) -> int | None:
-    """Returns the time after which a recurring message's next occurrence is due, ms; None: it does not recur."""
-    if columns["occurrence"][row] is None:
-        return None
-    due = columns["deliver_at"][row] if columns["shaped_from"][row] is None else columns["shaped_from"][row]
-    return max(int(due), columns["occurrence_at"][row] or 0)
+def _occurrence_at(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
+    """Returns the time after which a recurring message's next occurrence is due, ms; null: it does not recur."""
+    if not has_occurrences(rows):
+        return pa.nulls(rows.num_rows, pa.int64())
+    due = pc.coalesce(rows["shaped_from"], rows["deliver_at"])
+    by_rule = pc.max_element_wise(due, pc.fill_null(rows["occurrence_at"], 0))
+    return pc.if_else(pc.is_valid(rows["occurrence"]), by_rule, pa.scalar(None, pa.int64()))
 
 
 def traced_delivery(send: PlannedSend, plan: Plan, sent_at: int) -> Delivery:

@@ -23,6 +23,7 @@ from streaming.release.task.connections import Connections
 from streaming.release.task.lag import Lag
 from streaming.release.task.planning.destinations import target_of
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
+from streaming.release.task.planning.sending_order import Pending
 from streaming.release.task.producer_line import Line, Producer
 from streaming.release.task.refusing_producer import RefusingProducer
 from warehouse.delivery_key import Key, key_of
@@ -31,49 +32,51 @@ from warehouse.message_schemas import UnknownSchemaError, version_number
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
 
 
-def lines_of(
-    settings: Settings, attempt: Attempt, pending: list[tuple[PlannedSend, Plan]], connections: Connections
-) -> list[Line]:
-    """Makes a line for each topic and producer's name in the plans, and sets `line` of the messages; opens none."""
+def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections: Connections) -> list[Line]:
+    """Makes a line for each of `pending.lines`, in their order, and sets `line` of the messages; opens none."""
     wake = threading.Event()
     ends_at = time.monotonic() + attempt.most_seconds if attempt.most_seconds else 0.0
-    lines: dict[tuple[str, str], Line] = {}
-    since: dict[tuple[str, str], int] = {}  # ms since the epoch: no message of the line was sent before
-    for send, plan in pending:
-        key = (send.topic, send.producer)
-        if key not in lines:
-            generation = attempt.generations.get(key, Generation(0, 0))
-            target = target_of(plan.columns["topic"][send.row], send.subscription, send.is_dead)
-            brokers, name = connections.brokers_of(target), generation.name(send.producer)
-            lines[key] = Line(
-                *key,
-                functools.partial(_producer, settings, brokers, send, plan, name, wake),
-                attempt.patience_seconds,
-                is_first_attempt=attempt.is_first,
-                wake=wake,
-                target=target,
-                resume_after=attempt.arrived_to.get(key, -1),
-                lag=Lag(attempt.slow_after_seconds),
-                ends_at=ends_at,
-            )
-            since[key] = send.at - _MARGIN_MILLIS
-            if not attempt.is_first:
-                lines[key].read_arrived_if_refused = functools.partial(_arrived, settings, *key, since[key])
-        line = send.line = lines[key]
-        if line.read_arrived_keys is None and key in attempt.generations and plan.tick <= attempt.generations[key].tick:
-            # The message may have been sent under an earlier name. Only the topic says what has arrived: the noted
+    lines: list[Line] = []
+    for planned, of_line in zip(pending.lines, pending.by_line(), strict=True):
+        topic, producer = key = planned.key
+        send, plan = pending[of_line[0]]
+        ticks = [of.tick for of in pending.plans_of(of_line)]
+        generation = attempt.generations.get(key, Generation(0, 0))
+        target = target_of(planned.source, planned.subscription, planned.is_dead)
+        brokers, name = connections.brokers_of(target), generation.name(planned.producer)
+        ids = pending.columns.sequence_id[of_line].tolist()
+        line = Line(
+            topic,
+            producer,
+            functools.partial(_producer, settings, brokers, send, plan, name, wake),
+            attempt.patience_seconds,
+            max_id=last_sequence_id(max(*ticks, attempt.sent_to)),
+            ids=ids,
+            n_bytes=pending.payload_bytes(of_line),
+            is_first_attempt=attempt.is_first,
+            wake=wake,
+            target=target,
+            resume_after=attempt.arrived_to.get(key, -1),
+            lag=Lag(attempt.slow_after_seconds),
+            ends_at=ends_at,
+        )
+        since = send.at - _MARGIN_MILLIS  # ms since the epoch: no message of the line was sent before
+        if not attempt.is_first:
+            line.read_arrived_if_refused = functools.partial(_arrived, settings, topic, producer, since)
+        if key in attempt.generations and min(ticks) <= generation.tick:
+            # A message may have been sent under an earlier name. Only the topic says what has arrived: the noted
             # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
-            line.read_arrived_keys = functools.partial(_arrived, settings, *key, since[key])
+            line.read_arrived_keys = functools.partial(_arrived, settings, topic, producer, since)
             line.resume_after = -1
-        line.ids.append(send.sequence_id)
-        line.n_bytes += len(plan.columns["payload"][send.row] or b"")
-        line.max_id = last_sequence_id(max(plan.tick, attempt.sent_to))
+        lines.append(line)
+    for one, number in zip(pending.sends, pending.columns.line.tolist(), strict=True):
+        one.line = lines[number]
     by_topic: dict[str, list[Line]] = {}
-    for line in lines.values():
+    for line in lines:
         of_topic = by_topic.setdefault(line.topic, [])
         of_topic.append(line)
         line.of_topic = of_topic
-    return list(lines.values())
+    return lines
 
 
 def _producer(

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from pyspark import TaskContext
 
 from broker.client import PulsarError
 from broker.protocol.building import OutgoingMessage
 from conf.settings import Settings
+from streaming.free_memory import give_back_memory
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
 from streaming.release.naming import max_size_bytes
@@ -23,7 +25,7 @@ from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows, traced_delivery
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
-from streaming.release.task.planning.sending_order import arriving_before, by_time
+from streaming.release.task.planning.sending_order import Pending, arriving_before, by_time
 from streaming.release.task.producer_line import Line
 from streaming.release.task.producers import lines_of
 from streaming.release.task.refused import packed_by_release, send_to_rejects_topics
@@ -71,6 +73,8 @@ def send_releases(
     plans = [plan_release(settings, assignment, attempt, partitions_now) for assignment in assignments]
     if plans:
         yield _send(settings, attempt, plans, watch)
+    plans.clear()
+    give_back_memory()
 
 
 def _is_repeated_task() -> bool:
@@ -110,22 +114,23 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
     not_found = [one for plan in plans for one in plan.failed]
     connections.end(lines, has_failed=any(not one.is_refused for one in not_found))
     failed = (*not_found, *(_failed(line) for line in lines if line.has_failed))
-    arrived = [i for i, (send, _) in enumerate(pending) if not send.line.has_failed]
-    taken = [i for i in arrived if i not in refused] if refused else arrived
-    not_taken = [(*pending[i], refused[i]) for i in arrived if i in refused and pending[i][0].subscription is not None]
+    has_arrived = ~np.array([line.has_failed for line in lines], np.bool_)[pending.columns.line]
+    arrived = np.flatnonzero(has_arrived)
+    taken = arrived[~np.isin(arrived, list(refused))] if refused else arrived
+    not_taken = [
+        (*pending[i], why)
+        for i, why in sorted(refused.items())
+        if has_arrived[i] and pending.sends[i].subscription is not None
+    ]
     dropped = [(send, plan, _GONE) for plan in plans for send in plan.dropped]
     not_taken += dropped
     send_to_rejects_topics(settings, not_taken)
-    _trace((*pending[i], sent_at[i]) for i in taken)
+    _trace((*pending[i], sent_at[i]) for i in taken.tolist())
+    done = {(plan.tick, *line.key) for line, plan in pending.lines_and_plans(arrived)}
     return SendReport(
-        deliveries=pack(delivery_rows([pending[i] for i in taken], [sent_at[i] for i in taken])),
+        deliveries=pack(delivery_rows(pending, taken, sent_at)),
         ready_at=max((line.opened_at for line in lines), default=0),
-        done=tuple(
-            {
-                (plan.tick, send.topic, send.producer)
-                for send, plan in (*(pending[i] for i in arrived), *(d[:2] for d in dropped))
-            }
-        ),
+        done=tuple(done | {(plan.tick, send.topic, send.producer) for send, plan, _ in dropped}),
         failed=failed,
         skipped=frozenset(target for plan in plans for target in plan.skipped),
         refused=packed_by_release(not_taken),
@@ -135,7 +140,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
 def _hand_over(
     settings: Settings,
     turn_file: str,
-    pending: list[tuple[PlannedSend, Plan]],
+    pending: Pending,
     lines: list[Line],
     on_refused: Callable[[int, str], None],
     watch: PauseWatch,
@@ -166,7 +171,7 @@ def _hand_over(
         if line.target in behind:
             line.fail("what comes before has not arrived", is_refused=True)
     wake = lines[0].wake if lines else threading.Event()
-    return send_on_time([send for send, _ in pending], build, on_refused, wake, watch, arriving_before(pending))
+    return send_on_time(pending.sends, build, on_refused, wake, watch, arriving_before(pending))
 
 
 def _failed(line: Line) -> FailedProducer:
@@ -197,8 +202,10 @@ def _trace(sent: Iterable[tuple[PlannedSend, Plan, int]]) -> None:
             _log.warning("no spans of a release: %s", error)
 
 
-def _set_paces(paces: Paces, pending: list[tuple[PlannedSend, Plan]]) -> None:
+def _set_paces(paces: Paces, pending: Pending) -> None:
     """Sets `pace` of the first message of each batch, where its subscription has a rate."""
+    if not any(plan.limits for plan in pending.plans):
+        return
     of_name: dict[tuple[str, ...], Pace] = {}
     for send, plan in pending:
         topic = plan.columns["topic"][send.row]

@@ -14,6 +14,7 @@ import pulsar
 import pytest
 
 from broker.client import PulsarError, connect
+from broker.jvm.jars import JarSet
 from broker.position import Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
@@ -43,7 +44,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(tmp_path_factory: pytest.TempPathFactory, jar_set: JarSet) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     tls = certificate(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -63,6 +64,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
             "brokerClientAuthenticationParameters": f"token:{token('admin')}",
         },
+        jar_set,
     )
     try:
         broker.start(port=0, http_port=0, wait=False)

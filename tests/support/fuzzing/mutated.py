@@ -13,7 +13,6 @@ import struct
 import time
 import tracemalloc
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,7 +74,7 @@ class Figures:
     """
 
     n: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, int] = field(default_factory=dict)
     most_seconds: float = 0.0
     most_bytes: int = 0
 
@@ -374,7 +373,7 @@ def run(seed: int, n: int, say: Callable[[Figures], None] = lambda figures: None
                 figures.most_bytes = max(figures.most_bytes, taken)
                 assert taken <= MOST_BYTES, f"frame {i} of seed {seed} took {taken} bytes: {data.hex()}"
             figures.n += 1
-            figures.outcomes[outcome] += 1
+            figures.outcomes[outcome] = figures.outcomes.get(outcome, 0) + 1
             if figures.n % 10_000 == 0:
                 say(figures)
     return figures

@@ -19,6 +19,7 @@ from streaming.operator_input import InputKind, split
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.source.reader import SourceReader
+from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import MESSAGES, concat
 from tracker.packing import unpack
@@ -160,7 +161,7 @@ class Job:
         plan = plan_release(self.settings, Assignment("app", 0, tick, is_planned, body), Attempt())
         entries = unpack(body)["entry_id"].to_pylist()
         self.delivered.update(
-            (entries[send.row], send.topic.removeprefix("persistent://public/default/")) for send in plan.sends
+            (entries[send.row], send.topic.removeprefix("persistent://public/default/")) for send in sends_of(plan)
         )
 
 

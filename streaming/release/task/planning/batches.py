@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES
-from streaming.release.task.planning.send_plan import PlannedSend
+import numpy as np
+
+from streaming.release.naming import BATCH_MESSAGES
+from streaming.release.task.planning.send_plan import PlannedLine, Sends
 from streaming.release.task.shared_paces import RateLimit
+from tracker.messages import BoolArray, Int64Array
 
 BATCH_BYTES = 100_000  # the most bytes of a producer batch; a larger message is sent alone
 
 
-def may_be_batched(columns: dict[str, list[Any]], row: int) -> bool:
-    """Whether a message may be in a producer batch: it is small and has no key.
-
-    A consumer of type Key_Shared gets whole batches, so messages with a key must not be in one.
-    """
-    has_key = columns["key"][row] is not None or columns["ordering_key"][row] is not None
-    return not has_key and columns["ordering_key_bytes"][row] is None and size_of(columns, row) < BATCH_BYTES
-
-
-def size_of(columns: dict[str, list[Any]], row: int) -> int:
-    """Returns the approximate number of bytes of a row's message."""
-    properties = columns["properties"][row] or ()
-    return OWN_BYTES // 8 + len(columns["payload"][row] or b"") + sum(len(k) + len(v or "") for k, v in properties)
-
-
 def cut_batches(
-    sends: list[PlannedSend],
-    columns: dict[str, list[Any]],
+    sends: Sends,
+    lines: Sequence[PlannedLine],
+    sizes: Int64Array,
     batch_millis: int,
-    limits: Mapping[tuple[str, str | None], RateLimit],
+    limits: Sequence[RateLimit | None],
 ) -> None:
     """Puts messages that are due within the same `batch_millis` into a batch, which is sent when the last one is due.
 
@@ -43,35 +31,53 @@ def cut_batches(
 
     Args:
         sends: the messages of a release, in order; the batched ones are changed.
-        columns: of the release's rows, by name.
+        lines: of these messages.
+        sizes: int64, (messages,): about the bytes of each, those of batched ones below BATCH_BYTES.
         batch_millis: the time that a batch spans, ms.
-        limits: the rates, by source topic and subscription.
+        limits: the rate of each line; None: it has none.
     """
-    batches: dict[tuple[str, str], list[PlannedSend]] = {}
-    sizes: dict[tuple[str, str], int] = {}
+    are_batched = np.array([line.is_batched for line in lines], np.bool_)
+    chosen = np.flatnonzero(are_batched[sends.line]) if lines else np.zeros(0, np.int64)
+    if not len(chosen):
+        return
+    chosen = chosen[np.argsort(sends.line[chosen], kind="stable")]
+    most = np.array([BATCH_MESSAGES if one is None else min(BATCH_MESSAGES, one.burst) for one in limits], np.int64)
+    of_line = sends.line[chosen]
+    begins = _changes(of_line, sends.due[chosen] // batch_millis, sends.was_at[chosen] // batch_millis)
+    _cut_large(begins, np.cumsum(sizes[chosen]), most[of_line])
+    first = np.flatnonzero(begins)
+    lengths = np.diff(np.append(first, len(chosen)))
+    last = chosen[np.repeat(first + lengths - 1, lengths)]
+    sends.at[chosen], sends.was_at[chosen] = sends.due[last], sends.was_at[last]
+    sends.first_id[chosen] = sends.sequence_id[chosen[np.repeat(first, lengths)]]
+    sends.is_last[chosen] = chosen == last
+    sends.n_places[chosen] = np.repeat(lengths, lengths)
 
-    def end(batch: list[PlannedSend]) -> None:
-        for send in batch:
-            send.at, send.first_id, send.is_last = batch[-1].due, batch[0].sequence_id, send is batch[-1]
-            send.was_at, send.n_places = batch[-1].was_at, len(batch)
 
-    for send in sends:
-        if not send.is_batched:
-            continue
-        key, size = (send.topic, send.producer), size_of(columns, send.row)
-        batch = batches.setdefault(key, [])
-        limit = limits.get((columns["topic"][send.row], send.subscription))
-        if batch and (
-            send.due // batch_millis != batch[0].due // batch_millis
-            or send.was_at // batch_millis != batch[0].was_at // batch_millis
-            or len(batch) == (BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit.burst))
-            or sizes[key] + size > BATCH_BYTES
-        ):
-            end(batch)
-            batch.clear()
-        if not batch:
-            sizes[key] = 0
-        batch.append(send)
-        sizes[key] += size
-    for batch in batches.values():
-        end(batch)
+def _changes(*values: Int64Array) -> BoolArray:
+    """Tells where the first of equal values is, bool, (messages,)."""
+    begins = np.ones(len(values[0]), np.bool_)
+    begins[1:] = False
+    for one in values:
+        begins[1:] |= one[1:] != one[:-1]
+    return begins
+
+
+def _cut_large(begins: BoolArray, ends: Int64Array, most: Int64Array) -> None:
+    """Cuts batches that have too many messages or bytes.
+
+    Args:
+        begins: bool, (messages,): where a batch begins; changed.
+        ends: int64, (messages,): the bytes of the messages up to each, ascending.
+        most: int64, (messages,): the most messages of a batch.
+    """
+    first = np.flatnonzero(begins)
+    stop = np.append(first[1:], len(begins))
+    before = np.where(first > 0, ends[first - 1], 0)
+    is_large = (stop - first > most[first]) | (ends[stop - 1] - before > BATCH_BYTES)
+    for begin, end in zip(first[is_large].tolist(), stop[is_large].tolist(), strict=True):
+        n = int(most[begin])
+        while begin < end:
+            begins[begin] = True
+            fitting = int(ends[begin - 1] if begin else 0) + BATCH_BYTES
+            begin = min(begin + n, int(np.searchsorted(ends, fitting, "right")))

@@ -66,7 +66,8 @@ class Destinations:
         partitions_now: Callable[[str], int | PulsarError],
     ) -> None:
         self._routes = _routes(settings, sending.get("routes", {}))
-        self._partitions: dict[str, int] = sending.get("partitions", {})
+        self._partitions: Mapping[str, int] = sending.get("partitions", {})
+        self._looked_up: dict[str, int] = {}  # partitions now; no message of a recorded number goes by it
         self._most_retries: Mapping[str, Mapping[str, int]] = sending.get("attempts", {})
         self._attempt = attempt
         self._partitions_now = partitions_now
@@ -74,23 +75,24 @@ class Destinations:
         self.skipped: set[Target] = set()
         self.failed: dict[Target, FailedProducer] = {}
 
-    def of_message(
-        self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None
+    def of_messages(
+        self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None, n: int = 1
     ) -> Iterator[Destination]:
-        """Yields the destinations of a message that are not left out of this attempt, or an empty one.
+        """Yields the destinations of like messages that are not left out of this attempt, or empty ones.
 
         Args:
             topic: the source topic.
-            subscription_mask: the subscriptions of the message, as bits.
-            is_rejected: whether it goes to the rejects topic alone.
-            attempt: the number of the retry; None: the message is no retry.
+            subscription_mask: the subscriptions of the messages, as bits.
+            is_rejected: whether they go to the rejects topic alone.
+            attempt: the number of the retry; None: the messages are no retries.
+            n: the number of messages.
         """
         if is_rejected:
             routes = [_Route(None, rejects_topic(topic))]
         else:
             routes = [route for i, route in enumerate(self._routes.get(topic, ())) if subscription_mask >> i & 1]
         for route in routes:
-            if (found := self._of_route(topic, route, attempt)) is not None:
+            if (found := self._of_route(topic, route, attempt, n)) is not None:
                 yield found
 
     def by_name(self, by_number: Mapping[tuple[str, int], _Value]) -> dict[tuple[str, str | None], _Value]:
@@ -112,7 +114,7 @@ class Destinations:
                 "%s: %d messages handed out to %s are not sent: the settings no longer have it", topic, n, name
             )
 
-    def _of_route(self, topic: str, route: _Route, attempt: int | None) -> Destination | None:
+    def _of_route(self, topic: str, route: _Route, attempt: int | None, n: int) -> Destination | None:
         subscription, destination, is_new = route
         is_dead = False
         if attempt is not None and subscription is not None:
@@ -124,16 +126,18 @@ class Destinations:
         if self._attempt.only is not None and target not in self._attempt.only:
             return None
         if destination is None:
-            self._dropped[topic, str(subscription)] += 1
+            self._dropped[topic, str(subscription)] += n
             return Destination(subscription, "", target, is_dead, 0)
         destination = dead_letter_topic(destination) if is_dead else destination
         partitions = self._partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
-        if partitions == UNKNOWN:
+        if partitions == UNKNOWN and destination in self._looked_up:
+            partitions = self._looked_up[destination]
+        elif partitions == UNKNOWN:
             now = self._partitions_now(destination)
             if isinstance(now, PulsarError):
                 self.failed[target] = _not_found(destination, target, now, self._attempt.is_first)
                 return None
-            partitions = self._partitions[destination] = now
+            partitions = self._looked_up[destination] = now
         return Destination(subscription, destination, target, is_dead, partitions)
 
 

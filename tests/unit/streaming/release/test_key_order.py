@@ -15,9 +15,11 @@ from streaming.release.task.planning.sending_order import by_time
 from tests.support.fuzzing.examples import examples
 from tests.support.naive.key_order_history import Came, violations
 from tests.support.service.key_order_service import Service, settings_of
+from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, tick_at
 from tracker.messages import concat
 from tracker.packing import pack
+from tracker.properties.message_position import position_of
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import TickInput
@@ -95,7 +97,11 @@ def test_those_of_a_key_stay_in_order_where_ticks_are_sent_together() -> None:
     assert all(ids == sorted(ids) for ids in by_line.values())
     assert [send.at for send, _ in ordered] == sorted(send.at for send, _ in ordered)
     assert len(ordered) == 12
-    came = [Came(send.key[2], send.due, send.rank[3:], plan.tick) for send, plan in ordered if send.key is not None]
+    came = [
+        Came(send.key[2], send.due, position_of(plan.columns, send.row), plan.tick)
+        for send, plan in ordered
+        if send.key is not None
+    ]
     assert violations(came) == []
 
 
@@ -112,8 +118,8 @@ def test_a_message_with_an_ordering_key_alone_stays_with_the_others_of_its_key(p
         if one.kind & 2
     ]
     plan = plan_release(SETTINGS, Assignment("app", 0, 1, release.kind, pack(release.rows)), Attempt())
-    assert len({send.topic for send in plan.sends}) == 1
-    assert len(plan.sends) == 20
+    assert len({send.topic for send in sends_of(plan)}) == 1
+    assert len(sends_of(plan)) == 20
 
 
 def test_bytes_are_keys_too_and_messages_without_a_key_have_no_order() -> None:

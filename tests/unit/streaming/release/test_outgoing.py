@@ -13,6 +13,7 @@ from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, UnsendableError, delivered, rejected, why_unsendable
 from streaming.release.task.planning.plan_release import plan_release
 from tests.support.servers.fake_destinations import seen
+from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import MESSAGES
 from tracker.packing import pack
@@ -105,7 +106,7 @@ def plan(rows: pa.Table) -> list[tuple[str, bool]]:
     rows = release_rows(rows, sending='{"lanes": 4, "batch_millis": 5}')
     settings = Settings(routes=(Route(source=TOPIC, subscriptions=({"name": "a"},)),))  # type: ignore[arg-type]
     release = Assignment("app", 0, 1, True, pack(rows))
-    return [(s.producer, s.is_batched) for s in plan_release(settings, release, Attempt()).sends]
+    return [(s.producer, s.is_batched) for s in sends_of(plan_release(settings, release, Attempt()))]
 
 
 def test_what_an_earlier_release_handed_out_is_sent_by_the_same_producer() -> None:

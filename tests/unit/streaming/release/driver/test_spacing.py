@@ -10,6 +10,7 @@ from streaming.release.outgoing import delivered
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
 from tests.support.servers.fake_destinations import seen
+from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import Release
 from tracker.packing import pack
@@ -53,7 +54,7 @@ def test_the_plan_sends_as_much_later_and_keeps_sequence_ids_and_batches() -> No
     assert sent(plain) == [("a", 1_500), ("b", 1_500), ("a", 2_001), ("b", 2_001), ("a", 2_040), ("b", 2_040)]
     assert sent(late)[:3] == [("a", 1_500), ("a", 2_001), ("a", 2_040)]
     assert sent(late)[3:] == [("b", 12_000), ("b", 12_001), ("b", 12_040)]
-    for one, other in zip(plain.sends, late.sends, strict=True):
+    for one, other in zip(sends_of(plain), sends_of(late), strict=True):
         assert (one.sequence_id, one.first_id, one.producer) == (other.sequence_id, other.first_id, other.producer)
 
 

@@ -13,13 +13,13 @@ from conf.settings import Settings
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task import process_clients
-from streaming.release.task.planning.batches import size_of
 from streaming.release.task.sender import send_releases
 from tests.support.servers.fake_destinations import FakeBrokers
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
-from tracker.messages import with_columns
+from tracker.messages import Int64Array, with_columns
 from tracker.packing import pack, unpack
+from tracker.row_sizes import payload_sizes
 
 N = 6
 NO_VALUE = [("region", None)]
@@ -96,15 +96,15 @@ def test_whatever_is_raised_for_a_row_the_others_arrive(
             raise error
         return build(columns, row, *rest)
 
-    def size(columns: Any, row: int) -> int:
-        if columns["entry_id"][row] == 3 and columns["payload"][row] is not None:
+    def sizes(rows: pa.Table) -> Int64Array:
+        if "payload" in rows.column_names and 3 in rows["entry_id"].to_pylist():
             raise error
-        return size_of(columns, row)
+        return payload_sizes(rows)
 
     if step == "delivered":
         monkeypatch.setattr(outgoing, "delivered", delivered)
     else:
-        monkeypatch.setattr("streaming.release.task.planning.plan_release.size_of", size)
+        monkeypatch.setattr("streaming.release.task.planning.contents.payload_sizes", sizes)
     [sent] = send_releases(settings(tmp_path).model_dump_json(), Attempt(), [release(set(), "event_time", 0, 1)])
     assert sent.failed == ()
     assert broker.positions(f"{TOPIC}-a") == [f"1:{i}:-1:-1" for i in range(N) if i != 3]

@@ -22,6 +22,7 @@ from streaming.release.task import process_clients, sender
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
 from streaming.release.task.sender import send_releases
+from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import with_columns
 from tracker.packing import pack
@@ -52,7 +53,7 @@ def release(
 def sent(now: Settings, what: Assignment, partitions: int = 0) -> list[tuple[int, str | None, str]]:
     """(row, subscription, destination)."""
     return [
-        (s.row, s.subscription, s.topic) for s in plan_release(now, what, Attempt(), lambda topic: partitions).sends
+        (s.row, s.subscription, s.topic) for s in sends_of(plan_release(now, what, Attempt(), lambda topic: partitions))
     ]
 
 
@@ -67,7 +68,7 @@ def test_a_row_goes_to_who_wanted_it_wherever_the_settings_have_it(now: tuple[di
 def test_sequence_ids_and_producers_are_the_same_whatever_the_settings_say() -> None:
     what = release([0b01, 0b11, 0b10])
     first, again = (
-        [(s.sequence_id, s.producer) for s in plan_release(now, what, Attempt()).sends]
+        [(s.sequence_id, s.producer) for s in sends_of(plan_release(now, what, Attempt()))]
         for now in (BEFORE, settings(B, A))
     )
     assert first == again
@@ -86,8 +87,8 @@ def test_subscriptions_of_the_same_name_and_destination_have_producers_of_their_
     sending = Offset(routes=known_routes(both).to_json()).to_tick().sending
     rows = release_rows(pa.concat_tables(of_topic), 1, sending)
     plan = plan_release(both, Assignment("app", 0, 1, True, pack(rows)), Attempt())
-    assert {s.topic for s in plan.sends} == {f"{TOPIC}-rejects", f"{OTHER}-rejects"}
-    assert len({s.producer for s in plan.sends}) == 4
+    assert {s.topic for s in sends_of(plan)} == {f"{TOPIC}-rejects", f"{OTHER}-rejects"}
+    assert len({s.producer for s in sends_of(plan)}) == 4
 
 
 def test_what_was_handed_out_to_a_subscription_that_is_gone_is_dropped_and_said(
@@ -232,13 +233,13 @@ def test_what_was_retried_too_often_goes_to_the_dead_letters() -> None:
     # Each alone, so that they can be acknowledged one by one.
     batched = Offset(batch_millis=5, routes=known_routes(before).to_json()).to_tick().sending
     what = Assignment("app", 0, 1, True, pack(release_rows(rows, [0b11] * 4, batched)))
-    planned = plan_release(before, what, Attempt()).sends
+    planned = sends_of(plan_release(before, what, Attempt()))
     assert {(s.row, s.subscription) for s in planned if not s.is_batched} == dead
     assert {(s.row, s.subscription) for s in planned if s.is_dead} == dead
 
     # They can be left out, or sent alone: their topic is a destination of its own.
     def chosen(**attempt: Any) -> set[tuple[int, str | None]]:
-        return {(s.row, s.subscription) for s in plan_release(before, what, Attempt(**attempt)).sends}
+        return {(s.row, s.subscription) for s in sends_of(plan_release(before, what, Attempt(**attempt)))}
 
     every = {(row, s) for row in range(4) for s in "ab"}
     of_a = frozenset({(TOPIC, "a dlq")})
