@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from conf.durations import parse_duration
 
-_TOPIC = re.compile(r"^persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s]+$")
+_TOPIC = re.compile(r"persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s\x00-\x1f\x7f]+")
 
 
 class Section(BaseModel):
@@ -21,7 +21,10 @@ class Section(BaseModel):
     @classmethod
     def _yes_is_no_number(cls, given: object, info: ValidationInfo) -> object:
         """Refuses `yes` and `true` where a number is wanted: they would count as 1."""
-        if isinstance(given, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+        wanted = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(given, bool) and any(
+            kind in (int, float) for kind in (wanted, *(getattr(a, "__origin__", a) for a in get_args(wanted)))
+        ):
             raise ValueError("must be a number")
         return given
 
@@ -35,11 +38,14 @@ Duration = Annotated[int, BeforeValidator(_millis)]
 
 
 def _persistent_topic(name: str) -> str:
-    if not _TOPIC.match(name):
+    if not _TOPIC.fullmatch(name):
         raise ValueError("must be a topic's full name: persistent://tenant/namespace/topic")
     return name
 
 
 Topic = Annotated[str, AfterValidator(_persistent_topic)]
-Millis = Annotated[int, Field(ge=0)]
-PositiveMillis = Annotated[int, Field(gt=0)]
+# Numbers are bounded so that sums with times of messages stay within 64 bits: ms by some 30,000 years.
+MOST = 10**15
+Millis = Annotated[int, Field(ge=0, le=MOST)]
+PositiveMillis = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(gt=0, le=MOST)]

@@ -11,15 +11,16 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import yaml
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
 from conf.partitions import without_partition
 from conf.route_circles import find_circle
-from conf.setting_types import Duration, Millis, PositiveMillis, Section, Topic
-from conf.settings_file import SettingsTree, in_order, unknown_variables, unreadable, wrong_settings
+from conf.setting_types import MOST, Count, Duration, Millis, PositiveMillis, Section, Topic
+from conf.settings_environment import EnvironmentSource, unknown_variables
+from conf.settings_file import SettingsTree, in_order, unreadable, wrong_settings
 from conf.shaping import Rate, Window
 
 # The default settings file, unless the working folder has one at the path below.
@@ -43,14 +44,29 @@ class SettingsError(DelayLakeError):
         return str(self).splitlines()
 
 
-def _folder(uri: str) -> str:
+def checked_place(uri: str) -> str:
+    """Returns the URI of a folder or of a place in object storage, as it is.
+
+    Raises:
+        ValueError: it would silently be another folder: the working folder, one with the name `~`, or one of a host.
+    """
+    parts = urlparse(uri)
+    if is_object_storage(uri):
+        if not parts.netloc:
+            raise ValueError("must have a bucket, as s3://bucket/folder")
+    elif not parts.path.strip() or parts.path.startswith("~") or parts.netloc not in ("", "localhost"):
+        raise ValueError("must be a path, as /folder or file:./folder; neither ~ nor a host is looked up")
+    return uri
+
+
+def _local(uri: str) -> str:
     if is_object_storage(uri):
         raise ValueError("must be a folder, file:... or a path, that all machines of the job share")
     return uri
 
 
 # A comma separates names where several are given, and `*` is all of them.
-_NAME = re.compile(r"[^/\s*,]|[^/\s,]{2,}")
+_NAME = re.compile(r"[^/\s*,\x00-\x1f\x7f]|[^/\s,\x00-\x1f\x7f]{2,}")
 
 
 def _subscription_name(name: str) -> str:
@@ -112,30 +128,38 @@ class ControlSettings(Section):
 
 class SparkSettings(Section):
     master: Annotated[str, Field(min_length=1)] = "local[*]"
-    conf: dict[str, str | int | bool] = {}
+    conf: dict[str, str | int | float | bool] = {}
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _of_single_values(cls, given: object) -> object:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"{name} must be a text, a number, true or false, as `spark.driver.memory: 4g`")
+        return given
 
 
 class IngestSettings(Section):
-    max_messages_per_batch: Annotated[int, Field(gt=0)] = 20_000
+    max_messages_per_batch: Count = 20_000
     max_bytes_per_batch: Annotated[int, Field(gt=0, le=64 << 20)] = 16 << 20
-    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20
+    min_free_bytes: Annotated[int, Field(ge=0, le=MOST)] = 256 << 20
 
 
 class TrackerSettings(Section):
     tick_time_millis: PositiveMillis = 1000
-    min_index_count_per_bucket: Annotated[int, Field(gt=0)] = 50_000
-    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[int, Field(gt=0)] = 300
-    max_indexes_per_bucket_snapshot_segment: Annotated[int, Field(gt=0)] = 5_000
-    max_num_buckets: Annotated[int, Field(gt=0)] = 50
+    min_index_count_per_bucket: Count = 50_000
+    max_time_step_per_bucket_snapshot_segment_seconds: Annotated[int, Field(gt=0, le=MOST // 1000)] = 300
+    max_indexes_per_bucket_snapshot_segment: Count = 5_000
+    max_num_buckets: Count = 50
     max_delay_millis: Millis = 0
-    min_repeat_millis: Annotated[int, Field(ge=1_000)] = 1_000
-    max_recurring_messages: Annotated[int, Field(ge=0)] = 100_000
+    min_repeat_millis: Annotated[int, Field(ge=1_000, le=MOST)] = 1_000
+    max_recurring_messages: Annotated[int, Field(ge=0, le=MOST)] = 100_000
     shards: Annotated[int, Field(gt=0, le=1024)] = 2
-    max_seal_interval_millis: Annotated[int, Field(ge=500)] = 5_000
-    load_ahead_millis: Annotated[int, Field(ge=1000)] = 30_000
+    max_seal_interval_millis: Annotated[int, Field(ge=500, le=MOST)] = 5_000
+    load_ahead_millis: Annotated[int, Field(ge=1000, le=MOST)] = 30_000
     schedule_key_idle_millis: Millis = 600_000
     taken_back_compression_type: Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] = "NONE"
-    taken_back_compression_threshold_bytes: Annotated[int, Field(ge=0)] = 16_384
+    taken_back_compression_threshold_bytes: Annotated[int, Field(ge=0, le=MOST)] = 16_384
 
 
 class ReleaseSettings(Section):
@@ -144,8 +168,8 @@ class ReleaseSettings(Section):
     max_lookahead_millis: Annotated[int, Field(ge=200, le=60_000)] = 4_000
     lanes: Annotated[int, Field(gt=0, le=MOST_LANES)] = 4
     batch_millis: Annotated[int, Field(ge=0, le=1_000)] = 5
-    max_in_flight_messages: Annotated[int, Field(gt=0)] = 100_000
-    retry_max_millis: Annotated[int, Field(ge=1_000)] = 30_000
+    max_in_flight_messages: Count = 100_000
+    retry_max_millis: Annotated[int, Field(ge=1_000, le=MOST)] = 30_000
     slow_after_millis: Millis = 3_000
     unwritable: Literal["wait", "reject"] = "wait"
     unwritable_after_millis: PositiveMillis = 3_600_000
@@ -185,10 +209,10 @@ class RetentionSettings(Section):
 
 class MaintainSettings(Section):
     automatic: bool = True
-    interval_millis: Annotated[int, Field(ge=1000)] = 60_000
-    retention_interval_millis: Annotated[int, Field(ge=1000)] = 3_600_000
-    min_small_files: Annotated[int, Field(gt=0)] = 10
-    keep_versions_millis: Annotated[int, Field(ge=60_000)] = 6 * 3600 * 1000
+    interval_millis: Annotated[int, Field(ge=1000, le=MOST)] = 60_000
+    retention_interval_millis: Annotated[int, Field(ge=1000, le=MOST)] = 3_600_000
+    min_small_files: Count = 10
+    keep_versions_millis: Annotated[int, Field(ge=60_000, le=MOST)] = 6 * 3600 * 1000
 
 
 class BackoffSettings(Section):
@@ -272,13 +296,17 @@ class Settings(BaseSettings):
     """All settings. Precedence: environment, then the file, then the defaults."""
 
     model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix=_ENVIRONMENT_PREFIX, env_nested_delimiter="__"
+        extra="forbid",
+        frozen=True,
+        env_prefix=_ENVIRONMENT_PREFIX,
+        env_nested_delimiter="__",
+        env_parse_none_str="null",
     )
 
     pulsar: PulsarSettings = PulsarSettings()
     control: ControlSettings = ControlSettings()
-    warehouse: Annotated[str, Field(min_length=1)] = "file:./.delaylake/warehouse"
-    checkpoint: Annotated[str, AfterValidator(_folder)] = "file:./.delaylake/checkpoint"
+    warehouse: Annotated[str, AfterValidator(checked_place)] = "file:./.delaylake/warehouse"
+    checkpoint: Annotated[str, AfterValidator(checked_place), AfterValidator(_local)] = "file:./.delaylake/checkpoint"
     spark: SparkSettings = SparkSettings()
     ingest: IngestSettings = IngestSettings()
     tracker: TrackerSettings = TrackerSettings()
@@ -308,6 +336,8 @@ class Settings(BaseSettings):
         sources = [route.source for route in self.routes]
         if len(set(sources)) < len(sources):
             raise ValueError("routes must have different sources")
+        if inner := [source for source in sources if source != without_partition(source) in sources]:
+            raise ValueError(f"the source {inner[0]} is a partition of another route's: it would be read twice")
         if self.control.topic in sources:
             raise ValueError("control.topic must not be the source of a route")
         self._check_destinations()
@@ -337,7 +367,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        return init_settings, EnvironmentSource(settings_cls), YamlConfigSettingsSource(settings_cls)
 
     def route(self, source: str) -> Route | None:
         """Returns the route of a source topic; None: there is none."""
@@ -356,14 +386,13 @@ def load_settings(file: Path | None = None) -> Settings:
     """
     default = _WORKING_FOLDERS_FILE if _WORKING_FOLDERS_FILE.is_file() else DEFAULT_SETTINGS_FILE
     path = file or Path(os.environ.get("DELAYLAKE_CONFIG") or default)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises an error where a name is too long
         raise SettingsError(f"no settings file at {path}: name one with --config or DELAYLAKE_CONFIG")
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(yaml_file=path)
 
-    sections = [name for name, field in Settings.model_fields.items() if isinstance(field.default, Section)]
-    unknown = unknown_variables(_ENVIRONMENT_PREFIX, sections)
+    unknown = unknown_variables(_ENVIRONMENT_PREFIX, Settings)
     try:
         tree = SettingsTree(path)
         wrong = in_order([*unknown, *tree.repeated, *tree.wrong], path)

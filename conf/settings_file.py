@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+import reprlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -13,6 +14,16 @@ from pydantic_core import ErrorDetails
 
 from conf.errors import one_line
 from conf.secrets import is_secret
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 200
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict = 3, 6, 6
+
+# What is wanted, in the words of YAML instead of Python's.
+_WANTED = {
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list: [...], in the environment as JSON"),
+    **dict.fromkeys(("model_type", "dict_type"), "must be a mapping: {name: value}, in the environment as JSON"),
+}
 
 _TEXT, _NULL, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", "merge"))
 
@@ -99,25 +110,6 @@ def unreadable(error: Exception, path: Path) -> str:
     return f"{path}: {reason}" if line is None else f"{path}:{line + 1}: {reason}"
 
 
-def unknown_variables(prefix: str, sections: Collection[str]) -> list[str]:
-    """Returns a line for each environment variable of a setting in an unknown section.
-
-    Variables without `__`, such as DELAYLAKE_CACHE, are not settings.
-
-    Args:
-        prefix: the prefix of environment variables that are settings.
-        sections: the names of all sections.
-    """
-    lines = []
-    for variable, value in sorted(os.environ.items()):
-        section, separator, name = variable.lower().removeprefix(prefix.lower()).partition("__")
-        if variable.upper().startswith(prefix) and separator and section not in (*sections, "routes"):
-            setting = f"{section}.{name.replace('__', '.')}"
-            shown = "" if is_secret(setting) else f" = {value!r}"
-            lines.append(f"{variable}: {setting}{shown}: no such setting")
-    return lines
-
-
 def wrong_settings(error: ValidationError, path: Path, tree: yaml.Node | None, prefix: str) -> list[str]:
     """Returns a line for each wrong setting, with its place, name and value, and what is allowed.
 
@@ -148,13 +140,20 @@ def in_order(lines: Iterable[str], path: Path) -> list[str]:
 def _wrong(error: ErrorDetails) -> str:
     name = ".".join(str(part) for part in error["loc"]) or "settings"
     if error["type"] == "extra_forbidden":
-        given = "" if isinstance(error["input"], str) and is_secret(name) else f" = {error['input']!r}"
+        given = "" if isinstance(error["input"], str) and is_secret(name) else f" = {brief(error['input'])}"
         return f"{name}{given}: no such setting"
     hidden = isinstance(error["input"], dict | BaseModel) or "secret" in name
     hidden = hidden or (name.startswith("spark.conf.") and is_secret(name))
-    shown = "" if hidden else f" = {error['input']!r}"
-    message = error["msg"].removeprefix("Value error, ")
+    # JSON of a section that can't be read may have a secret anywhere.
+    hidden = hidden or (error["type"] in ("model_type", "dict_type") and "{" in str(error["input"]))
+    shown = "" if hidden else f" = {brief(error['input'])}"
+    message = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return f"{name}{shown}: {message[0].lower()}{message[1:]}"
+
+
+def brief(value: object) -> str:
+    """Returns a value as in Python, in the middle of a line: a long one shortened, as one of many aliases may be."""
+    return _BRIEF.repr(value)
 
 
 def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None, prefix: str) -> tuple[str, bool]:
@@ -174,6 +173,9 @@ def _place(at: tuple[str | int, ...], path: Path, tree: yaml.Node | None, prefix
         variable = (prefix + "__".join(map(str, at[:end]))).upper()
         if variable in environment:
             return variable, True
+    within = (prefix + "__".join(map(str, at)) + "__").upper()
+    if at == ("routes",) and (parts := sorted(name for name in environment if name.startswith(within))):
+        return parts[0], True  # a list that is given by parts
     place = str(path)
     for part in at:
         if isinstance(tree, yaml.MappingNode):

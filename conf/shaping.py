@@ -6,8 +6,9 @@ import re
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from conf.setting_types import Section
 from conf.time_zones import packaged
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -51,10 +52,8 @@ def _time_zone(name: str) -> str:
 TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
 
 
-class Rate(BaseModel):
+class Rate(Section):
     """The maximum rate of a subscription's messages, or of each key's: a token bucket."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     # At least about one a day, so that the places of a long queue are valid times.
     messages_per_second: Annotated[float, Field(ge=1e-5, le=1_000_000, allow_inf_nan=False)]
@@ -67,13 +66,13 @@ class Rate(BaseModel):
         return self.burst or max(1, ceil(self.messages_per_second))
 
 
-class Window(BaseModel):
+class Window(Section):
     """A window in which messages go out: days of the week, from one time of day to another, in a time zone.
 
     A window whose end is before its start ends on the next day.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     days: Annotated[tuple[Annotated[str, BeforeValidator(_day)], ...], Field(min_length=1)] = DAYS
     start: Annotated[TimeOfDay, Field(alias="from")] = "00:00"

@@ -74,11 +74,6 @@ class MessageSchema:
         """About how many bytes it takes."""
         return len(self.definition) + sum(len(name) + len(value) for name, value in self.properties.items())
 
-    @property
-    def has_separate_key(self) -> bool:
-        """Whether a message's key has the encoded key of a KEY_VALUE pair (bytes), and its payload only the value."""
-        return self.type == "KEY_VALUE" and self.properties.get("kv.encoding.type") == "SEPARATED"
-
 
 class SchemaKeeper:
     """Stores the schemas of source topics. Safe in several threads of one process."""

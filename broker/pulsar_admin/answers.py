@@ -24,7 +24,6 @@ class BrokerEntry:
     key: str | None
     properties: dict[str, str]
     is_encrypted: bool
-    is_first_chunk: bool  # the first chunk of a chunked message
     is_no_message: bool  # a marker, of an aborted transaction, or not the last chunk of a chunked message
     sequence_id: int | None = None  # for a batch that of its first message; None: unknown
     deliver_at: int | None = None  # Pulsar's own delivery time, ms since the epoch; None: Pulsar does not delay it
@@ -64,7 +63,6 @@ def broker_entry(headers: httpx.Headers) -> BrokerEntry:
         key=headers.get("X-Pulsar-partition-key"),
         properties=json.loads(headers.get("X-Pulsar-property", "{}")),
         is_encrypted=headers.get("X-Pulsar-is-encrypted") == "true",
-        is_first_chunk=headers.get("X-Pulsar-chunk-id") == "0",
         is_no_message=(
             "X-Pulsar-marker-type" in headers
             or headers.get("X-Pulsar-txn-aborted") == "true"

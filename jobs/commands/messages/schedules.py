@@ -128,6 +128,8 @@ def next_occurrences(
         upcoming = _shown(options, str(topic), str(schedule_id), subscription, n)["upcoming"]
     else:
         upcoming = [one.to_json() for one in _of_rule(repeat, time_zone, after, n)]
+    if not upcoming:
+        typer.echo("none: nothing comes any more" if repeat is None else "none: the rule has no such time", err=True)
     show(output, upcoming, _occurrences_text(upcoming, options.zone if time_zone is None else _zone(time_zone)))
 
 

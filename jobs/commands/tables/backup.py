@@ -24,8 +24,13 @@ def backup(
 
     To restore, set `warehouse` to the target, and run `delaylake rebuild --discard-checkpoint`.
     """
+    from conf.settings import checked_place
     from warehouse.backup.copying import back_up
 
+    try:
+        checked_place(target)
+    except ValueError as error:
+        raise typer.BadParameter(f"TARGET {error}") from error
     with ProgressLine(output) as progress:
         report = back_up(global_options(context).settings, target, dry_run, progress.show)
     age = None if report.newest_entry_at is None else report.made_at - report.newest_entry_at

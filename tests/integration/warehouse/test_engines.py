@@ -33,7 +33,7 @@ from warehouse.maintenance.table_files import TableFiles
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
     """Two executors of one core each, on this machine."""
-    conf: dict[str, str | int | bool] = {"spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
+    conf: dict[str, str | int | float | bool] = {"spark.local.dir": str(tmp_path_factory.mktemp("spark"))}
     conf["spark.executor.extraJavaOptions"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     # For tables as small as these.
     conf |= {"spark.sql.shuffle.partitions": 2, "spark.databricks.delta.snapshotPartitions": 1}

@@ -137,6 +137,35 @@ def test_an_unknown_section_is_named(write: Callable[[str], Path]) -> None:
         ("auth: {roles: [{role: a, operations: [write], topics: ['*']}]}", "auth.roles.0.operations.0 = 'write': "),
         ("auth: {roles: [{role: a, operations: [skip], topics: [orders]}]}", "auth.roles.0.topics.0 = 'orders': "),
         ("auth: {roles: [{role: a, operations: [], topics: ['*']}]}", "auth.roles.0.operations"),
+        ("warehouse: ~/warehouse", "warehouse = '~/warehouse': must be a path, as /folder or file:./folder; neither ~"),
+        ("warehouse: file://./warehouse", "warehouse = 'file://./warehouse': must be a path"),
+        ("warehouse: s3://", "warehouse = 's3://': must have a bucket"),
+        ("checkpoint: ''", "checkpoint = '': must be a path"),
+        ("checkpoint: ' '", "checkpoint = ' ': must be a path"),
+        ("tracker: {tick_time_millis: 9000000000000000000}", "less than or equal to 1000000000000000"),
+        ("retention: {entries_millis: 9000000000000000000}", "less than or equal to 1000000000000000"),
+        ("spark: {conf: {spark.x: null}}", ":1: spark.conf: spark.x must be a text, a number, true or false"),
+        ("spark: {conf: {spark: {driver: {memory: 4g}}}}", ":1: spark.conf: spark must be a text, a number"),
+        ("api: {allowed_hosts: x}", "api.allowed_hosts = 'x': must be a list: [...]"),
+        ("tracker:", "tracker = None: must be a mapping: {name: value}"),
+        (f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a, rate: 5}}]}}]", "rate = 5: must be a mapping"),
+        (
+            f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a, rate: {{messages_per_second: yes}}}}]}}]",
+            "messages_per_second = True: must be a number",
+        ),
+        (
+            f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a, rate: "
+            "{messages_per_second: 5, burst: yes}}]}]",
+            "burst = True: must be a number",
+        ),
+        (f'routes: [{{source: "{ORDERS}\\n", subscriptions: [{{name: a}}]}}]', "must be a topic's full name"),
+        (f'routes: [{{source: "{ORDERS}\\0", subscriptions: [{{name: a}}]}}]', "must be a topic's full name"),
+        (f'routes: [{{source: "{ORDERS}", subscriptions: [{{name: "a\\0"}}]}}]', "must be a name without blanks"),
+        (
+            f"routes: [{{source: '{ORDERS}', subscriptions: [{{name: a}}]}}, "
+            f"{{source: '{ORDERS}-partition-3', subscriptions: [{{name: b}}]}}]",
+            f"the source {ORDERS}-partition-3 is a partition of another route's: it would be read twice",
+        ),
     ],
 )
 def test_a_wrong_value_is_said_with_its_name_and_what_is_allowed(

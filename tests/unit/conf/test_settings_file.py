@@ -120,3 +120,25 @@ def test_an_alias_is_looked_at_once(tmp_path: Path) -> None:
     assert [told for told in lines(tmp_path, content) if "twice" in told] == [
         "1: tracker.shards is there twice, first in line 1"
     ]
+
+
+def test_a_value_of_very_many_aliases_is_told_shortly(tmp_path: Path) -> None:
+    content = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    content += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+    told = lines(tmp_path, content)
+    assert len(told) == 10
+    assert max(map(len, told)) < 2_000
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000, ".", "no\0thing"])
+def test_what_can_not_be_a_file_is_told(name: str) -> None:
+    with pytest.raises(SettingsError, match="no settings file at"):
+        load_settings(Path(name))
+
+
+def test_numbers_of_spark_may_have_a_fraction(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("spark: {conf: {spark.memory.fraction: 0.5, spark.ui.enabled: false, spark.executor.cores: 2}}")
+    assert load_settings(file).spark.conf == {
+        "spark.memory.fraction": 0.5, "spark.ui.enabled": False, "spark.executor.cores": 2
+    }  # fmt: skip

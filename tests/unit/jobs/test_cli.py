@@ -19,7 +19,7 @@ import typer
 from conf.time_zones import TIME_ZONE_DATA_VERSION
 from jobs import cli
 from jobs.parsers import Misfire, parse_duration, parse_property, parse_time, recurrence_properties
-from tests.conftest import RUN_SECONDS
+from tests.conftest import RUN_SECONDS, Run
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +85,12 @@ def test_help_says_what_was_written(
         assert " ".join(text.split()) in shown
 
 
+@pytest.mark.parametrize("rule", ["FREQ=DAILY;UNTIL=20200101", "FREQ=DAILY;BYMONTHDAY=31;BYMONTH=1;UNTIL=20201231"])
+def test_a_rule_without_a_time_to_come_is_told(delaylake_here: Run, rule: str) -> None:
+    done = delaylake_here("schedules", "next", "3", "--repeat", rule)
+    assert (done.returncode, done.stderr) == (0, "none: the rule has no such time\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -116,6 +122,9 @@ def test_help_says_what_was_written(
         (["topics", "skip-messages", "t", "-s", "a", "--messageId-base64", "!"], "no base64"),
         (["topics", "skip-messages", "t", "-s", "a", "--schedule-key", ""], "empty"),
         (["schedules", "show", "t", "1:"], "no message id"),
+        (["backup", ""], "TARGET must be a path"),
+        (["backup", "~/copy"], "TARGET must be a path"),
+        (["backup", "s3://"], "TARGET must have a bucket"),
         (["schedules", "next", "3", "t", "--repeat", "0 9 * * *"], "a rule to try"),
         (["produce", "t", "-m", "a", "--property", "novalue"], "key=value"),
         (["produce", "t", "-m", "a", "--repeat", "61 * * * *"], "repeat"),

@@ -6,6 +6,8 @@ The values are made up without a look at what is checked where.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from broker.position import SourceTopic
+from recovery.importing.importer import Importer
+from recovery.other_systems.importing import import_items
+from recovery.other_systems.item import Item, item, rejected_item
 from streaming.release.outgoing import why_unsendable
 from streaming.source.receiving.chunk_builder import ChunkBuilder
 from streaming.source.receiving.unpacking import unpack
@@ -24,7 +29,7 @@ from tests.support.servers.fake_pulsar import one
 from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
 from tests.support.tracker.messages import TOPIC, command, messages
 from tracker.commands.decode import decode
-from tracker.commands.kinds import OPERATIONS
+from tracker.commands.kinds import OPERATIONS, RETRY
 from tracker.commands.schema import SubscriptionRule
 from tracker.entry_log import entries_of
 from tracker.messages import MESSAGES
@@ -34,6 +39,7 @@ from warehouse.queries.index_rows import to_index
 DUE = NOW + 8 * SECOND
 # The first entries of what is in the tables and what comes by the topic: of rows with any values, and their neighbours.
 PLANTED, BESIDE, SENT, BESIDE_SENT = 0, 10, 20, 30
+BESIDE_IMPORTED = 40  # of a ledger of their own, behind the items of another system
 N = 4  # neighbours
 
 NUMBERS = st.sampled_from(
@@ -97,6 +103,33 @@ MESSAGE = st.fixed_dictionaries(
 KINDS = st.sampled_from([kind for kind, operation in OPERATIONS.items() if not operation.is_of_subscription])
 ORDER = st.tuples(KINDS, st.integers(0, 6), NUMBERS.filter(lambda n: 0 < n < 253_402_300_800_000), st.integers(1, 3))
 
+# An item of another system, as one of its readers finds it.
+ITEM = st.fixed_dictionaries(
+    {
+        "id": WORDS.filter(bool),
+        "due": st.none() | NUMBERS | st.floats() | st.sampled_from([1e18, -1e18, 2**63, 0.5]),
+        "payload": st.none() | st.binary(max_size=3),
+        "properties": st.dictionaries(NAMED, MAYBE | NUMBERS | st.sampled_from(["\ud800", True]), max_size=5),
+        "key": MAYBE,
+    }
+)
+
+
+class Items:
+    """Another system with these items, others that are rejected, and neighbours, from BESIDE_IMPORTED on."""
+
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        self.left: Counter[str] = Counter()
+        self._found = found
+
+    def items(self) -> Iterator[Item]:
+        for number, values in enumerate(self._found):
+            yield item(**{**values, "id": f"{number} {values['id']}"})
+        for number in range(len(self._found), BESIDE_IMPORTED):
+            yield rejected_item(f"filler {number}", "no job", b"")
+        for number in range(N):
+            yield item(f"neighbour {number}", DUE + number, b"")
+
 
 def neighbours(first: int) -> pa.Table:
     return messages([(1, first + i, DUE + i) for i in range(N)], publish_time=NOW)
@@ -123,11 +156,16 @@ def came_in(found: list[dict[str, Any]], first: int) -> pa.Table:
 @given(
     st.lists(ROW, min_size=1, max_size=4),
     st.lists(MESSAGE, min_size=1, max_size=4),
+    st.lists(ITEM, max_size=4),
     st.lists(ORDER, max_size=4),
     st.booleans(),
 )
 def test_no_row_and_no_command_stops_its_neighbours(
-    rows: list[dict[str, Any]], sent: list[dict[str, Any]], orders: list[tuple[str, int, int, int]], is_lost: bool
+    rows: list[dict[str, Any]],
+    sent: list[dict[str, Any]],
+    imported: list[dict[str, Any]],
+    orders: list[tuple[str, int, int, int]],
+    is_lost: bool,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder))
@@ -140,6 +178,8 @@ def test_no_row_and_no_command_stops_its_neighbours(
         in_tables = pa.concat_tables([*planted, neighbours(BESIDE)])
         service.tables.append("delayed_index", to_index(in_tables, 0), {})
         service.tables.append("entries", entries_of(in_tables), {})
+        # By an import from another system.
+        import_items(Importer(service.settings, TOPIC), Items(imported))
         service.lose_checkpoint()
         # By the topic.
         service.step(pa.concat_tables([came_in(sent, SENT), neighbours(BESIDE_SENT)]), seals=True)
@@ -154,9 +194,21 @@ def test_no_row_and_no_command_stops_its_neighbours(
             for release in effects.releases:
                 why_unsendable(release.rows.select(MESSAGES.names))
             service.arrive([True], is_written=True)
+        beside = [first + i for first in (BESIDE, BESIDE_SENT, BESIDE_IMPORTED) for i in range(N)]
         for name in NAMES:
-            for entry in (*range(BESIDE, BESIDE + N), *range(BESIDE_SENT, BESIDE_SENT + N)):
+            for entry in beside:
                 assert service.numbers(name, entry) == [None], (name, entry)
+        # By a retry of each by its id, from the tables: a neighbour's comes.
+        for place in (*range(PLANTED, PLANTED + 4), *range(SENT, SENT + 4), BESIDE):
+            service.order(RETRY, place, (0,))
+        for _ in range(15):  # the backoff is ten seconds
+            effects = service.step(seals=True)
+            for release in effects.releases:
+                why_unsendable(release.rows.select(MESSAGES.names))
+            service.arrive([True], is_written=True)
+        for entry in beside:
+            assert service.numbers(NAMES[0], entry) == [None] * (2 if entry == BESIDE else 1), entry
+            assert service.numbers(NAMES[1], entry) == [None], entry
 
 
 @effort(max_examples=examples(2_000), deadline=None)

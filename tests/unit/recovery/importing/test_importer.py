@@ -208,7 +208,7 @@ class FakeAdmin:
         return TopicLedgers({5: 10}, {"delaylake-import": self.acknowledged}, {}, Position(5, 9))
 
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry:
-        return BrokerEntry(1, 1, None, None, {}, False, False, is_no_message=entry_id in self.no_messages)
+        return BrokerEntry(1, 1, None, None, {}, False, is_no_message=entry_id in self.no_messages)
 
 
 def chunks(

@@ -50,7 +50,7 @@ class FakeAdmin:
         assert entry_id == 0
         [(n, made_at)] = [(n, at) for ledger, n, at in self.ledgers if ledger == ledger_id]
         assert n, "an empty ledger has no entry"
-        return BrokerEntry(1, made_at, None, None, {}, False, False, False)
+        return BrokerEntry(1, made_at, None, None, {}, False, False)
 
     def made_at(self, partition: str) -> int | None:
         return self.topic_made_at

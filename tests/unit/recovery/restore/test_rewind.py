@@ -57,7 +57,7 @@ class Admin:
 
     def entry_metadata(self, name: str, ledger: int, entry: int) -> BrokerEntry | None:
         at = self.published_at.get((ledger, entry))
-        return None if at is None else BrokerEntry(1, at, self.producer, None, {}, False, False, False)
+        return None if at is None else BrokerEntry(1, at, self.producer, None, {}, False, False)
 
     def reset_to_entry(self, name: str, subscription: str, ledger: int, entry: int) -> None:
         self.resets.append((name, Position(ledger, entry)))

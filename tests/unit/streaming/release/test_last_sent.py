@@ -83,7 +83,7 @@ class Destination:
         if self.is_silent:
             raise PulsarError("no answer")
         producer, sequence_id, message = self.messages[entry_id]
-        return BrokerEntry(1, 1, producer, None, message.properties(), False, False, False, sequence_id)
+        return BrokerEntry(1, 1, producer, None, message.properties(), False, False, sequence_id)
 
 
 def last_tick(destination: Destination) -> int:

@@ -74,7 +74,7 @@ class FakeAdmin:
         if entry_id in self.not_told:
             raise NoAnswerError("no answer")
         is_no_message = entry_id in self.parts
-        return BrokerEntry(1, 1, None, None, {}, False, is_first_chunk=False, is_no_message=is_no_message)
+        return BrokerEntry(1, 1, None, None, {}, False, is_no_message=is_no_message)
 
     def entry(self, topic: str, ledger_id: int, entry_id: int) -> tuple[dict[str, str], bytes]:
         return {}, b"bytes"
