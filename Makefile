@@ -13,16 +13,17 @@ KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
 MUTATIONS ?= 1000000
+ATTACK_MINUTES ?= 4
 # Those that end within some minutes as they are called here; the others, as soak, peers and scale, are long or want arguments.
 BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cost skeleton unused order idle start pending maintain rebuild engines dashboard
 # As many as have 4 GB each, at most three: with more, two cores are full and all is late.
 WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
-export KILLS MINUTES FAULTS MUTATIONS
+export KILLS MINUTES FAULTS MUTATIONS ATTACK_MINUTES
 OTHER_PULSARS := tests/other_systems/pulsar-4.0 tests/other_systems/pulsar-proxy
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long test-fast lint docs bench chaos clean lock proto tools programs pulsars
+.PHONY: help setup run test test-long test-fast lint docs bench chaos attack clean lock proto tools programs pulsars
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -62,6 +63,9 @@ bench: setup ## each benchmark prints one JSON object; BENCHMARKS="on_time burst
 chaos: setup ## many examples of each property, long crash and soak runs: KILLS=n MINUTES=n FAULTS=n MUTATIONS=n SEED=n
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/unit tests/parity -n 2 --dist loadfile
 	@$(PY) -m pytest -m chaos -o faulthandler_timeout=0
+
+attack: setup ## everybody sends for the worst beside honest traffic, and figures with bounds: ATTACK_MINUTES=n SEED=n
+	@$(PY) -m pytest tests/attack -m chaos -o faulthandler_timeout=0
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -7,9 +7,8 @@ is that of this process, microseconds a row of the release, the least of ROUNDS.
 Stages:
 
   unpack      the packed rows
-  plan        destinations, producers, sequence ids and producer batches
+  plan        destinations, producers, sequence ids and producer batches, and the values that messages are built of
   order       the order in which producers get the messages
-  values      the values that messages are built of
   lines       the messages of each producer
   deliveries  rows of the table `deliveries`, packed
   report      what the task reports beside
@@ -48,10 +47,6 @@ from warehouse.schemas import DELIVERIES
 
 TOPIC = "persistent://public/default/orders"
 ROUNDS = 7
-VALUES = (  # of which messages are built
-    *("topic", "partition", "ledger_id", "entry_id", "batch_index", "properties", "key", "ordering_key"),
-    *("ordering_key_bytes", "payload", "event_time", "attempt", "occurrence", "key_encoding", "shaped_from"),
-)
 NOW = 1_700_000_000_000
 
 _Value = TypeVar("_Value")
@@ -130,7 +125,6 @@ def measured(n: int, case: tuple[pa.Table, Settings, dict[str, Any], int]) -> di
         stage("unpack", assignment.rows)
         plan = stage("plan", lambda: plan_release(settings, assignment, attempt))
         pending = stage("order", lambda: by_time([plan]))
-        stage("values", lambda: [plan.columns[name] for name in VALUES])
         stage("lines", lambda: lines_of(settings, attempt, pending, NoConnections(settings, frozenset())))
         sent_at, every = [send.at for send in pending.sends], np.arange(len(pending))
         deliveries = stage("deliveries", lambda: pack(delivery_rows(pending, every, sent_at)))

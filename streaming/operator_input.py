@@ -32,7 +32,7 @@ class InputKind:
     PAYLOAD_ROWS = "kept"
     PACE = "pace"  # body: JSON
     DRAINED = "drained"  # of the messages that are held back for slow destinations, those that go out
-    ARE_ALL_DRAINED = "are_all_drained"  # body: JSON
+    DRAINED_UNTIL = "drained_until"  # body: JSON
     REJECTED_COMMANDS = "no_commands"
     NOTES = "notes"  # new messages of this shard's entries that other shards have, without payload
     TIME_ZONES = "time_zones"  # body: the time zones of the batch, as `TimeZones.pack` packs them

@@ -83,9 +83,9 @@ class TickInput:
     # Topics with a route again, or with a new subscription: `payload_rows` has the rows held back for them.
     reinstated: Collection[str] = ()
     # The first sealed rows that are held back for the targets in `Tick.drains`; and by source topic and subscription
-    # whether these are all, over all shards.
+    # when the last of them was due, over all shards, ms since the epoch; None: these are all.
     drained: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    are_all_drained: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    drained_until: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     pace: Pace = field(default_factory=dict)  # the pace at which rows that were held back go out, over all shards
     # Where the tick has failed without these: rows that are rejected instead of being loaded, and the positions (ledger
     # id, entry id, batch index) of those that are rejected instead of being handed out.

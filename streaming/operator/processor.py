@@ -154,6 +154,6 @@ class Operator:
             reinstated={topic for topic, _ in given.offset.reinstated},
             rejected=concat(tables[InputKind.REJECTED]),
             drained=concat(tables[InputKind.DRAINED]),
-            are_all_drained=given.are_all_drained,
+            drained_until=given.drained_until,
             pace=given.pace,
         )

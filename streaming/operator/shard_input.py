@@ -53,7 +53,7 @@ class ShardInput:
         request_ids: of the batch's commands, each with the hash of its body.
         pause_changes: pauses and their ends.
         pace: when messages that were held back go out.
-        are_all_drained: whether nothing else sealed is held back for slow targets, by source topic and subscription.
+        drained_until: as `TickInput.drained_until`.
         rebuilt: the shard's state in the first batch after a rebuild; else None.
         time_zones: of the batch; None: those of this program.
     """
@@ -63,7 +63,7 @@ class ShardInput:
     request_ids: dict[str, int] = field(default_factory=dict)
     pause_changes: list[PauseChange] = field(default_factory=list)
     pace: Pace = field(default_factory=dict)
-    are_all_drained: dict[str, dict[str, bool]] = field(default_factory=dict)
+    drained_until: dict[str, dict[str, int | None]] = field(default_factory=dict)
     rebuilt: Rebuilt | None = None
     time_zones: TimeZones | None = None
 
@@ -89,8 +89,8 @@ def read_input(key: int, rows: Iterable[Any]) -> ShardInput:
             found["pause_changes"] = [PauseChange(**change) for change in json.loads(row.body)]
         elif row.kind == InputKind.PACE:
             found["pace"] = json.loads(row.body)
-        elif row.kind == InputKind.ARE_ALL_DRAINED:
-            found["are_all_drained"] = json.loads(row.body)
+        elif row.kind == InputKind.DRAINED_UNTIL:
+            found["drained_until"] = json.loads(row.body)
         elif row.kind == InputKind.REBUILT:
             found["rebuilt"] = json.loads(row.body)
         elif row.kind == InputKind.TIME_ZONES:

@@ -111,6 +111,7 @@ class FailedProducer:
     arrived_to: int = -1
     is_behind: bool = False  # a message had to wait for one of another producer, which has failed
     is_slow: bool = False  # the broker has answered, but too late
+    is_alone: bool = False  # no other target shares its connection
     is_untouched: bool = False  # none of its messages can be at the broker
 
 

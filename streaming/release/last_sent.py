@@ -86,6 +86,8 @@ class ProducerLookup:
         return max(self._last_tick(client, admin, *producer) for producer in self.producers)
 
     def _last_tick(self, client: pulsar.Client, admin: _Admin, producer: str, source: str) -> int:
+        if time.monotonic() > self.deadline:
+            raise pulsar.Timeout("no time is left")
         number = self.generations.get((self.topic, producer), Generation(0, 0)).number
         while True:
             name = Generation(number, 0).name(producer)
@@ -227,8 +229,16 @@ def last_sent(
             )
         return ticks
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-        threading.Thread(target=client.close, daemon=True).start()  # may wait for a broker that does not answer
+        threading.Thread(target=_close, args=(threads, client), daemon=True).start()
+
+
+def _close(threads: ThreadPoolExecutor, client: pulsar.Client) -> None:
+    """Closes a client when nobody uses it any more, which may take a while where the broker does not answer.
+
+    A client that is closed while another thread makes a producer may end the process (SIGSEGV).
+    """
+    threads.shutdown(cancel_futures=True)
+    client.close()
 
 
 def _ask(settings: Settings, client: pulsar.Client, names: ProducerLookup) -> int:

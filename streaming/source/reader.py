@@ -281,16 +281,16 @@ class SourceReader:
         return [*parts, *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
 
     def _drained_parts(self, partition: DrainPart) -> list[tuple[int, str, bytes]]:
-        """Packs the messages that go out to slow destinations, and whether these are all."""
+        """Packs the messages that go out to slow destinations, and until when the last of them was due."""
         found: list[pa.Table] = []
-        are_all: dict[str, dict[str, bool]] = {}
+        until: dict[str, dict[str, int | None]] = {}
         for topic, names in partition.drains.items():
             for name, most in names.items():
-                rows, is_all = find_first_held(self._tables, partition.version, topic, name, most)
+                rows, its_until = find_first_held(self._tables, partition.version, topic, name, most)
                 found.append(rows)
-                are_all.setdefault(topic, {})[name] = is_all
-        body = json.dumps(are_all).encode()
-        parts = [(key, InputKind.ARE_ALL_DRAINED, body) for key in self._shard_keys]
+                until.setdefault(topic, {})[name] = its_until
+        body = json.dumps(until).encode()
+        parts = [(key, InputKind.DRAINED_UNTIL, body) for key in self._shard_keys]
         return [*parts, *split(concat(found), InputKind.DRAINED, self._shard_keys)]
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ class Draining:
     def drain(self, step: TickInProgress) -> dict[str, dict[str, tuple[int, bool]]]:
         """Moves messages for the targets of `Tick.drains` to now; returns `Effects.drained`.
 
-        First come the sealed ones, of which the input has as many as all shards together may hand out. Those that are
-        not sealed yet were held back after them; they come when the input has all sealed ones.
+        The input has as many of the sealed ones as all shards together may hand out. Those that are not sealed yet go
+        with those that were due after them, or when the input has all sealed ones.
         """
         found: dict[str, dict[str, tuple[int, bool]]] = {}
         if not step.tick.drains:
@@ -37,13 +37,16 @@ class Draining:
         for topic, names in step.tick.drains.items():
             for name, most in names.items():
                 rows = _held_for(step.input.drained, topic, name)
-                are_all = step.input.are_all_drained.get(topic, {}).get(name, True)
-                if are_all:
-                    others = in_order_of_dues(_held_for(unsealed, topic, name))
-                    rows, are_all = concat([rows, others.slice(0, most)]), others.num_rows <= most
-                n = self._control.drain(rows, topic, name, step.moment)
-                found.setdefault(topic, {})[name] = n, not are_all
+                others = in_order_of_dues(_held_for(unsealed, topic, name))
+                until = step.input.drained_until.get(topic, {}).get(name)
+                first = others.slice(0, most) if until is None else _due_by(others, until)
+                n = self._control.drain(concat([rows, first]), topic, name, step.moment)
+                found.setdefault(topic, {})[name] = n, until is not None or first.num_rows < others.num_rows
         return found
+
+
+def _due_by(rows: pa.Table, until: int) -> pa.Table:
+    return rows.filter(pc.fill_null(pc.less_equal(rows["was_due"], until), False)) if rows.num_rows else rows
 
 
 def _held_for(rows: pa.Table, topic: str, name: str) -> pa.Table:

@@ -15,7 +15,7 @@ _PLACE = ["ledger_id", "entry_id", "batch_index", "sequence"]
 _MAX_BYTES = 16 << 20  # of payloads in a round, and the first message in any case
 
 
-def find_first_held(tables: Tables, version: int, topic: str, name: str, most: int) -> tuple[pa.Table, bool]:
+def find_first_held(tables: Tables, version: int, topic: str, name: str, most: int) -> tuple[pa.Table, int | None]:
     """Reads the sealed rows of the messages that were due first, of those held back for a subscription.
 
     Args:
@@ -26,7 +26,8 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
         most: the most rows.
 
     Returns:
-        the rows, as MESSAGES, in the order in which they were due; and whether these are all.
+        the rows, as MESSAGES, in the order in which they were due; and when the last of them was due, ms since the
+        epoch, None: these are all.
     """
     sql = (
         f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} "  # noqa: S608
@@ -39,7 +40,7 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     sizes = int64(places.set_column(0, "size", pc.fill_null(places["payload_bytes"], 0)), "size")
     first = places.slice(0, min(most, fitting(sizes, _MAX_BYTES)))
     if not first.num_rows:
-        return empty_table(MESSAGES), True
+        return empty_table(MESSAGES), None
     # What is not known when it was due comes last. Earlier rounds' rows are not read again.
     since, until = first["was_due"][0].as_py(), first["was_due"][first.num_rows - 1].as_py()
     condition = (
@@ -48,4 +49,6 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     condition += "" if until is None else f" AND was_due <= {until}"
     rows = tables.query("delayed_index", sql.format("*", "'DELAY'") + condition, version)
     rows = in_order_of_dues(typed(where(rows, is_among(rows, first, _PLACE)), MESSAGES))
-    return rows, first.num_rows == places.num_rows
+    if first.num_rows == places.num_rows:
+        return rows, None
+    return rows, HELD_DELIVER_AT if until is None else until

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 _FIRST_MESSAGES = 100
@@ -27,6 +28,7 @@ class Drain:
     n: int = 0
     others_wait: bool = True
     _seconds: float = 0.0  # that the last parts took
+    _kept_up_since: float = 0.0  # monotonic; 0: it does not keep up
 
     def note_sent(self, messages: int, seconds: float) -> None:
         """Notes how long the destination took for some messages."""
@@ -42,12 +44,21 @@ class Drain:
         """Notes that a tick has handed out the messages of the last round."""
         self.is_answered, self.n, self.others_wait = True, n, others_wait
 
-    def is_over(self, fast_seconds: float) -> bool:
-        """Whether the destination keeps up: the last round had all that waited, and it took that in no time.
+    def is_over(self, fast_seconds: float, seconds: float) -> bool:
+        """Whether the destination has kept up for a while: each round had all that waited, and it took that in no time.
 
         So it does where nothing may go out, because what waits is held back for another reason, too. Called when all
         that was handed out has arrived.
+
+        Args:
+            fast_seconds: it may take so long for a round.
+            seconds: for so long it has to have kept up.
         """
         if not self.is_answered or not self.round:
             return False
-        return not self.n or (not self.others_wait and self._seconds <= fast_seconds)
+        if self.n and (self.others_wait or self._seconds > fast_seconds):
+            self._kept_up_since = 0.0
+            return False
+        now = time.monotonic()
+        self._kept_up_since = self._kept_up_since or now
+        return now - self._kept_up_since >= seconds

@@ -127,19 +127,20 @@ class JobSender:
             note_arrived(arrived_to, failed)
             others = self._names.renew(failed, max(job.tick, job.sent_to))
             slow = frozenset(one.target for one in others if one.is_slow)
-            are_alone = slow <= apart and len(apart) <= MOST_CONNECTIONS
-            given_up = self._given_up([one for one in others if are_alone or one.target not in slow])
+            # Where others are answered, or few are late a second time, it is not the broker that is slow.
+            is_known = len(slow) <= MOST_CONNECTIONS and (slow <= apart or any(one.done for one in sent))
+            given_up = self._given_up([one for one in others if not one.is_slow or (is_known and one.is_alone)])
             left = {target: "" for one in sent for target in one.skipped}
             untouched = {*left, *_untouched(failed, finished)} if was_first else set()
             self._leave(left | given_up, finished, arrived, arrived_to, slow, untouched)
             again = [one for one in others if one.target not in given_up]
             if again:
                 _log.warning("release %d is sent again: %s: %s", job.tick, again[0].topic, again[0].reason)
-                if slow - given_up.keys():
+                if suspects := slow - given_up.keys():
                     # One of those that share a connection may hold up the others. Where all of many are slow, each with
                     # few others, it is the broker.
-                    slow_seconds = 0.0 if slow == apart else slow_seconds
-                    apart = slow
+                    slow_seconds = 0.0 if suspects == apart else slow_seconds
+                    apart = suspects
                 else:
                     self._stopped.wait(_RETRY_SECONDS)
             elif len(others) == len(failed):

@@ -23,6 +23,10 @@ _FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
 _POLL_SECONDS = 0.1
 _LATELY_SECONDS = 600  # for so long one that was slow does not share a connection
 
+# For so long a slow destination has to keep up, twice as long each time that it is slow again.
+_KEEPS_UP_SECONDS = 10.0
+_MOST_KEEPS_UP_SECONDS = 300.0
+
 
 @dataclass
 class _Stuck:
@@ -37,6 +41,7 @@ class _Stuck:
     is_slow: bool = False
     was_slow: bool = False  # until it could not be written: then it is slow again
     drain: Drain = field(default_factory=Drain)  # of a slow one
+    keeps_up_seconds: float = 0.0  # for so long a slow one has to keep up
     sending_since: float = 0.0  # since when the oldest parts are sent, seconds, monotonic; 0: they are not
 
     @property
@@ -58,7 +63,7 @@ class UnwritableDestinations:
     it gets all in order.
 
     A slow destination has a connection of its own, and shares no lane with others. It gets what is held back for it in
-    rounds (`Drain`), as much as it takes, until it keeps up.
+    rounds (`Drain`), as much as it takes, until it has kept up for a while.
 
     Of what was handed out, and of which nothing was sent, the shards are told to hold it back again: then it can be
     cancelled.
@@ -110,6 +115,7 @@ class UnwritableDestinations:
         self._gone = gone
         self._round = 0  # of all slow destinations together
         self._slow_until: dict[Target, float] = {}  # when targets stopped being slow, seconds, monotonic
+        self._keeps_up_seconds: dict[Target, float] = {}  # for so long they had to keep up
         self._lock = threading.RLock()
         self._stuck: dict[Target, _Stuck] = {}
 
@@ -206,12 +212,12 @@ class UnwritableDestinations:
                     since or now, reason, destination, rejects=rejects, is_slow=is_slow
                 )
                 stuck.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
+                longer = 2 * self._keeps_up_seconds.get(target, 0.0) if target in self.lately_slow else 0.0
+                stuck.keeps_up_seconds = min(max(longer, _KEEPS_UP_SECONDS), _MOST_KEEPS_UP_SECONDS)
                 what = "is slow" if is_slow else "can't be written"
                 _log.warning("%s %s, and what is due for it waits: %s", destination, what, reason)
-                thread = threading.Thread(
-                    target=self._look_after, args=(target,), name=f"retry {destination}", daemon=True
-                )
-                thread.start()
+                name = f"retry {destination}"
+                threading.Thread(target=self._look_after, args=(target,), name=name, daemon=True).start()
             if reason:
                 self._tell(stuck, reason)
             for part in parts:
@@ -305,6 +311,7 @@ class UnwritableDestinations:
                 del self._stuck[target]
                 if stuck.is_slow:
                     self._slow_until[target] = time.monotonic()
+                    self._keeps_up_seconds[target] = stuck.keeps_up_seconds
                 self._end_trouble(SLOW if stuck.is_slow else UNWRITABLE, stuck)
             now = "keeps up again" if stuck.is_slow else "can be written again"
             now = "is not in the settings, and nothing is open" if target in self._gone else now
@@ -317,7 +324,11 @@ class UnwritableDestinations:
 
         If it is, this asks for the next messages that are held back for it, unless they are on their way.
         """
-        if not stuck.is_slow or not is_held_back(target) or stuck.drain.is_over(self._slow_seconds):
+        if (
+            not stuck.is_slow
+            or not is_held_back(target)
+            or stuck.drain.is_over(self._slow_seconds, stuck.keeps_up_seconds)
+        ):
             return True
         self._ask(target, stuck)
         return False

@@ -1,4 +1,4 @@
-"""The connections of a task: those that most destinations share, and others for those that may be slow.
+"""The connections of a task: those that the process keeps, and others for destinations that may be slow.
 
 A broker that throttles a topic reads nothing more from the connection, and so holds up all that are sent through it.
 """
@@ -20,7 +20,7 @@ class Connections:
 
     Args:
         settings: of the job.
-        apart: targets that do not share the process's connections. Up to MOST_CONNECTIONS have their own each.
+        apart: targets that have none of the process's connections. Up to MOST_CONNECTIONS have their own each.
     """
 
     def __init__(self, settings: Settings, apart: Collection[Target]) -> None:
@@ -32,13 +32,19 @@ class Connections:
         """Returns the connections of a target."""
         number = self._numbers.get(target)
         if number is None:
-            return process_clients.brokers(self._settings)
+            return process_clients.brokers(self._settings, process_clients.number_of(target))
         if number not in self._own:
             self._own[number] = process_clients.new_brokers(self._settings)
         return self._own[number]
 
+    def is_alone(self, target: Target) -> bool:
+        """Whether a target shares its connections with no other, so that it is late by itself."""
+        if target not in self._numbers:
+            return process_clients.is_alone(target)
+        return len(self._numbers) <= MOST_CONNECTIONS
+
     def end(self, lines: Iterable[Line], has_failed: bool) -> None:
-        """Ends the task's own connections, and the process's where the broker may not answer on them any more.
+        """Ends the task's own connections, and those of the process on which the broker may not answer any more.
 
         The broker drops what it has not answered, and gives the producers' names away again.
 
@@ -46,8 +52,10 @@ class Connections:
             lines: of the task, closed.
             has_failed: whether the broker has not answered something that is in no line.
         """
-        shared = [line for line in lines if line.target not in self._numbers]
-        if has_failed or any(line.has_failed and not line.is_refused for line in shared):
+        failed = {line.target for line in lines if line.has_failed and not line.is_refused}
+        for number in {process_clients.number_of(target) for target in failed if target not in self._numbers}:
+            process_clients.forget_brokers(number)
+        if has_failed:
             process_clients.forget_brokers()
         for own in self._own.values():
             own.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pulsar
 
@@ -10,23 +11,40 @@ from broker.client import connect
 from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
+from streaming.release.naming import Target
 from warehouse.message_schemas import DestinationSchemas
 
 # How long a broker is waited for when it is asked for a producer, or for the partitions of a topic.
 _REQUEST_SECONDS = 5.0
 
-_brokers: dict[str, tuple[int, Brokers]] = {}  # (process id, connections) by service URL; a fork has another id
+# A broker that throttles a topic reads nothing more from a connection, also after it has answered all. So destinations
+# share none, as far as there are so many. The connections 0 are for what goes to no destination.
+_MOST_KEPT = 16
+
+# (process id, connections) by service URL and the connections' number; a fork has another id
+_brokers: dict[tuple[str, int], tuple[int, Brokers]] = {}
+_numbers: dict[Target, int] = {}
 _schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
 
-def brokers(settings: Settings) -> Brokers:
-    """Returns this process's connections, which are kept: a task has no time to make them."""
-    url = settings.pulsar.service_url
-    owner, own = _brokers.get(url, (0, None))
+def brokers(settings: Settings, number: int = 0) -> Brokers:
+    """Returns this process's connections of a number, which are kept: a task has no time to make them."""
+    key = settings.pulsar.service_url, number
+    owner, own = _brokers.get(key, (0, None))
     if own is None or owner != os.getpid():
         own = new_brokers(settings)
-        _brokers[url] = (os.getpid(), own)
+        _brokers[key] = (os.getpid(), own)
     return own
+
+
+def number_of(target: Target) -> int:
+    """Returns the number of the connections that this process keeps for a target; the next one for a new one."""
+    return _numbers.setdefault(target, 1 + len(_numbers) % _MOST_KEPT)
+
+
+def is_alone(target: Target) -> bool:
+    """Whether no other target has the connections that this process keeps for a target."""
+    return Counter(_numbers.values())[number_of(target)] == 1
 
 
 def new_brokers(settings: Settings) -> Brokers:
@@ -47,9 +65,13 @@ def destination_schemas(settings: Settings) -> DestinationSchemas:
     return _schemas[key]
 
 
-def forget_brokers() -> None:
-    """Closes the connections, so that the next task makes new ones: what was not answered is dropped."""
-    own = [found for owner, found in list(_brokers.values()) if owner == os.getpid()]
-    _brokers.clear()
-    for one in own:
-        one.close()
+def forget_brokers(number: int | None = None) -> None:
+    """Closes connections, so that the next task makes new ones: what was not answered is dropped.
+
+    Args:
+        number: of the connections; None: all.
+    """
+    found = [_brokers.pop(key) for key in list(_brokers) if number in (None, key[1])]
+    for owner, own in found:
+        if owner == os.getpid():
+            own.close()

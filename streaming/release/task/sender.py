@@ -113,7 +113,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         line.check_repeated()
     not_found = [one for plan in plans for one in plan.failed]
     connections.end(lines, has_failed=any(not one.is_refused for one in not_found))
-    failed = (*not_found, *(_failed(line) for line in lines if line.has_failed))
+    failed = (*not_found, *(_failed(line, connections) for line in lines if line.has_failed))
     has_arrived = ~np.array([line.has_failed for line in lines], np.bool_)[pending.columns.line]
     arrived = np.flatnonzero(has_arrived)
     taken = arrived[~np.isin(arrived, list(refused))] if refused else arrived
@@ -174,7 +174,7 @@ def _hand_over(
     return send_on_time(pending.sends, build, on_refused, wake, watch, arriving_before(pending))
 
 
-def _failed(line: Line) -> FailedProducer:
+def _failed(line: Line, connections: Connections) -> FailedProducer:
     return FailedProducer(
         topic=line.topic,
         producer=line.key,
@@ -185,6 +185,7 @@ def _failed(line: Line) -> FailedProducer:
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
         is_slow=line.is_slow,
+        is_alone=connections.is_alone(line.target),
         is_untouched=line.is_untouched,
     )
 

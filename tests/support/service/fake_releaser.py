@@ -116,6 +116,7 @@ class Job:
         self.told: list[dict[tuple[str, str], int]] = []  # up to where it has arrived, in each attempt
         self.is_stuck = threading.Event()  # nothing that is sent has arrived until the job ends
         self.throttled: set[str] = set()  # subscriptions whose destinations are slow, and hold up the others
+        self.have_own = False  # each has a connection of its own in any case
         self.apart: list[frozenset[str]] = []  # in each attempt the subscriptions with connections of their own
         self.arrived_to = -1  # of what is sent to them
         self.known: list[int] = []  # what of that each attempt was told
@@ -182,7 +183,10 @@ class Job:
                     )
                     self.known.append(attempt.arrived_to.get(line, -1))
                 elif self._is_late(attempt, name):
-                    failed.append(FailedProducer(*line, target, "slow: it took 0", False, None, is_slow=True))
+                    is_alone = self.have_own or target in attempt.apart
+                    failed.append(
+                        FailedProducer(*line, target, "slow: it took 0", False, None, is_slow=True, is_alone=is_alone)
+                    )
                 elif name in self.refused:
                     done.append(done_line)
                     refused += [{**row, "subscription": name, "reason": self.refused[name]} for row in chosen]
@@ -200,7 +204,7 @@ class Job:
     def _is_late(self, attempt: Attempt, name: str) -> bool:
         """Whether a destination is slow, or shares its connection with one that is, and is sent to."""
         apart = {of for _, of in attempt.apart}
-        shared = {name} if name in apart else set(NAMES) - apart - {of for _, of in attempt.skipped}
+        shared = {name} if self.have_own or name in apart else set(NAMES) - apart - {of for _, of in attempt.skipped}
         return attempt.only is None and bool(self.throttled & shared)
 
     def probe(self, settings: str, topics: Iterable[str]) -> Iterator[str]:

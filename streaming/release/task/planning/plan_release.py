@@ -21,11 +21,11 @@ from streaming.release.task.planning.contents import CONTENT, contents_of, has_v
 from streaming.release.task.planning.destinations import Destination, Destinations
 from streaming.release.task.planning.groups import groups_of
 from streaming.release.task.planning.partitions import partitions_of
-from streaming.release.task.planning.send_plan import Columns, Plan, PlannedLine, Sends, planned_sends
+from streaming.release.task.planning.send_plan import Plan, PlannedLine, Sends, columns_of, planned_sends
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING, SUBSCRIPTION_MASK
 from tracker.key_order import order_keys
-from tracker.messages import MESSAGES, Int64Array, int64, is_rejected
+from tracker.messages import Int64Array, int64, is_rejected
 from tracker.readable import readable
 from tracker.shaping.spans import SHAPED
 
@@ -69,7 +69,7 @@ def plan_release(
         tick=assignment.tick,
         kind=assignment.kind,
         rows=release.rows,
-        columns=Columns(release.rows, MESSAGES.names, release.blank, CONTENT),
+        columns=columns_of(release.rows, release.blank, CONTENT),
         lines=lines,
         sends=sends,
         payload_bytes=release.contents.payload_bytes,

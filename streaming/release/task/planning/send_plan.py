@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from streaming.release.attempt import FailedProducer
 from streaming.release.naming import Target
 from streaming.release.task.producer_line import Line
 from streaming.release.task.shared_paces import Pace, RateLimit
-from tracker.messages import BoolArray, Int64Array
+from tracker.messages import MESSAGES, BoolArray, Int64Array
 
 OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the messages' key
 
@@ -119,47 +119,23 @@ def planned_sends(lines: Sequence[PlannedLine], sends: Sends) -> list[PlannedSen
     return list(map(PlannedSend, [lines[i] for i in sends.line.tolist()], are_batched, *columns))
 
 
-class Columns(Mapping[str, Sequence[Any]]):
-    """The rows' columns of MESSAGES, by name, as lists; each is made when it is asked for.
+def columns_of(rows: pa.Table, blank: Collection[int], content: Collection[str]) -> dict[str, list[Any]]:
+    """Returns the columns of MESSAGES, and others that rows have, as lists by name.
+
+    Messages are built of a dict, because that asks for twenty values of each.
 
     Args:
-        rows: an earlier version of the program may have packed fewer columns than `names`; these are null.
-        names: of columns.
+        rows: an earlier version of the program may have packed fewer columns; these are null.
         blank: the indexes of rows without content.
         content: the columns in which these rows are null.
     """
-
-    def __init__(self, rows: pa.Table, names: Iterable[str], blank: Collection[int], content: Collection[str]) -> None:
-        self._rows = rows
-        self._names = dict.fromkeys((*names, *rows.column_names))
-        self._blank = blank
-        self._content = content
-        self._values: dict[str, list[Any]] = {}
-
-    def __getitem__(self, name: str) -> list[Any]:
-        """Returns the values of a column."""
-        if name not in self._values:
-            self._values[name] = self._made(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """The columns' names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """The number of columns."""
-        return len(self._names)
-
-    def _made(self, name: str) -> list[Any]:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._rows.column_names:
-            return [None] * self._rows.num_rows
-        values: list[Any] = self._rows[name].to_pylist()
-        if name in self._content:
-            for row in self._blank:
-                values[row] = None
-        return values
+    columns = dict.fromkeys((*MESSAGES.names, *rows.column_names), [None] * rows.num_rows)
+    columns |= {name: rows[name].to_pylist() for name in rows.column_names if rows[name].null_count < rows.num_rows}
+    for name in content if blank else ():
+        columns[name] = list(columns[name])
+        for row in blank:
+            columns[name][row] = None
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True)

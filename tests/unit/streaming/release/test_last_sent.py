@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,3 +170,29 @@ def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, p
     assert last_sent._ask(settings, destination, names) == NEWEST - 1
     nowhere = ProducerLookup(f"{DESTINATION}-none", ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     assert last_sent._ask(settings, destination, nowhere) == -1
+
+
+def test_a_client_is_closed_when_no_look_up_uses_it_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A client that is closed while another thread makes a producer may end the process."""
+    answers, closed = threading.Event(), threading.Event()
+    used_when_closed: list[bool] = []
+
+    class Client:
+        def close(self) -> None:
+            used_when_closed.append(not answers.is_set())
+            closed.set()
+
+    def ask(*_: Any) -> int:
+        answers.wait(30)
+        return -1
+
+    monkeypatch.setattr(last_sent, "connect", lambda *_, **__: Client())
+    monkeypatch.setattr(last_sent, "_ask", ask)
+    monkeypatch.setattr(last_sent, "_producers", lambda *_: {DESTINATION: [(OWN, SOURCE)]})
+    monkeypatch.setattr(last_sent, "read_generations", lambda _: {})
+    checkpoint: Any = SimpleNamespace(folder=tmp_path, app_id="app")
+    assert last_sent.last_sent(Settings(), checkpoint, Offset(), seconds=0.01) == {}
+    assert not closed.wait(0.1)
+    answers.set()
+    assert closed.wait(30)
+    assert used_when_closed == [False]

@@ -35,16 +35,16 @@ def test_the_first_come_in_order_also_of_those_due_at_one_time_and_without_those
     version = tables.version("delayed_index")
     hold("a", {8: 1})
 
-    def first(most: int) -> tuple[list[int], bool]:
-        found, are_all = find_first_held(tables, version, TOPIC, "a", most)
+    def first(most: int) -> tuple[list[int], int | None]:
+        found, until = find_first_held(tables, version, TOPIC, "a", most)
         assert found.schema == MESSAGES
         assert concat([found])["payload"].to_pylist() == [b"x"] * found.num_rows
-        return found["entry_id"].to_pylist(), are_all
+        return found["entry_id"].to_pylist(), until
 
-    assert first(3) == ([1, 2, 3], False)
-    assert first(5) == ([1, 2, 3, 4, 0], True)
-    assert first(100) == ([1, 2, 3, 4, 0], True)
-    assert find_first_held(tables, version, TOPIC, "c", 3)[1]
+    assert first(3) == ([1, 2, 3], 20)
+    assert first(5) == ([1, 2, 3, 4, 0], None)
+    assert first(100) == ([1, 2, 3, 4, 0], None)
+    assert find_first_held(tables, version, TOPIC, "c", 3)[1] is None
 
 
 def test_a_round_is_bounded_in_bytes_and_has_one_message_at_least(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_a_round_is_bounded_in_bytes_and_has_one_message_at_least(tmp_path: Path
         columns = {"was_due": pa.array([due], pa.int64()), "sequence": pa.array([5])}
         tables.append("delayed_index", to_index(with_columns(rows, **columns), 1), {})
     version = tables.version("delayed_index")
-    found, are_all = find_first_held(tables, version, TOPIC, "a", 100)
-    assert (found["entry_id"].to_pylist(), are_all) == ([0, 1], False)
+    found, until = find_first_held(tables, version, TOPIC, "a", 100)
+    assert (found["entry_id"].to_pylist(), until) == ([0, 1], 20)
     large = messages([(2, 0, HELD_DELIVER_AT)], payload=b"x" * (17 << 20), subscription="b")
     columns = {"was_due": pa.array([None], pa.int64()), "sequence": pa.array([5])}
     tables.append("delayed_index", to_index(with_columns(large, **columns), 1), {})
-    found, are_all = find_first_held(tables, tables.version("delayed_index"), TOPIC, "b", 100)
-    assert (found["entry_id"].to_pylist(), are_all) == ([0], True)
+    found, until = find_first_held(tables, tables.version("delayed_index"), TOPIC, "b", 100)
+    assert (found["entry_id"].to_pylist(), until) == ([0], None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from streaming.release.driver.drain import Drain
@@ -16,12 +18,35 @@ def test_it_is_over_when_all_that_waits_is_taken_in_no_time(
     n: int, others_wait: bool, seconds: float, is_over: bool
 ) -> None:
     drain = Drain()
-    assert not drain.is_over(3)
+    assert not drain.is_over(3, 0)
     drain.ask(1)
-    assert not drain.is_over(3)
+    assert not drain.is_over(3, 0)
     drain.note_answer(n, others_wait)
     drain.note_sent(n, seconds)
-    assert drain.is_over(3) == is_over
+    assert drain.is_over(3, 0) == is_over
+
+
+def test_it_has_to_keep_up_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    drain = Drain()
+
+    def is_over_after(n: int, others_wait: bool, seconds: float) -> bool:
+        drain.ask(drain.round + 1)
+        drain.note_answer(n, others_wait)
+        drain.note_sent(n, 0.1)
+        now[0] += seconds
+        return drain.is_over(3, 10)
+
+    assert not is_over_after(5, False, 1)
+    assert not is_over_after(5, False, 9)
+    assert not is_over_after(5, True, 5)  # it has to begin anew
+    assert not is_over_after(5, False, 1)
+    assert not is_over_after(0, False, 9)
+    drain.ask(drain.round + 1)
+    now[0] += 5
+    assert not drain.is_over(3, 10)  # it is asked, and not answered
+    assert is_over_after(5, False, 0)
 
 
 @pytest.mark.parametrize(("messages", "seconds", "most"), [(100, 10, 100), (1_000, 5, 1_000), (1_000_000, 5, 20_000)])

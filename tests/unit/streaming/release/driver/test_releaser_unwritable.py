@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conf.settings import Settings
-from streaming.release.driver import open_parts
+from streaming.release.driver import open_parts, unwritable_destinations
 from streaming.release.driver.unwritable_destinations import _Stuck
+from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
 from tests.support.service.harness import now, wait_until
@@ -266,8 +269,9 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
 
 
 def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_gets_what_waits_in_rounds(
-    make: Callable[..., Job],
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unwritable_destinations, "_KEEPS_UP_SECONDS", 0)
     job = make()
     job.throttled.add("a")
     job.submit(1, [1])
@@ -297,11 +301,38 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     wait_until(lambda: job.open("a") is None, 10, "it keeps up")
     assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 4, 6]
     assert job.troubles.current() == []
-    # Lately slow, it does not share its connection.
+    # Lately slow, it does not share its connection, and has to keep up for longer.
+    assert job.releaser._unwritable._keeps_up_seconds == {(TOPIC, "a"): 0}
+    job.releaser._unwritable._keeps_up_seconds[TOPIC, "a"] = 20
     job.submit(8, [8])
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
     assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}
+    assert job.releaser._unwritable._stuck[TOPIC, "a"].keeps_up_seconds == 40
+
+
+def test_one_with_a_connection_of_its_own_is_found_slow_at_once_where_others_are_answered(
+    make: Callable[..., Job],
+) -> None:
+    job = make()
+    job.have_own = True
+    job.throttled.add("a")
+    job.submit(1, [1])
+    wait_until(lambda: [(t.kind, t.name) for t in job.troubles.current()] == [("slow", f"{TOPIC}-a")], 5, "it is named")
+    assert job.apart[0] == frozenset()
+    assert frozenset("ab") not in job.apart
+    job.submit(2)  # the offset says so
+    wait_until(lambda: (1, "a", 1) in job.tables.delivered, 10, "it has arrived, sent by itself")
+    assert [tick for tick, *_ in job.attempts] == [1, 1]
+    job.releaser.stop()
+
+    # Where nothing is answered it may be the broker: it is tried again.
+    other = make()
+    other.have_own = True
+    other.throttled |= {"a", "b"}
+    other.submit(1, [1])
+    wait_until(lambda: len(other.troubles.current()) == 2, 5, "both are named")
+    assert other.apart[:2] == [frozenset(), frozenset("ab")]
 
 
 def test_one_that_is_slow_and_does_not_answer_for_a_while_is_slow_again_and_not_given_all_that_waits(
@@ -331,3 +362,59 @@ def test_what_is_rejected_is_not_held_back_as_well() -> None:
     assert stuck.has_recalled
     stuck.rejects = "not delivered"
     assert not stuck.has_recalled
+
+
+def test_a_disk_that_is_full_for_a_moment_ends_neither_lanes_nor_retries_and_the_feedback_comes_later(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    is_full, write = threading.Event(), job.feedback.write
+
+    def write_if_not_full(feedback: Feedback) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(feedback)
+
+    monkeypatch.setattr(job.feedback, "write", write_if_not_full)
+    job.broken["a"] = "TopicTerminated"
+    job.is_stuck.set()
+    job.submit(1, [1])
+    is_full.set()
+    job.is_stuck.clear()
+    wait_until(lambda: job.troubles.current() or job.releaser.failure, 5, "a lane has found out")
+    assert job.releaser.failure is None
+    is_full.clear()
+    wait_until(lambda: job.open("a") == [1], 5, "the feedback says so")
+
+    job.submit(2)  # so does the offset
+    is_full.set()
+    job.broken.clear()
+    wait_until(lambda: not job.troubles.current(), 10, "it can be written")
+    assert job.open("a") == [1]
+    is_full.clear()
+    wait_until(lambda: job.open("a") is None, 10, "the feedback says so")
+    job.has_confirmed(2)
+    assert sorted(job.tables.delivered) == [(1, "a", 1), (1, "b", 1)]
+
+
+def test_whatever_fails_while_one_is_tried_again_it_is_tried_on(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    wait_until(lambda: job.open("a") == [1], 5, "it is open")
+    begin, failed = job.troubles.begin, threading.Event()
+
+    def fail_once(*args: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, "no space left on device")
+        begin(*args)
+
+    monkeypatch.setattr(job.troubles, "begin", fail_once)
+    job.submit(2)
+    assert failed.wait(20)
+    job.broken.clear()
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    assert sorted(job.tables.delivered) == [(1, "a", 1), (1, "b", 1)]

@@ -33,3 +33,28 @@ def test_connections_are_kept_until_they_are_forgotten_and_the_next_task_has_oth
     last: Any = process_clients.brokers(Settings())
     assert (first.is_closed, second.is_closed) == (False, True)
     assert last is not second
+
+
+def test_as_many_destinations_as_there_are_connections_share_none_and_one_that_hangs_is_forgotten_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that throttles one reads nothing more from its connection, also after it has answered all."""
+    monkeypatch.setattr(process_clients, "_brokers", {})
+    monkeypatch.setattr(process_clients, "_numbers", {})
+    monkeypatch.setattr(process_clients, "Brokers", Brokers)
+    targets = [("topic", f"s{i}") for i in range(process_clients._MOST_KEPT + 1)]
+    numbers = [process_clients.number_of(target) for target in targets[:-1]]
+    assert all(process_clients.is_alone(target) for target in targets[:-1])
+    made: list[Any] = [process_clients.brokers(Settings(), number) for number in [0, *numbers]]
+    assert len(set(made)) == len(targets)
+    assert process_clients.number_of(targets[-1]) == numbers[0]
+    assert [process_clients.is_alone(target) for target in (targets[0], targets[1], targets[-1])] == [
+        False,
+        True,
+        False,
+    ]
+
+    process_clients.forget_brokers(number=numbers[0])
+    assert [one.is_closed for one in made] == [False, True] + [False] * len(made[2:])
+    kept: list[Any] = [process_clients.brokers(Settings(), number) for number in [0, *numbers]]
+    assert [one is before for one, before in zip(kept, made, strict=True)] == [True, False] + [True] * len(kept[2:])

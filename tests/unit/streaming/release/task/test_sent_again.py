@@ -151,10 +151,10 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     broker = Broker()
-    monkeypatch.setattr(process_clients, "brokers", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "brokers", lambda settings, number=0: broker)
     monkeypatch.setattr(process_clients, "new_brokers", lambda settings: broker)
     monkeypatch.setattr(process_clients, "reading_client", lambda settings: broker)
-    monkeypatch.setattr(process_clients, "forget_brokers", lambda: None)
+    monkeypatch.setattr(process_clients, "forget_brokers", lambda number=None: None)
     return Job(tmp_path, broker)
 
 

@@ -39,7 +39,7 @@ class Broker(FakeBrokers):
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr(process_clients, "brokers", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "brokers", lambda settings, number=0: broker)
     return broker
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
@@ -366,7 +367,7 @@ def test_a_slow_destination_gets_the_first_of_what_waits_while_what_comes_due_go
             unwritable=slow,
             drains=20,
             drained=waiting.slice(0, 20),
-            are_all_drained={TOPIC: {"b": waiting.num_rows <= 20}},
+            drained_until={TOPIC: {"b": waiting["was_due"][19].as_py() if waiting.num_rows > 20 else None}},
         )
         released = [row for release in effects.releases for row in release.rows.to_pylist()]
         came += [row["entry_id"] for row in released if row["subscription_mask"] & 2]
@@ -376,6 +377,28 @@ def test_a_slow_destination_gets_the_first_of_what_waits_while_what_comes_due_go
     assert came[50:] == [101, 102]  # the third comes due after it was asked what waits
     again = service.step(120, unwritable=slow, run_id="run2")
     assert [entry for entry, mask in handed_out(again) if mask & 2][:50] == order
+
+
+def test_what_is_not_sealed_goes_out_before_sealed_ones_that_were_due_later() -> None:
+    service = Service()
+    slow: dict[str, Any] = {"b": {"open": [], "round": 1}}
+    dues = {entry: 10 + entry for entry in range(10)}
+    service.step(0, messages([(1, entry, dues[entry]) for entry in range(0, 10, 2)]), unwritable=slow)
+    for cutoff in (20, 25, 30):
+        service.step(cutoff, unwritable=slow)
+    sealed = in_order_of_dues(held(concat(service.stored)))
+    assert sealed["entry_id"].to_pylist() == [0, 2, 4, 6, 8]
+    service.step(31, messages([(1, entry, dues[entry]) for entry in range(1, 10, 2)]), unwritable=slow)
+    effects = service.step(
+        32, unwritable=slow, drains=3, drained=sealed.slice(0, 3), drained_until={TOPIC: {"b": dues[4]}}
+    )
+    assert [entry for entry, mask in handed_out(effects) if mask & 2] == [0, 1, 2, 3, 4]
+    assert effects.drained == {TOPIC: {"b": (5, True)}}
+    sealed = in_order_of_dues(held(concat(service.stored)))
+    left = sealed.filter(pc.greater(sealed["entry_id"], 4))
+    effects = service.step(33, unwritable=slow, drains=9, drained=left, drained_until={TOPIC: {"b": None}})
+    assert [entry for entry, mask in handed_out(effects) if mask & 2] == [5, 6, 7, 8, 9]
+    assert effects.drained == {TOPIC: {"b": (5, False)}}
 
 
 def test_what_is_paused_too_is_not_drained() -> None:

@@ -140,7 +140,7 @@ def test_a_destination_that_cannot_be_looked_up_fails_alone(monkeypatch: pytest.
     """Be it that the settings have it only now, or that its partitions were never known."""
     client, now = Client(), settings({"name": "a", "destination": ELSEWHERE}, B)
     what = release([0b01, 0b10]) if is_changed else release([0b01, 0b10], now, destinations={ELSEWHERE: UNKNOWN})
-    monkeypatch.setattr(process_clients, "brokers", lambda _: client)
+    monkeypatch.setattr(process_clients, "brokers", lambda *_: client)
     [sent] = send_releases(now.model_dump_json(), Attempt(), [what, what])
     assert sorted({(one.topic, one.target, one.is_refused) for one in sent.failed}) == [
         (ELSEWHERE, (TOPIC, "a"), True),
