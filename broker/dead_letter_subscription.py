@@ -7,7 +7,10 @@ import time
 
 import pulsar
 
-from broker.client import close_quietly
+from broker.client import PulsarError
+from broker.protocol.brokers import Brokers
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 
 _log = logging.getLogger(__name__)
 
@@ -16,21 +19,16 @@ SUBSCRIPTION = "delaylake-redrive"
 _BUSY_SECONDS = 0.1  # between two attempts, while another consumer has the subscription
 
 
-def ensure_subscription(client: pulsar.Client, topic: str) -> None:
+def ensure_subscription(brokers: Brokers, topic: str) -> None:
     """Makes the subscription of a topic partition of dead letters, so that the broker keeps these; logs a failure.
 
     Without any subscription the broker would delete the messages, and later the topic.
     """
     try:
-        close_quietly(
-            client.subscribe(
-                topic, SUBSCRIPTION, initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1
-            )
-        )
-    except pulsar.ConsumerBusy:
-        pass  # the subscription exists, and has a consumer
-    except pulsar.PulsarException as error:
-        _log.warning("%s: dead letters are not kept for a re-drive: %s", topic, error)
+        brokers.subscribe(topic, SUBSCRIPTION, max_bytes=1, max_messages=1).close()
+    except PulsarError as error:
+        if not isinstance(error, RefusedError) or error.error != ServerError.ConsumerBusy:
+            _log.warning("%s: dead letters are not kept for a re-drive: %s", topic, error)
 
 
 def subscribe(client: pulsar.Client, topic: str, seconds: float) -> pulsar.Consumer:

@@ -1,11 +1,12 @@
 """Stores the schemas of source topics: when a message is delivered, the source topic's registry may be gone.
 
 A receiver writes a schema to the table `schemas` before it takes in the first message with it. A sender registers the
-schema with the destination, and makes its producer with it.
+schema with the destination, and makes its producer with it. A re-drive does so with Pulsar's client.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pulsar
 import pyarrow as pa
 
 from broker.client import NoAnswerError
+from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.remembered import Remembered
 from conf.errors import DelayLakeError
@@ -45,6 +47,7 @@ _AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at th
 _TURN_SECONDS = 2.0  # how long a thread waits to be one of these
 
 # The types of schemas with which Pulsar's C++ client can send. Messages with other types are sent without a schema.
+_WITHOUT = ("NONE",)  # the type of topics without a schema
 _CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE")
 
 
@@ -154,9 +157,6 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
     }
 
 
-_PLAIN = pulsar.schema.BytesSchema().schema_info()
-
-
 class UnknownSchemaError(DelayLakeError):
     """A message's schema is not in the table `schemas`."""
 
@@ -167,12 +167,12 @@ class DestinationSchemas:
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
         self._admin = admin
-        self._infos: Remembered[tuple[str, str, bytes], _pulsar.SchemaInfo] = Remembered(_MOST_INFOS)
+        self._registered: Remembered[tuple[str, str, bytes], None] = Remembered(_MOST_INFOS)
         self._stored: dict[str, dict[tuple[str, bytes], MessageSchema | None]] = {}  # by topic, what the table had
         self._reading = threading.Lock()
         self._turns = threading.BoundedSemaphore(_AT_ONCE)
 
-    def info(self, client: pulsar.Client, destination: str, topic: str, version: bytes) -> _pulsar.SchemaInfo:
+    def schema(self, destination: str, topic: str, version: bytes) -> Schema | None:
         """Registers a version of a source topic's schema with a destination, once, and returns it for a producer.
 
         Args:
@@ -181,22 +181,25 @@ class DestinationSchemas:
             version: the version's bytes, as messages have them.
 
         Returns:
-            the schema for Pulsar's client; plain bytes, unregistered, if the client can't send the schema's type.
+            the schema; None, unregistered, if its type is none that Pulsar's protocol has.
 
         Raises:
             UnknownSchemaError: the table `schemas` does not have the schema.
             PulsarError: the broker does not answer, has too many others to register, or does not take the schema.
         """
         key = (destination, topic, version)
-        if (info := self._infos.get(key)) is None:
-            schema = self._schema(topic, version)
+        schema = self._schema(topic, version)
+        own = on_the_wire(schema)
+        if own is not None and key not in self._registered:
             if not self._turns.acquire(timeout=_TURN_SECONDS):
                 raise NoAnswerError(f"{destination}: other schemas are being registered")
             try:
-                info = self._infos[key] = registered(self._admin, client, destination, schema)
+                # Not by the producer alone: the namespace may let nobody but the admin API register schemas.
+                self._admin.register_schema(destination, schema.type, schema.definition, schema.properties)
+                self._registered[key] = None
             finally:
                 self._turns.release()
-        return info
+        return own
 
     def _schema(self, topic: str, version: bytes) -> MessageSchema:
         with self._reading:
@@ -207,6 +210,34 @@ class DestinationSchemas:
         if schema is None:
             raise UnknownSchemaError(f"{topic}: schema version {version_number(version)} is not in the table {TABLE}")
         return schema
+
+
+def on_the_wire(schema: MessageSchema) -> Schema | None:
+    """Returns a schema of the admin API as Pulsar's protocol has it; None: its type is none of the protocol.
+
+    The broker knows it as the one that the admin API has registered.
+
+    Raises:
+        UnknownSchemaError: its definition is none of its type.
+    """
+    if schema.type in _WITHOUT or schema.type not in Schema.Type.keys():  # noqa: SIM118 (an enum of protobuf)
+        return None
+    definition = schema.definition.encode()
+    if schema.type == "KEY_VALUE":  # as `SchemaUtils.convertKeyValueDataStringToSchemaInfoSchema` of Pulsar does it
+        try:
+            pair = json.loads(schema.definition)
+            parts = pair["key"], pair["value"]
+        except (LookupError, TypeError, ValueError):
+            raise UnknownSchemaError("the table has no pair of schemas, but something else") from None
+        definition = b""
+        for one in parts:
+            text = b"" if one == "" else json.dumps(one, separators=(",", ":"), ensure_ascii=False).encode()
+            definition += len(text).to_bytes(4, "big") + text
+    properties = [{"key": name, "value": value} for name, value in schema.properties.items()]
+    return Schema(name="", type=schema.type, definition=definition, properties=properties)
+
+
+_PLAIN = pulsar.schema.BytesSchema().schema_info()
 
 
 def registered(admin: AdminClient, client: pulsar.Client, topic: str, schema: MessageSchema) -> _pulsar.SchemaInfo:

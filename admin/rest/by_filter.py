@@ -73,6 +73,11 @@ class BulkReschedule(BulkRequest):
             raise ValueError("one of deliverAt and shiftMillis is needed")
         return self
 
+    @property
+    def change(self) -> Change:
+        """The change that is asked for."""
+        return Change(Action.RESCHEDULE, self.deliver_at, self.shift_millis)
+
 
 class BulkPostpone(BulkRequest):
     """The messages to be delivered later, and by how much."""
@@ -86,22 +91,18 @@ class BulkPostpone(BulkRequest):
             raise ValueError("must not be 0")
         return value
 
-
-def parse_postpone_by_filter(body: bytes) -> tuple[BulkRequest, Change]:
-    """Reads a body with a filter and byMillis; as `parse_bulk`."""
-    try:
-        postponed = BulkPostpone.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error) from error
-    return postponed, Change(Action.POSTPONE, shift_millis=postponed.by_millis)
+    @property
+    def change(self) -> Change:
+        """The change that is asked for."""
+        return Change(Action.POSTPONE, shift_millis=self.by_millis)
 
 
-def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, Change]:
+def parse_bulk(body: bytes, change: Change | type[BulkReschedule | BulkPostpone]) -> tuple[BulkRequest, Change]:
     """Reads a body with a filter instead of ids.
 
     Args:
         body: the body.
-        change: the change; None: a reschedule, to the time in the body.
+        change: the change; or the kind of body that says it.
 
     Returns:
         the parsed body, and the change.
@@ -110,12 +111,12 @@ def parse_bulk(body: bytes, change: Change | None = None) -> tuple[BulkRequest, 
         AdminError: 400, the body can't be read.
     """
     try:
-        if change is not None:
+        if isinstance(change, Change):
             return BulkRequest.model_validate_json(body), change
-        moved = BulkReschedule.model_validate_json(body)
+        asked = change.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error) from error
-    return moved, Change(Action.RESCHEDULE, moved.deliver_at, moved.shift_millis)
+    return asked, asked.change
 
 
 async def by_filter(

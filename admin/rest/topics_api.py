@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from admin.control.bulk import Action, Change
 from admin.control.requests import Ids, Keys, Named
 from admin.errors import AdminError
-from admin.rest.by_filter import by_filter, parse_bulk, parse_postpone_by_filter
+from admin.rest.by_filter import BulkPostpone, BulkReschedule, by_filter, parse_bulk
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
@@ -207,7 +207,7 @@ async def skip_by_map(
 )
 async def reschedule(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
-        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body()))
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), BulkReschedule))
     named, deliver_at = await _named(request, target, subscription, parse_reschedule)
     return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=deliver_at)
 
@@ -222,8 +222,7 @@ async def reschedule(request: Request, role: Deliverer, target: TargetTopic, sub
 )
 async def postpone(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
-        body = parse_postpone_by_filter(await request.body())
-        return await by_filter(request, role, target, subscription, *body)
+        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), BulkPostpone))
     named, by_millis = await _named(request, target, subscription, parse_postpone)
     return await _send(request, role, target, subscription, POSTPONE, named, by_millis=by_millis)
 

@@ -63,7 +63,7 @@ class Brokers:
     def produce(
         self,
         topic: str,
-        name: str,
+        name: str = "",
         schema: Schema | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> EntryProducer:

@@ -49,10 +49,11 @@ class OutgoingEntry(NamedTuple):
     data: bytes
 
 
-def encoded_property(name: bytes, value: bytes) -> bytes:
+def encoded_property(name: str, value: str) -> bytes:
     """Returns a property as a message's metadata has it, without the field's number."""
-    size = len(value)
-    text = _named(name) + (_SHORT[size] if size < 128 else _varint(size)) + value
+    data = value.encode()
+    size = len(data)
+    text = _named(name) + (_SHORT[size] if size < 128 else _varint(size)) + data
     size = len(text)
     return (_SHORT[size] if size < 128 else _varint(size)) + text
 
@@ -159,9 +160,10 @@ def _entry(metadata: bytes, payload: bytes) -> bytes:
 
 
 @lru_cache(maxsize=10_000)
-def _named(name: bytes) -> bytes:
+def _named(name: str) -> bytes:
     """Returns a property's first field, its name, and the number of its second."""
-    return b"\x0a%b%b\x12" % (_varint(len(name)), name)
+    data = name.encode()
+    return b"\x0a%b%b\x12" % (_varint(len(data)), data)
 
 
 def _varint(number: int) -> bytes:

@@ -89,6 +89,11 @@ class EntryProducer:
         """The number of entries that are not answered."""
         return self._sending.n_pending
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all entries have arrived, or `take_refused` has returned them."""
+        return self._sending.has_arrived
+
     def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
         """Sends an entry, without waiting until it arrives. Its sequence ids are above those of the entries before.
 

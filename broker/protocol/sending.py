@@ -76,6 +76,11 @@ class Sending:
         """The number of entries that are not answered."""
         return len(self._pending)
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether everything is answered, and nothing waits in `refused`."""
+        return not self._pending and not self.refused
+
     def open(self, producer_id: int, last_sequence_id: int) -> Iterator[bytes]:
         """Notes that the broker has made the producer; yields frames of what has to be sent again.
 
@@ -126,8 +131,8 @@ class Sending:
         if answer.error == ServerError.NotAllowedError:
             # The topic's policies have a smaller largest size. The broker takes what comes after it.
             if self._is_first(answer.sequence_id):
-                entry = self._pending.popleft()
-                self.refused.append(RefusedEntry(entry, error))
+                self.refused.append(RefusedEntry(self._pending[0], error))  # first: see `has_arrived`
+                self._pending.popleft()
             return False
         if is_refusal(error):
             self.refuse(error)

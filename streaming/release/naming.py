@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 from conf.settings import Settings
 from warehouse.message_schemas import version_number
@@ -13,7 +12,7 @@ from warehouse.message_schemas import version_number
 # broker and bookie add.
 OWN_BYTES = 2_048
 
-# The most messages of a producer batch. The client's own limit is far higher, so that it never ends a batch itself.
+# The most messages of a producer batch.
 BATCH_MESSAGES = 500
 
 # (source topic, subscription). The subscription "" stands for the source topic's rejects topic; that of dead letters is
@@ -44,13 +43,3 @@ def schema_suffix(topic: str, version: bytes) -> str:
 
 # How the names of lanes begin, by the kind of their releases: see `tracker.in_flight`.
 LANE_KINDS = ("short", "planned", "short-in-order", "planned-in-order")
-
-
-# Options with which a producer never blocks and drops nothing by itself, and only flush_async ends its batches.
-PRODUCER_OPTIONS: dict[str, Any] = {
-    "batching_max_messages": 10 * BATCH_MESSAGES,
-    "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,
-    "batching_max_publish_delay_ms": 3_600_000,
-    "max_pending_messages": 0,  # no limit: the whole release is in memory anyway
-    "send_timeout_millis": 0,
-}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import _pulsar
 import pyarrow as pa
 
+from broker.protocol.building import OutgoingMessage, encoded_property
 from conf.errors import DelayLakeError, one_line
 from tracker.messages import MESSAGES
 from tracker.properties.delivered import (
     ATTEMPT,
+    BASE64,
     DEAD_LETTER_OF,
     DELIVER_AT,
     KEY_ENCODING,
@@ -31,6 +32,7 @@ MAX_REJECTED_BYTES = 1024 * 1024
 
 FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and value
 
+_MAX_EVENT_TIME = (1 << 63) - 1
 _MAX_REASON = 1_000  # characters
 _MAX_REASON_BYTES = 4 * _MAX_REASON
 _MAX_NAME = 100  # characters of a property's name in a reason
@@ -45,7 +47,7 @@ class UnsendableError(DelayLakeError):
 
 def delivered(
     columns: Columns, row: int, due: int, sequence_id: int, dead_letter_of: str | None = None
-) -> _pulsar.Message:
+) -> OutgoingMessage:
     """Builds the message of a row of a release for a subscription's destination.
 
     Args:
@@ -71,14 +73,15 @@ def delivered(
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["occurrence"][row] is not None:
         properties[OCCURRENCE] = str(columns["occurrence"][row])
-    if columns["key_encoding"][row] is not None:
+    if dead_letter_of is not None and columns["key_encoding"][row] is not None:
+        # Who re-drives it has a client that does not show it.
         properties[KEY_ENCODING] = columns["key_encoding"][row]
     if columns["shaped_from"][row] is not None:
         properties[SHAPED_FROM] = str(columns["shaped_from"][row])
     return _built(columns, row, properties, sequence_id, columns["payload"][row])
 
 
-def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pulsar.Message:
+def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> OutgoingMessage:
     """Builds the message of a row of a release for its source's rejects topic.
 
     Args:
@@ -102,7 +105,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> _pu
     except MemoryError:
         raise
     except Exception:
-        return _bare(own, sequence_id)
+        return OutgoingMessage(sequence_id, None, _encoded(own))
 
 
 def why_unsendable(rows: pa.Table) -> list[str | None]:
@@ -162,46 +165,31 @@ def _built(
     sequence_id: int,
     payload: bytes | None,
     has_keys: bool = True,
-) -> _pulsar.Message:
-    # Not by pulsar.Producer: that takes an ordering key as text only.
-    builder = _pulsar.MessageBuilder()
-    if payload is None:
-        builder.set_null_value()
-    else:
-        builder.content(payload)
-    _set_properties(builder, properties)
-    if has_keys and (key := columns["key"][row]):
-        builder.partition_key(key)
-    if has_keys and (ordering_key := columns["ordering_key"][row] or columns["ordering_key_bytes"][row]):
-        builder.ordering_key(ordering_key)
-    if event_time := columns["event_time"][row]:
-        try:
-            builder.event_timestamp(event_time)
-        except TypeError:
-            raise UnsendableError(f"the event time {event_time} is negative or beyond 2^63") from None
-    return _finished(builder, sequence_id)
+) -> OutgoingMessage:
+    key, ordering_key = columns["key"][row], columns["ordering_key"][row]
+    event_time = columns["event_time"][row] or 0
+    if not 0 <= event_time <= _MAX_EVENT_TIME:
+        raise UnsendableError(f"the event time {event_time} is negative or beyond 2^63")
+    return OutgoingMessage(
+        sequence_id,
+        payload,
+        _encoded(properties),
+        key.encode() if has_keys and key is not None else None,
+        has_keys and columns["key_encoding"][row] == BASE64,
+        (columns["ordering_key_bytes"][row] if ordering_key is None else ordering_key.encode()) if has_keys else None,
+        event_time,
+    )
 
 
-def _bare(properties: dict[str, str], sequence_id: int) -> _pulsar.Message:
-    """Builds a message of properties alone."""
-    builder = _pulsar.MessageBuilder()
-    builder.set_null_value()
-    _set_properties(builder, properties)
-    return _finished(builder, sequence_id)
-
-
-def _finished(builder: _pulsar.MessageBuilder, sequence_id: int) -> _pulsar.Message:
-    builder.sequence_id(sequence_id)
-    return builder.build()
-
-
-def _set_properties(builder: _pulsar.MessageBuilder, properties: dict[str, str]) -> None:
-    for name, value in properties.items():
-        try:
-            builder.property(name, value)
-        except TypeError:
-            what = "no value" if value is None else "a value that is no text"
-            raise UnsendableError(f"the property {name[:_MAX_NAME]!r} has {what}") from None
+def _encoded(properties: Mapping[str, str]) -> list[bytes]:
+    try:
+        return [encoded_property(name, value) for name, value in properties.items()]
+    except AttributeError:
+        for name, value in properties.items():
+            if not isinstance(value, str):
+                what = "no value" if value is None else "a value that is no text"
+                raise UnsendableError(f"the property {name[:_MAX_NAME]!r} has {what}") from None
+        raise
 
 
 def _bytes(columns: Columns, row: int) -> int:

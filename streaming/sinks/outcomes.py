@@ -21,7 +21,6 @@ from status.troubles import FOREIGN_PRODUCER, Troubles
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
 from streaming.release.last_sent import ProducerLookup, latest_possible_tick
-from streaming.release.naming import PRODUCER_OPTIONS
 from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
 from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import int64, typed, where, with_columns
@@ -30,6 +29,15 @@ from tracker.wire.delaylake_pb2 import ControlOutcome
 _log = logging.getLogger(__name__)
 
 _PRODUCER_SECONDS = 60
+
+# Options with which the producer never blocks and drops nothing by itself, and only flush_async ends its batches.
+_PRODUCER_OPTIONS: dict[str, Any] = {
+    "batching_max_messages": 5_000,
+    "batching_max_allowed_size_in_bytes": 4 * 1024 * 1024,
+    "batching_max_publish_delay_ms": 3_600_000,
+    "max_pending_messages": 0,
+    "send_timeout_millis": 0,
+}
 _BATCH_OUTCOMES = 500
 _BATCH_BYTES = 1024 * 1024
 
@@ -147,7 +155,7 @@ class OutcomePublisher:
             try:
                 self._client = self._client or connect(self._settings.pulsar)
                 producer = self._client.create_producer(
-                    self._topic, producer_name=self._name, batching_enabled=True, **PRODUCER_OPTIONS
+                    self._topic, producer_name=self._name, batching_enabled=True, **_PRODUCER_OPTIONS
                 )
             except (pulsar.ProducerBusy, pulsar.ConnectError, pulsar.Timeout, pulsar.ServiceUnitNotReady):
                 if time.monotonic() > deadline:

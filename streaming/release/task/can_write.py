@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-import pulsar
-
+from broker.protocol.sending import is_refusal
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
+from conf.partitions import partition_name
 from conf.settings import Settings, rejects_topic
 from streaming.release.task import process_clients
-from streaming.release.task.producer_line import REFUSALS
+from streaming.release.task.producer_line import reason_of
 
 
 def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
@@ -22,16 +24,17 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
     rejects = {rejects_topic(route.source) for route in settings.routes}
     for topic in topics:
         try:
-            client = process_clients.pulsar_client(settings)
-            for partition in client.get_topic_partitions(topic):
+            brokers = process_clients.brokers(settings)
+            n = brokers.partitions(topic)
+            for partition in [partition_name(topic, i) for i in range(n)] if n else [topic]:
                 try:
-                    client.create_producer(partition).close()
-                except pulsar.IncompatibleSchema:
-                    if topic in rejects:  # what is rejected is sent without a schema
+                    brokers.produce(partition).close()
+                except RefusedError as error:
+                    # What is rejected is sent without a schema.
+                    if error.error != ServerError.IncompatibleSchema or topic in rejects:
                         raise
             yield ""
         except Exception as error:
-            if not isinstance(error, REFUSALS):
-                # The client may hang. After a refusal it is kept, because a new one takes time.
-                process_clients.forget_clients()
-            yield f"{type(error).__name__}: {error}"
+            if not is_refusal(error):
+                process_clients.forget_brokers()
+            yield reason_of(error)

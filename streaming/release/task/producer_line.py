@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import threading
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import pulsar
-
-from broker.client import close_quietly
+from broker.client import PulsarError
+from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
+from broker.protocol.producer import EntryProducer, EntryTooLargeError
+from broker.protocol.sending import RefusedEntry, is_refusal
 from conf.errors import DelayLakeError
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from streaming.release.task.lag import Lag
-from streaming.release.task.refusing_producer import RefusingProducer
+from streaming.release.task.refusing_producer import NotTakenError, RefusingProducer
 from streaming.release.task.shared_paces import Pace
 from warehouse.delivery_key import Key
 
-_log = logging.getLogger(__name__)
-
-_FLUSH_SECONDS = 0.02  # between two checks whether a producer is connected again
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
+_CLOSE_SECONDS = 5.0  # how long the broker is waited for to end a producer
 
-# Errors with which a broker refuses messages, so that it is no use to wait.
-REFUSALS = (
-    pulsar.TopicTerminated,
-    pulsar.ProducerBlockedQuotaExceededError,
-    pulsar.ProducerBlockedQuotaExceededException,
-    pulsar.AuthenticationError,
-    pulsar.AuthorizationError,
-    pulsar.IncompatibleSchema,
-    pulsar.TopicNotFound,
-    pulsar.InvalidTopicName,
-    pulsar.NotAllowedError,
-    pulsar.ProducerFenced,
-    pulsar.UnsupportedVersionError,
-)
+TOO_LARGE = "MessageTooBig"  # how the reason begins why a message is rejected that the broker takes none of its size
 
 
 class Send(Protocol):
@@ -50,8 +34,6 @@ class Send(Protocol):
     sequence_id: int
     first_id: int  # the sequence id of the first message of its batch
     is_batched: bool
-    is_last: bool  # it is the last message of its batch
-    is_large: bool  # the client may refuse it
     pace: Pace | None  # the bucket from which it takes the places of its batch; None: it needs no place
     n_places: int
     line: Line
@@ -59,6 +41,11 @@ class Send(Protocol):
 
 class NotOpenError(DelayLakeError):
     """A message was handed to a line that has no producer yet."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why something has failed, one line: the error's name, and what it says."""
+    return str(error) if isinstance(error, PulsarError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(eq=False)
@@ -70,9 +57,8 @@ class Line:
     Attributes:
         topic: the destination, or its partition.
         key: the producer's name in the plan.
-        create: makes the producer; may wait for the broker.
+        create: makes the producer, which sets `wake` when there is progress; may wait for the broker.
         patience_seconds: how long the line waits for a broker that does not answer.
-        last_id: the sequence id of the last batch's first message.
         max_id: the highest sequence id that the job can have used under this name.
         ids: the sequence ids of the line's messages, ascending. The job has used no others of their ticks.
         n_bytes: the size of the line's payloads.
@@ -87,15 +73,14 @@ class Line:
 
     topic: str
     key: str
-    create: Callable[[], pulsar.Producer]
+    create: Callable[[], Producer]
     patience_seconds: float
-    last_id: int = 0
     max_id: int = 0
     ids: list[int] = field(default_factory=list)
     n_bytes: int = 0
     lag: Lag = field(default_factory=lambda: Lag(0))
     is_first_attempt: bool = False
-    producer: pulsar.Producer | None = None
+    producer: Producer | None = None
     resume_after: int = -1
     remembered: int = -1
     opened_at: int = 0  # when the producer was made, ms since the epoch
@@ -109,22 +94,17 @@ class Line:
     # Reads which messages have arrived, where the destination now refuses their schema: the broker can't be asked.
     read_arrived_if_refused: Callable[[], frozenset[Key]] | None = None
     arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
-    waiting: deque[int] = field(default_factory=deque)  # indexes of due messages that the producer has not got yet
+    waiting: deque[int] = field(default_factory=deque)  # indexes of due entries that the producer has not got yet
     wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
     # The lines of the same topic: no message is sent before all of them have a producer, so that messages go in order.
     of_topic: Sequence[Line] = ()
-    _handed: int = -1  # `first_id` of the last message that was handed to the producer
-    _arrived: int = -1  # `first_id` of the last message that has arrived
-    _flushed_at: float = 0.0  # seconds, monotonic
-    _needs_flush: bool = False
-    _is_interrupted: bool = False  # the connection is lost
+    ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
+    _handed: int = -1  # the highest sequence id that was handed to the producer last
     _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
     _last_seen: int = -2  # the producer's last sequence id then
-    ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
     _is_closed: bool = False
-    _is_repeated: bool = False  # the broker took the last message for a repetition, but it was new
-    _is_in_batch: bool = False  # a batch has been begun and not ended
-    _making_since: float | None = None  # since when the client is asked for the producer; None: it is not
+    _wait_closed: Callable[[float], None] | None = None
+    _making_since: float | None = None  # since when the broker is asked for the producer; None: it is not
     _why_not_made: str = ""  # the last error of that
     _thread: threading.Thread | None = None  # makes the producer
 
@@ -138,12 +118,12 @@ class Line:
         """The last sequence id that has arrived, as far as the broker has said; -1: none."""
         if self.foreign_id is not None:
             return -1
-        return self.resume_after if self.producer is None else max(self.resume_after, self.producer.last_sequence_id())
+        return self.resume_after if self.producer is None else max(self.resume_after, self.producer.last_sequence_id)
 
     @property
     def takes_messages(self) -> bool:
         """Whether messages may be handed over now: the line has a producer, and so has each of its topic, or failed."""
-        if self.producer is None or self.error or (self._is_interrupted and not self._is_in_batch):
+        if self.producer is None or self.error or not self.producer.is_open:
             return False
         if self.of_topic and all(line.producer is not None or line.error for line in self.of_topic):
             self.of_topic = ()
@@ -154,40 +134,35 @@ class Line:
         self._thread = threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True)
         self._thread.start()
 
-    @property
-    def is_opening(self) -> bool:
-        """Whether the client is asked for the producer, and has not answered."""
-        return self._thread is not None and self._thread.is_alive()
-
     def wait_opened(self) -> None:
-        """Waits until the producer is made, or the client gives up, perhaps later than the line."""
+        """Waits until the producer is made, or the thread gives up, perhaps later than the line."""
         if self._thread is not None:
             self._thread.join()
 
     def _open(self) -> None:
         self._making_since = time.monotonic()
         while not self._is_closed:
-            producer: pulsar.Producer | None = None
+            producer: Producer | None = None
             try:
                 producer = self.create()
                 self._making_since = None
-                before = producer.last_sequence_id()
+                before = producer.last_sequence_id
                 is_refusing = isinstance(producer, RefusingProducer)
                 read_arrived = self.read_arrived_keys or (self.read_arrived_if_refused if is_refusing else None)
                 if read_arrived is not None:
                     self.arrived_keys = read_arrived()  # may take long
             except Exception as error:
                 if producer is not None:
-                    close_quietly(producer)
+                    producer.close()
                 self._making_since = self._making_since or time.monotonic()
-                self._why_not_made = f"{type(error).__name__}: {error}"
-                if isinstance(error, REFUSALS) or self._is_too_long():
-                    self.fail(self._why_not_made, isinstance(error, REFUSALS))
+                self._why_not_made = reason_of(error)
+                if is_refusal(error) or self._is_too_long():
+                    self.fail(self._why_not_made, is_refusal(error))
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
             if self._is_foreign(before) or (self.is_first_attempt and bool(self.ids) and before >= self.ids[0]):
-                close_quietly(producer)
+                producer.close()
                 self._found_foreign(before)
                 return
             self.remembered = before
@@ -196,7 +171,7 @@ class Line:
             self._progress_at = time.monotonic()
             self.producer = producer
             if self._is_closed:
-                close_quietly(producer)
+                producer.close()
             self.wake.set()
             return
 
@@ -218,12 +193,9 @@ class Line:
         self.wake.set()
 
     def fail_slow(self, why: str) -> None:
-        """Ends the line, unless it has failed already: the broker's answers are too late.
-
-        Its producer is not closed, which would take until the broker has answered all: its client has to be shut down.
-        """
+        """Ends the line, unless it has failed already: the broker's answers are too late."""
         if not self.error:
-            self.is_slow = self._is_closed = True
+            self.is_slow = True
             self.fail(f"slow: {why}")
 
     @property
@@ -242,151 +214,99 @@ class Line:
         self.foreign_id = sequence_id
         self.fail(f"somebody else has published as {self.key}, up to the sequence id {sequence_id}", is_refused=True)
 
-    def hand_over(self, message: Any, send: Send) -> None:
-        """Gives a message to the producer, without waiting until it arrives. `takes_messages` must be true.
+    def hand_over(self, messages: Sequence[OutgoingMessage], is_batched: bool) -> None:
+        """Gives messages to the producer, without waiting until they arrive. `takes_messages` must be true.
 
         Args:
-            message: a `_pulsar.Message`.
-            send: its plan.
+            messages: of one entry, at least one.
+            is_batched: whether the entry is a batch; else it has one message.
 
         Raises:
-            pulsar.PulsarException: the client does not take this message.
+            NotTakenError: the broker does not take them.
             NotOpenError: the line has no producer yet.
         """
-        producer = self._opened()
-        # Without a callback, which would cost more than all the rest; a failure shows in the next flush. Only the last
-        # message has one, to find out whether the broker took it for a repetition.
-        is_end = send.first_id == self.last_id and send.is_last
-        refused: list[str] = []
-        callback = self._acknowledged if is_end else None
-        if send.is_large:
-            callback = functools.partial(self._large_acknowledged, refused, is_end)
-        try:
-            producer._producer.send_async(message, callback)
-            if refused:
-                raise pulsar.MessageTooBig("the broker takes none of this size")
-            self._handed = send.first_id
-            self._needs_flush = True
-            self.lag.note_given(send.first_id)
-        finally:
-            self._is_in_batch = send.is_batched and not send.is_last
-            if send.is_batched and send.is_last:
-                self._flush()  # ends the batch, and sends it
-
-    def leave_out(self, send: Send) -> None:
-        """Leaves a message out that can't be sent. `takes_messages` must be true."""
-        if send.first_id == self.last_id and send.is_last:
-            self._is_repeated = self._handed >= 0  # no answer to a last message says that it is not
-        if send.is_batched and send.is_last and self._is_in_batch:
-            self._is_in_batch = False
-            self._flush()
-
-    def _large_acknowledged(self, refused: list[str], is_end: bool, result: Any, message_id: Any) -> None:
-        """The callback of a large message: called at once if it is too large, else when it has arrived."""
-        if getattr(result, "name", str(result)) == "MessageTooBig":
-            refused.append("MessageTooBig")
-        elif is_end:
-            self._acknowledged(result, message_id)
-
-    def _acknowledged(self, result: Any, message_id: Any) -> None:
-        try:
-            is_dropped = message_id is not None and message_id.ledger_id() < 0
-            self._is_repeated = is_dropped and self.resume_after < self.last_id
-        except Exception:  # in a thread of the client, which it would end
-            _log.exception("%s", self.topic)
-
-    def _opened(self) -> pulsar.Producer:
-        """Returns the producer; raises NotOpenError where it is not made yet."""
-        if self.producer is None:
+        producer = self.producer
+        if producer is None:
             raise NotOpenError(f"{self.topic}: the producer {self.key} is not open yet")
-        return self.producer
-
-    def _flush(self) -> None:
-        producer = self._opened()
-        self._needs_flush = False
-        self._flushed_at = time.monotonic()
+        now = time.time_ns() // 1_000_000
+        if is_batched:
+            entry = batch_entry(messages, producer.name, now, producer.schema_version)
+        else:
+            entry = single_entry(messages[0], producer.name, now, producer.schema_version)
         try:
-            producer._producer.flush_async(functools.partial(self._flushed, self._handed))
-        except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}")
+            producer.send(entry, is_more=True)
+        except EntryTooLargeError as error:
+            raise NotTakenError(f"{TOO_LARGE}: {error}") from None
+        self._handed = entry.highest_sequence_id
+        self.lag.note_given(self._handed)
 
-    def _flushed(self, handed: int, result: Any) -> None:
-        """The callback of a flush, in the client's thread.
+    def flush(self) -> None:
+        """Sends what was handed over; until then it may wait for more."""
+        if self.producer is not None:
+            self.producer.flush()
 
-        Args:
-            handed: `_handed` when the flush began.
-            result: of all messages that had been handed over by then.
-        """
-        try:
-            name = getattr(result, "name", str(result))
-            if name == "Ok":
-                self._is_interrupted = False
-                if (last := self._opened().last_sequence_id()) >= handed:
-                    self._arrived = max(self._arrived, handed)
-                else:
-                    # The client has dropped messages; the sequence ids of later messages would hide that.
-                    self.fail(f"the broker has {last} of {handed}")
-            elif name == "AlreadyClosed":
-                self._is_interrupted = True  # closed for good, or about to connect again
-            else:
-                self.fail(name, name in {refusal.__name__ for refusal in REFUSALS})
-        except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}")
-        self.wake.set()
-
-    def look_after(self) -> None:
-        """Asks whether messages have arrived, and fails the line if the broker does not answer for too long."""
+    def look_after(self) -> list[RefusedEntry]:
+        """Fails the line if the broker refuses it, or does not answer for too long; returns what is refused alone."""
         now = time.monotonic()
         if self.producer is None and self._is_too_long():
             self.fail(self._why_not_made or f"the broker has given no producer for {self.patience_seconds:.0f} s")
-        if self.error or self.producer is None:
-            return
-        if self._is_in_batch:
-            return  # a flush would end the batch here, and elsewhere when it is sent again
-        if self._needs_flush or (self._is_interrupted and now - self._flushed_at > _FLUSH_SECONDS):
-            self._flush()
-        seen = self.producer.last_sequence_id()
-        if not self._is_interrupted and (why := self.lag.why_slow(seen, self.ids, self.n_bytes)):
+        producer = self.producer
+        if self.error or producer is None or self._is_done():
+            return []
+        if producer.error is not None:
+            self.fail(reason_of(producer.error), is_refusal(producer.error))
+            return []
+        seen = producer.last_sequence_id
+        if producer.is_open and producer.n_pending and (why := self.lag.why_slow(seen, self.ids, self.n_bytes)):
             self.fail_slow(why)
-            return
-        if self.ends_at and now > self.ends_at and not self.has_arrived():
+        elif self.ends_at and now > self.ends_at and not self.has_arrived():
             self.fail_slow(f"{len(self.ids) - bisect_right(self.ids, seen):,} messages of its turn are left")
-            return
-        if seen != self._last_seen or (self._arrived >= self._handed and not self._is_interrupted):
+        elif seen != self._last_seen or (producer.is_open and not producer.n_pending):
             self._last_seen, self._progress_at = seen, now
         elif now - self._progress_at > self.patience_seconds:
             self.fail(f"the broker has not answered for {self.patience_seconds:.0f} s")
+        return producer.take_refused()
 
     def has_arrived(self) -> bool:
         """Whether everything that was handed over is at the broker."""
-        return self._arrived >= self._handed and not self._needs_flush and not self._is_interrupted
+        return self.producer is not None and self.producer.has_arrived
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to be sent or answered: then it does not matter what becomes of the producer."""
+        is_last = bool(self.ids) and max(self._handed, self.resume_after) >= self.ids[-1]
+        return is_last and not self.waiting and self.has_arrived()
 
     def close(self) -> None:
-        """Closes the producer; that of a failed line in the background, because it may take long."""
+        """Ends the producer; what was not answered is not sent again. Does not wait for the broker."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self.producer is None:
-            return  # the thread that makes the producer closes it
-        if self.error:
-            threading.Thread(target=close_quietly, args=(self.producer,), daemon=True).start()
-        else:
-            close_quietly(self.producer)
+        if self.producer is not None:  # else the thread that makes the producer closes it
+            self._wait_closed = self.producer.close()
+
+    def wait_closed(self) -> None:
+        """Waits until the broker has ended the producer of a line that has not failed."""
+        if self._wait_closed is not None and not self.error:
+            self._wait_closed(_CLOSE_SECONDS)
 
     def check_repeated(self) -> None:
         """Finds out why the broker has dropped a new last message as a repetition; may fail the line.
 
-        Either the connection was lost before the broker's answer came, and the client has sent the message again; or
+        Either the connection was lost before the broker's answer came, and the producer has sent the message again; or
         somebody else has published under this name in the meantime. Then the line fails.
         """
-        if not self._is_repeated or self.error:
+        is_repeated = self.producer is not None and self.producer.repeated_to == self._handed > self.resume_after
+        if not is_repeated or self.error:
             return
         try:
             producer = self.create()
         except Exception as error:
-            self.fail(f"{type(error).__name__}: {error}", isinstance(error, REFUSALS))
+            self.fail(reason_of(error), is_refusal(error))
             return
-        last = producer.last_sequence_id()
-        close_quietly(producer)
+        last = producer.last_sequence_id
+        producer.close()(_CLOSE_SECONDS)
         if self._is_foreign(last):
             self._found_foreign(last)
+
+
+Producer = EntryProducer | RefusingProducer

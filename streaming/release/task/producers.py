@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import Any
 
 import pulsar
 
 from broker import dead_letter_subscription
-from broker.client import SchemaRefusedError
+from broker.client import PulsarError, SchemaRefusedError, close_quietly
+from broker.protocol.brokers import Brokers
+from broker.protocol.producer import EntryProducer
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.errors import one_line
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
-from streaming.release.naming import PRODUCER_OPTIONS
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.connections import Connections
@@ -22,10 +24,10 @@ from streaming.release.task.lag import Lag
 from streaming.release.task.planning.destinations import target_of
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.planning.sending_order import Pending
-from streaming.release.task.producer_line import Line
+from streaming.release.task.producer_line import Line, Producer
 from streaming.release.task.refusing_producer import RefusingProducer
 from warehouse.delivery_key import Key, key_of
-from warehouse.message_schemas import UnknownSchemaError, producer_with_schema, version_number
+from warehouse.message_schemas import UnknownSchemaError, version_number
 
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
 
@@ -41,14 +43,13 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
         ticks = [of.tick for of in pending.plans_of(of_line)]
         generation = attempt.generations.get(key, Generation(0, 0))
         target = target_of(planned.source, planned.subscription, planned.is_dead)
-        client = connections.client_of(target)
+        brokers, name = connections.brokers_of(target), generation.name(planned.producer)
         ids = pending.columns.sequence_id[of_line].tolist()
         line = Line(
             topic,
             producer,
-            functools.partial(_producer, settings, client, send, plan, generation.name(planned.producer)),
+            functools.partial(_producer, settings, brokers, send, plan, name, wake),
             attempt.patience_seconds,
-            last_id=int(pending.columns.first_id[of_line[-1]]),
             max_id=last_sequence_id(max(*ticks, attempt.sent_to)),
             ids=ids,
             n_bytes=pending.payload_bytes(of_line),
@@ -61,11 +62,11 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
         )
         since = send.at - _MARGIN_MILLIS  # ms since the epoch: no message of the line was sent before
         if not attempt.is_first:
-            line.read_arrived_if_refused = functools.partial(_arrived, client, topic, producer, since)
+            line.read_arrived_if_refused = functools.partial(_arrived, settings, topic, producer, since)
         if key in attempt.generations and min(ticks) <= generation.tick:
             # A message may have been sent under an earlier name. Only the topic says what has arrived: the noted
             # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
-            line.read_arrived_keys = functools.partial(_arrived, client, topic, producer, since)
+            line.read_arrived_keys = functools.partial(_arrived, settings, topic, producer, since)
             line.resume_after = -1
         lines.append(line)
     for one, number in zip(pending.sends, pending.columns.line.tolist(), strict=True):
@@ -78,42 +79,62 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
     return lines
 
 
-def _producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
+def _producer(
+    settings: Settings, brokers: Brokers, send: PlannedSend, plan: Plan, name: str, wake: threading.Event
+) -> Producer:
     """Makes the producer of a message's line; where the destination refuses their schema, one that takes none."""
     try:
-        return _taking_producer(settings, client, send, plan, name)
-    except (SchemaRefusedError, UnknownSchemaError, pulsar.IncompatibleSchema) as error:
-        if send.subscription is None:
-            raise  # the table `rejects` has the message already
+        return _taking_producer(settings, brokers, send, plan, name, wake)
+    except (SchemaRefusedError, UnknownSchemaError, RefusedError) as error:
+        is_other = isinstance(error, RefusedError) and error.error != ServerError.IncompatibleSchema
+        if is_other or send.subscription is None:
+            raise  # the table `rejects` has what goes to a rejects topic already
         version = plan.columns["schema_version"][send.row]
         of = "messages without a schema" if version is None else f"schema version {version_number(version)}"
         topic = plan.columns["topic"][send.row]
         return RefusingProducer(f"{send.topic} does not take {of} of {topic}: {one_line(error)}")
 
 
-def _taking_producer(settings: Settings, client: pulsar.Client, send: PlannedSend, plan: Plan, name: str) -> Any:
-    options = {"producer_name": name, "batching_enabled": send.is_batched, **PRODUCER_OPTIONS}
+def _taking_producer(
+    settings: Settings, brokers: Brokers, send: PlannedSend, plan: Plan, name: str, wake: threading.Event
+) -> EntryProducer:
     if send.is_dead:
         dead_letter_subscription.ensure_subscription(
-            client, send.topic
+            brokers, send.topic
         )  # each time, because the topic may have been made anew
+    schema = None
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
-    if version is None:
-        return client.create_producer(send.topic, **options)
-    schemas = process_clients.destination_schemas(settings)
-    info = schemas.info(client, send.topic, plan.columns["topic"][send.row], version)
-    return producer_with_schema(client, send.topic, info, **options)
+    if version is not None:
+        schemas = process_clients.destination_schemas(settings)
+        schema = schemas.schema(send.topic, plan.columns["topic"][send.row], version)
+    return brokers.produce(send.topic, name, schema, wake.set)
 
 
-def _arrived(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[Key]:
+def _arrived(settings: Settings, topic: str, producer: str, since: int) -> frozenset[Key]:
     """Reads the messages that a producer has published to a topic, under any of its names.
 
     Args:
+        settings: of the job.
+        topic: the topic partition.
+        producer: the first name.
         since: only messages published from this time on, ms since the epoch.
 
     Returns:
         the delivery keys of the messages.
+
+    Raises:
+        PulsarError: the broker does not answer, or refuses.
     """
+    client = process_clients.reading_client(settings)
+    try:
+        return _read(client, topic, producer, since)
+    except pulsar.PulsarException as error:
+        raise PulsarError(f"{type(error).__name__}: {error}") from error
+    finally:
+        threading.Thread(target=close_quietly, args=[client], daemon=True).start()  # may wait for the broker
+
+
+def _read(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[Key]:
     found = set()
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     try:

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
-import pulsar
+from broker.client import PulsarError
+from broker.protocol.building import OutgoingEntry
+from broker.protocol.sending import RefusedEntry
 
 
-class _Result(NamedTuple):
-    name: str
+class NotTakenError(PulsarError):
+    """A destination does not take a message."""
 
 
 class RefusingProducer:
-    """Takes no message. It has what a `Line` needs of `pulsar.Producer`.
+    """Takes no message. It has what a `Line` needs of `EntryProducer`.
 
     Args:
         why: why the destination refuses, one line; names destination and schema.
     """
 
+    name = b""
+    schema_version = b""
+    is_open = True
+    error: PulsarError | None = None
+    last_sequence_id = -1  # the broker was not asked
+    repeated_to = -1
+    n_pending = 0
+    has_arrived = True
+
     def __init__(self, why: str) -> None:
         self._why = why
-        self._producer = self
 
-    def send_async(self, message: Any, callback: Any) -> NoReturn:
-        """Refuses a message.
+    def send(self, entry: OutgoingEntry, is_more: bool = False) -> NoReturn:
+        """Refuses an entry.
 
         Raises:
-            pulsar.IncompatibleSchema: always.
+            NotTakenError: always.
         """
-        raise pulsar.IncompatibleSchema(self._why)
+        raise NotTakenError(f"IncompatibleSchema: {self._why}")
 
-    def flush_async(self, callback: Callable[[Any], None]) -> None:
-        """Calls back at once: nothing is under way."""
-        callback(_Result("Ok"))
-
-    def last_sequence_id(self) -> int:
-        """Returns -1: the broker was not asked."""
-        return -1
-
-    def close(self) -> None:
+    def flush(self) -> None:
         """Does nothing."""
+
+    def take_refused(self) -> list[RefusedEntry]:
+        """Returns nothing: no entry was sent."""
+        return []
+
+    def close(self) -> Callable[[float], None]:
+        """Does nothing."""
+        return lambda seconds: None

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pulsar
 from pyspark import TaskContext
 
+from broker.client import PulsarError
+from broker.protocol.building import OutgoingMessage
 from conf.settings import Settings
 from streaming.free_memory import give_back_memory
 from streaming.release import outgoing
@@ -83,13 +83,12 @@ def _is_repeated_task() -> bool:
     return context is not None and context.attemptNumber() > 0
 
 
-def _partitions_now(settings: Settings, topic: str) -> int | pulsar.PulsarException:
+def _partitions_now(settings: Settings, topic: str) -> int | PulsarError:
     """Returns the number of a topic's partitions, 0: it is not partitioned; or the error of the look-up."""
     try:
-        partitions = process_clients.pulsar_client(settings).get_topic_partitions(topic)
-    except pulsar.PulsarException as error:
+        return process_clients.brokers(settings).partitions(topic)
+    except PulsarError as error:
         return error
-    return 0 if partitions == [topic] else len(partitions)
 
 
 def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseWatch) -> SendReport:
@@ -108,6 +107,8 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         raise
     for line in lines:
         line.close()
+    for line in lines:
+        line.wait_closed()
     for line in lines:
         line.check_repeated()
     not_found = [one for plan in plans for one in plan.failed]
@@ -150,13 +151,13 @@ def _hand_over(
         when each message was handed over, as `send_on_time` returns it.
     """
 
-    def build(i: int) -> Any | None:
+    def build(i: int) -> OutgoingMessage | None:
         send, plan = pending[i]
         # First of all: a message that can't be built has not arrived, whatever has arrived after it.
         message = _message(settings, send, plan)
         if send.first_id <= send.line.resume_after:
-            # It has arrived before, unless the client did not take it. A large one is handed over again, so that the
-            # client says so again; the broker drops what it has.
+            # It has arrived before, unless it was not taken. A large one is handed over again, so that whoever did
+            # not take it says so again; the broker drops what it has.
             return message if send.is_large and send.first_id <= send.line.remembered else None
         arrived = send.line.arrived_keys
         if arrived and key_of_row(plan.columns, send.row, send.subscription is None) in arrived:
@@ -231,7 +232,7 @@ def _check_epoch(settings: Settings, epoch: int | None) -> None:
     tables.check_epoch()
 
 
-def _message(settings: Settings, send: PlannedSend, plan: Plan) -> Any:
+def _message(settings: Settings, send: PlannedSend, plan: Plan) -> OutgoingMessage:
     if send.row in plan.unsendable and send.subscription is not None:
         raise outgoing.UnsendableError(plan.unsendable[send.row])
     if send.subscription is None:

@@ -75,7 +75,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 def outgoing(name: str, sequence_id: int) -> OutgoingMessage:
     given = {"payload": name.encode(), "properties": [], **MESSAGES[name]}
     properties = [("name", name), *given["properties"]]
-    encoded = [encoded_property(key.encode(), value.encode()) for key, value in properties]
+    encoded = [encoded_property(key, value) for key, value in properties]
     return OutgoingMessage(sequence_id, **given | {"properties": encoded})
 
 

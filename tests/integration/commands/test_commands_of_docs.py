@@ -109,8 +109,9 @@ class Docs:
             nonlocal was_late
             done = self._job.command(*words)
             # What was sent, cancelled or delivered just now, the tables have some seconds later. Of what it meant some
-            # may have been too late, and the others are changed then: there is nothing left when it comes again.
-            if is_by_filter and "tooLate" in done.stdout:
+            # may have been too late, or cancelled and listed still. The others are changed then: there is nothing
+            # left when it comes again.
+            if is_by_filter and ("tooLate" in done.stdout or "invalid" in done.stdout):
                 was_late = True
                 return False
             if is_by_filter and done.stdout.startswith("0 "):

@@ -15,6 +15,7 @@ from admin.control.bulk import TooManyError
 from admin.control.dead_letters import DeadLetterFilter
 from admin.control.redrive import Redrive, RedriveBusyError
 from broker import dead_letter_subscription
+from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
@@ -32,7 +33,9 @@ class DeadLetters:
         routes = [{"source": topic, "subscriptions": [{"name": s, "destination": f"{topic}-d"} for s in "ab"]}]
         self.job = Job(folder, broker.settings, routes)  # never started
         self.settings = self.job.settings
-        dead_letter_subscription.ensure_subscription(client, f"{topic}-d-dlq")
+        brokers = Brokers(broker.settings)
+        dead_letter_subscription.ensure_subscription(brokers, f"{topic}-d-dlq")
+        brokers.close()
         producer = client.create_producer(f"{topic}-d-dlq", producer_name="job")
         producer.send(b"somebody else's")
         for i in range(N):

@@ -335,7 +335,7 @@ def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(clus
     sent = send(settings, Attempt(), what)
     assert delivered(sent) == {"a": 2, "b": 4}
     assert {(one.target, one.reason.partition(":")[0]) for one in sent.failed} == {
-        ((topic, "a dlq"), "TopicTerminated")
+        ((topic, "a dlq"), "TopicTerminatedError")
     }
     cluster.make_anew(dead["a"])
     again = send(settings, Attempt(only=frozenset({(topic, "a dlq")}), done=frozenset(sent.done)), what)

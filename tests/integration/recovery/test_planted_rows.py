@@ -1,13 +1,15 @@
 """Rows that an earlier version took in and this one can't handle: their neighbours come on time, and they are named.
 
 Such rows are planted by every way in: in the tables, as an import before its checks, and a rebuild, left them; by the
-topic; and by commands for them.
+topic; by an import from another system; by commands for them, and by a retry of each by its id.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 from broker.standalone import EmbeddedBroker
 from recovery.importing.files import FIRST_LEDGER_OF_FILES
 from recovery.importing.importer import Importer
+from recovery.other_systems.importing import import_items
+from recovery.other_systems.item import Item, item
 from tests.support.service.harness import PATIENCE, Collector, Job, now, wait_until
 from tests.support.tracker.messages import messages
 from warehouse.audit.accounts import run_audit
@@ -50,6 +54,23 @@ PLANTED: dict[str, dict[str, Any]] = {
 UNSENDABLE = {name for name in PLANTED if name.startswith(("no value", "before"))}
 
 
+class OtherSystem:
+    """A system whose jobs can be taken by their values, and mean something odd, and one that is as any."""
+
+    left: Counter[str] = Counter()
+
+    def __init__(self, due: int) -> None:
+        self._due = due
+
+    def items(self) -> Iterator[Item]:
+        for number, properties in enumerate(
+            [SENT_LATE_RULE, {"scheduleKey": "\x00"}, {"retryOf": "7:0"}, {"": "x" * 9_000}]
+        ):
+            yield item(f"odd {number}", self._due, b"odd item", properties)
+        yield item("nothing", self._due, None)
+        yield item("well", self._due, b"item")
+
+
 def planted(topic: str, due: int) -> pa.Table:
     """The planted rows, and their neighbours: before, between and after them, with a key and without."""
     rows = []
@@ -71,9 +92,10 @@ def test_rows_that_can_not_be_handled_leave_their_neighbours_alone(
     for name in (*NAMES, "rejects"):
         collector.collect(f"{topic}-{name}")
     Tables(job.settings.warehouse).create()
-    well = {f"neighbour {i}" for i in range(NEIGHBOURS)} | {f"beside {i}" for i in range(7)}
+    well = {f"neighbour {i}" for i in range(NEIGHBOURS)} | {f"beside {i}" for i in range(7)} | {"item"}
     due = now() + 90_000
     Importer(job.settings, topic).append(planted(topic, due), "import-planted", 1)
+    import_items(Importer(job.settings, topic), OtherSystem(due))
     job.rebuild()
     producer = pulsar_client.create_producer(topic, batching_enabled=False)
 
@@ -133,13 +155,17 @@ def test_rows_that_can_not_be_handled_leave_their_neighbours_alone(
             return {(row["payload"] or b"").decode() for row in job.rows("rejects")}
 
         wait_until(lambda: rejected() >= UNSENDABLE, 30, f"the planted rows are rejected\n{job.log}")
+        again = "neighbour 0"
+        command("retry", topic, "-s", "a", *places(0), *places(1), *places(2))
+        command("retry", topic, "-s", "a", "--messageId-triplet", f"{LEDGER}:1")
+        wait_until(lambda: len(arrived("a")[again]) == 2, 60, f"the retry of {again}\n{job.log}")
         job.kill9()
         job.start()
         later = now() + 3_000
         producer.send(b"last", properties={"deliverAt": str(later)})
         for name in NAMES:
             wait_until(functools.partial(has, name, "last"), 60, f"the last one of {name}\n{job.log}")
-            assert [text for text in well if len(arrived(name)[text]) != 1] == []
+            assert [text for text in well if len(arrived(name)[text]) != 1] == [again] * (name == "a")
             assert not UNSENDABLE & arrived(name).keys()
         for text in PLANTED.keys() - UNSENDABLE - {"no payload", "no reasons"}:
             assert text in arrived("a"), text

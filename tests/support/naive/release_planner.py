@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 
+from broker.client import PulsarError
 from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
@@ -163,7 +163,7 @@ def plan_release(
     settings: Settings,
     assignment: Assignment,
     attempt: Attempt,
-    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
+    partitions_now: Callable[[str], int | PulsarError] = lambda topic: 0,
 ) -> Plan:
     """Plans for each row of an assignment its destination, time, producer name and sequence id.
 

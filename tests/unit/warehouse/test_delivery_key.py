@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streaming.release import outgoing
+from tests.support.servers.fake_destinations import seen
 from tests.support.tracker.messages import messages
 from tracker.messages import with_columns
 from warehouse.delivery_key import COLUMNS, PROPERTIES, attempt_ids, key_of, key_of_row
@@ -26,9 +27,9 @@ def test_a_message_that_is_sent_has_the_key_of_its_row(attempt: int | None, occu
         occurrence=pa.array([occurrence], pa.int64()),
     )
     columns = columns_of(rows)
-    sent = outgoing.delivered(columns, 0, 1, 1_000, None)
-    assert key_of(sent.properties()) == key_of_row(columns, 0, is_rejected=False)
-    assert key_of(sent.properties())[1:] == (str(attempt or ""), str(occurrence or ""))
+    sent = seen(outgoing.delivered(columns, 0, 1, 1_000, None)).properties
+    assert key_of(sent) == key_of_row(columns, 0, is_rejected=False)
+    assert key_of(sent)[1:] == (str(attempt or ""), str(occurrence or ""))
 
 
 def test_a_rejected_message_has_neither_an_attempt_nor_an_occurrence() -> None:
@@ -39,9 +40,9 @@ def test_a_rejected_message_has_neither_an_attempt_nor_an_occurrence() -> None:
         reason=pa.array(["wrong"]),
     )
     columns = columns_of(rows)
-    sent = outgoing.rejected(columns, 0, 1, 1_000_000)
-    assert key_of(sent.properties()) == key_of_row(columns, 0, is_rejected=True)
-    assert key_of(sent.properties())[1:] == ("", "")
+    sent = seen(outgoing.rejected(columns, 0, 1, 1_000_000)).properties
+    assert key_of(sent) == key_of_row(columns, 0, is_rejected=True)
+    assert key_of(sent)[1:] == ("", "")
 
 
 def test_the_columns_are_of_deliveries_in_the_order_of_the_properties() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from broker.client import PulsarError
 from broker.position import SourceTopic
+from broker.protocol.wire.pulsar_pb2 import Schema
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
 from warehouse import message_schemas
 from warehouse.message_schemas import (
@@ -17,12 +18,14 @@ from warehouse.message_schemas import (
     MessageSchema,
     SchemaKeeper,
     UnknownSchemaError,
+    on_the_wire,
     read,
     version_bytes,
 )
 
 TOPIC = "persistent://public/default/t"
 FIRST = b"\0" * 8
+PROPERTIES = [{"key": "a", "value": "b"}]
 AVRO = ("AVRO", '{"type": "record"}', {"a": "b"})
 
 
@@ -44,18 +47,6 @@ class Admin:
     def register_schema(self, *schema: Any) -> int:
         self.registered.append(schema)
         return 7
-
-
-class Client:
-    """A client that knows each destination's schemas as (destination, version)."""
-
-    _client: Any = None
-
-    def __init__(self) -> None:
-        self._client = self
-
-    def get_schema_info(self, topic: str, version: int) -> tuple[str, int]:
-        return topic, version
 
 
 def test_a_schema_is_asked_for_once_and_outlives_its_registry(tmp_path: Path) -> None:
@@ -126,20 +117,41 @@ def test_schemas_of_an_imported_topic_do_not_pass_for_those_of_the_route(tmp_pat
 
 
 def test_a_schema_is_registered_once_with_each_destination(tmp_path: Path) -> None:
-    admin: Any = Admin({(TOPIC, 0): AVRO, (TOPIC, 1): ("INT32", "", {})})
-    client: Any = Client()
+    admin: Any = Admin({(TOPIC, 0): AVRO, (TOPIC, 1): ("EXTERNAL", "", {})})
     keeper = SchemaKeeper(str(tmp_path), admin)
     keeper.keep(TOPIC, FIRST, TOPIC)
     schemas = DestinationSchemas(str(tmp_path), admin)
-    assert [schemas.info(client, destination, TOPIC, FIRST) for destination in "aab"] == [("a", 7), ("a", 7), ("b", 7)]
+    found = [schemas.schema(destination, TOPIC, FIRST) for destination in "aab"]
+    assert found == 3 * [Schema(name="", type=Schema.AVRO, definition=AVRO[1].encode(), properties=PROPERTIES)]
     assert admin.registered == [("a", *AVRO), ("b", *AVRO)]
 
     second = b"\0" * 7 + b"\1"
     with pytest.raises(UnknownSchemaError, match="schema version 1 is not in the table schemas"):
-        schemas.info(client, "a", TOPIC, second)
+        schemas.schema("a", TOPIC, second)
     keeper.keep(TOPIC, second, TOPIC)
-    assert schemas.info(client, "a", TOPIC, second).name() == "BYTES", "the client can't carry it"
+    assert schemas.schema("a", TOPIC, second) is None, "the protocol has no such type"
     assert len(admin.registered) == 2
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        ('{"key":"","value":{"type": "é"}}', b'\0\0\0\0\0\0\0\x0d{"type":"\xc3\xa9"}'),
+        ('{"key":{"a":1},"value":""}', b'\0\0\0\7{"a":1}\0\0\0\0'),
+    ],
+)
+def test_a_pair_of_schemas_is_as_the_broker_has_it(definition: str, expected: bytes) -> None:
+    schema = on_the_wire(MessageSchema("KEY_VALUE", definition, {}))
+    assert schema is not None
+    assert (schema.type, schema.definition) == (Schema.KEY_VALUE, expected)
+
+
+@pytest.mark.parametrize("kind", ["INT32", "BOOLEAN", "TIMESTAMP", "LOCAL_DATE", "STRING", "PROTOBUF_NATIVE"])
+def test_every_type_of_the_admin_api_is_one_of_the_protocol(kind: str) -> None:
+    schema = on_the_wire(MessageSchema(kind, "", {}))
+    assert schema is not None
+    assert Schema.Type.Name(schema.type) == kind
+    assert on_the_wire(MessageSchema("NONE", "", {})) is None
 
 
 def test_of_ten_times_as_many_bytes_as_a_topic_s_schemas_may_have_the_first_are_kept(
@@ -158,7 +170,6 @@ def test_ten_times_as_many_schemas_as_a_sender_remembers_are_registered_and_the_
 ) -> None:
     monkeypatch.setattr(message_schemas, "_MOST_INFOS", 3)
     admin: Any = Admin({(TOPIC, n): AVRO for n in range(30)})
-    client: Any = Client()
     keeper = SchemaKeeper(str(tmp_path), admin)
     for n in range(30):
         keeper.keep(TOPIC, version_bytes(n), TOPIC)
@@ -171,9 +182,9 @@ def test_ten_times_as_many_schemas_as_a_sender_remembers_are_registered_and_the_
     monkeypatch.setattr(message_schemas, "read", noted)
     schemas = DestinationSchemas(str(tmp_path), admin)
     for n in range(30):
-        assert schemas.info(client, "a", TOPIC, version_bytes(n)) == ("a", 7)
+        assert schemas.schema("a", TOPIC, version_bytes(n)) is not None
     assert len(admin.registered) == 30
-    assert len(schemas._infos) == 3
+    assert len(schemas._registered) == 3
     assert reads == [TOPIC]
 
 
@@ -185,7 +196,7 @@ def test_a_process_registers_few_schemas_at_once_and_says_so_to_whoever_waits_to
     keeper = SchemaKeeper(str(tmp_path), admin)
     for n in range(8):
         keeper.keep(TOPIC, version_bytes(n), TOPIC)
-    schemas, client = DestinationSchemas(str(tmp_path), admin), Client()
+    schemas = DestinationSchemas(str(tmp_path), admin)
     may_answer, asked = threading.Event(), threading.Semaphore(0)
 
     def register(*schema: Any) -> int:
@@ -194,14 +205,13 @@ def test_a_process_registers_few_schemas_at_once_and_says_so_to_whoever_waits_to
         return 7
 
     admin.register_schema = register
-    some: Any = client
-    threads = [threading.Thread(target=schemas.info, args=(some, "a", TOPIC, version_bytes(n))) for n in range(4)]
+    threads = [threading.Thread(target=schemas.schema, args=("a", TOPIC, version_bytes(n))) for n in range(4)]
     for thread in threads:
         thread.start()
         assert asked.acquire(timeout=30)
     with pytest.raises(PulsarError, match="a: other schemas are being registered"):
-        schemas.info(some, "a", TOPIC, version_bytes(5))
+        schemas.schema("a", TOPIC, version_bytes(5))
     may_answer.set()
     for thread in threads:
         thread.join()
-    assert schemas.info(some, "a", TOPIC, version_bytes(5)) == ("a", 7)
+    assert schemas.schema("a", TOPIC, version_bytes(5)) is not None

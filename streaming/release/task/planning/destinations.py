@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import pulsar
-
+from broker.client import PulsarError
+from broker.protocol.sending import is_refusal
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Attempt, FailedProducer
 from streaming.release.naming import Target
-from streaming.release.task.producer_line import REFUSALS
+from streaming.release.task.producer_line import reason_of
 from tracker.backoff import DEFAULT_BACKOFF
 from tracker.dead_letter_targets import dead_letters_of
 
@@ -63,7 +63,7 @@ class Destinations:
         settings: Settings,
         sending: Mapping[str, Any],
         attempt: Attempt,
-        partitions_now: Callable[[str], int | pulsar.PulsarException],
+        partitions_now: Callable[[str], int | PulsarError],
     ) -> None:
         self._routes = _routes(settings, sending.get("routes", {}))
         self._partitions: Mapping[str, int] = sending.get("partitions", {})
@@ -134,7 +134,7 @@ class Destinations:
             partitions = self._looked_up[destination]
         elif partitions == UNKNOWN:
             now = self._partitions_now(destination)
-            if isinstance(now, pulsar.PulsarException):
+            if isinstance(now, PulsarError):
                 self.failed[target] = _not_found(destination, target, now, self._attempt.is_first)
                 return None
             partitions = self._looked_up[destination] = now
@@ -178,6 +178,6 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
     return by_number
 
 
-def _not_found(destination: str, target: Target, error: pulsar.PulsarException, is_untouched: bool) -> FailedProducer:
-    reason, is_refused = f"{type(error).__name__}: {error}", isinstance(error, REFUSALS)
+def _not_found(destination: str, target: Target, error: PulsarError, is_untouched: bool) -> FailedProducer:
+    reason, is_refused = reason_of(error), is_refusal(error)
     return FailedProducer(destination, "", target, reason, is_refused, None, is_untouched=is_untouched)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.client import PulsarError
 from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
@@ -34,7 +34,7 @@ def plan_release(
     settings: Settings,
     assignment: Assignment,
     attempt: Attempt,
-    partitions_now: Callable[[str], int | pulsar.PulsarException] = lambda topic: 0,
+    partitions_now: Callable[[str], int | PulsarError] = lambda topic: 0,
 ) -> Plan:
     """Plans for each row of an assignment its destination, time, producer name and sequence id.
 

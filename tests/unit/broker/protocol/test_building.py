@@ -16,10 +16,12 @@ from tests.support.fuzzing.examples import examples
 
 TEXTS = st.one_of(st.binary(max_size=20), st.sampled_from([b"", b"x" * 127, b"x" * 128, b"x" * 20_000]))
 
+WORDS = st.text(max_size=20) | st.sampled_from(["", "x" * 127, "ü" * 64, "x" * 20_000])
+
 MESSAGES: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     payload=st.none() | TEXTS,
-    properties=st.lists(st.tuples(TEXTS, TEXTS), max_size=4),
+    properties=st.lists(st.tuples(WORDS, WORDS), max_size=4),
     key=st.none() | TEXTS,
     is_key_base64=st.booleans(),
     ordering_key=st.none() | TEXTS,
@@ -34,7 +36,8 @@ def outgoing(given: dict[str, Any], sequence_id: int) -> OutgoingMessage:
 
 def arrived(given: dict[str, Any], batch_index: int) -> Message:
     names = ("key", "is_key_base64", "ordering_key", "properties", "payload", "event_time")
-    values = given | {"is_key_base64": given["is_key_base64"] and given["key"] is not None}
+    properties = [(name.encode(), value.encode()) for name, value in given["properties"]]
+    values = given | {"properties": properties, "is_key_base64": given["is_key_base64"] and given["key"] is not None}
     return Message(batch_index, *(values[name] for name in names))
 
 

@@ -76,6 +76,7 @@ def test_each_error_ends_the_producer_or_refuses_one_entry_or_lets_it_open_again
     sending = begun(1, 3)
     is_to_open = sending.fail(SendError(sequence_id=2, error=error, message=b"why"))
     if error == ServerError.NotAllowedError:
+        assert not sending.has_arrived
         [refused] = sending.refused
         assert (refused.entry.sequence_id, str(refused.error)) == (1, "NotAllowedError: why")
         sending.receipt(receipt(3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import _pulsar
 import pyarrow as pa
 import pytest
 
@@ -13,6 +12,7 @@ from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name
 from streaming.release.outgoing import MAX_REJECTED_BYTES, UnsendableError, delivered, rejected, why_unsendable
 from streaming.release.task.planning.plan_release import plan_release
+from tests.support.servers.fake_destinations import seen
 from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.messages import MESSAGES
@@ -27,59 +27,58 @@ def columns(**values: Any) -> dict[str, list[Any]]:
     return {name: rows[name].to_pylist() for name in rows.column_names}
 
 
-def ordering_key(message: _pulsar.Message) -> bytes:
-    """What the client can read of it only where it is text."""
-    try:
-        return bytes(message.ordering_key(), "utf-8")
-    except UnicodeDecodeError as error:
-        return bytes(error.object)
-
-
 def test_a_message_goes_as_it_came() -> None:
-    message = delivered(
-        columns(
-            key="kü",
-            ordering_key="o",
-            event_time=9,
-            properties=[("deliverAt", "5000"), ("", "x"), ("empty", ""), ("ü", "é")],
-            payload=bytes(range(256)),
-        ),
-        0,
-        5_000,
-        17,
+    given = columns(
+        key="kü",
+        ordering_key="o",
+        event_time=9,
+        properties=[("deliverAt", "5000"), ("", "x"), ("empty", ""), ("ü", "é")],
+        payload=bytes(range(256)),
     )
-    assert message.data() == bytes(range(256))
-    assert (message.partition_key(), message.ordering_key(), message.event_timestamp()) == ("kü", "o", 9)
+    properties, message = seen(delivered(given, 0, 5_000, 17))
+    assert message.payload == bytes(range(256))
+    assert (message.key, message.is_key_base64) == ("kü".encode(), False)
+    assert (message.ordering_key, message.event_time) == (b"o", 9)
     theirs = {"deliverAt": "5000", "": "x", "empty": "", "ü": "é"}
-    assert message.properties() == {**theirs, **OWN, "delaylake.deliverAt": "5000"}
-    assert not message.has_null_value()
+    assert properties == {**theirs, **OWN, "delaylake.deliverAt": "5000"}
 
 
-@pytest.mark.parametrize(("payload", "is_null"), [(None, True), (b"", False)])
-def test_no_payload_is_not_an_empty_one(payload: bytes | None, is_null: bool) -> None:
-    assert delivered(columns(payload=payload), 0, 5_000, 1).has_null_value() == is_null
+@pytest.mark.parametrize("payload", [None, b""])
+def test_no_payload_is_not_an_empty_one(payload: bytes | None) -> None:
+    assert seen(delivered(columns(payload=payload), 0, 5_000, 1)).message.payload == payload
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_no_key_is_not_an_empty_one(key: str | None) -> None:
+    message = seen(delivered(columns(key=key, ordering_key=key), 0, 5_000, 1)).message
+    assert message.key == message.ordering_key == (None if key is None else b"")
 
 
 def test_an_ordering_key_of_bytes_goes_as_it_came() -> None:
-    message = delivered(columns(ordering_key=None, ordering_key_bytes=b"\xff\x00\xfe"), 0, 5_000, 1)
-    assert ordering_key(message) == b"\xff\x00\xfe"
+    given = columns(ordering_key=None, ordering_key_bytes=b"\xff\x00\xfe")
+    assert seen(delivered(given, 0, 5_000, 1)).message.ordering_key == b"\xff\x00\xfe"
 
 
-def test_a_key_of_bytes_says_so_in_a_property() -> None:
-    message = delivered(columns(key="/wA=", key_encoding="base64"), 0, 5_000, 1)
-    assert message.partition_key() == "/wA="
-    assert message.properties()["delaylake.keyEncoding"] == "base64"
+def test_a_key_of_bytes_goes_as_bytes_and_a_dead_letter_says_so_in_a_property_too() -> None:
+    given = columns(key="/wA=", key_encoding="base64")
+    properties, message = seen(delivered(given, 0, 5_000, 1))
+    assert (message.key, message.is_key_base64) == (b"/wA=", True)
+    assert "delaylake.keyEncoding" not in properties
+    dead = seen(delivered(given, 0, 5_000, 1, dead_letter_of="a"))
+    assert dead.message.is_key_base64
+    assert dead.properties["delaylake.keyEncoding"] == "base64"
 
 
 def test_an_occurrence_has_its_number() -> None:
-    assert delivered(columns(occurrence=7), 0, 5_000, 1).properties()["delaylake.occurrence"] == "7"
-    assert "delaylake.occurrence" not in delivered(columns(), 0, 5_000, 1).properties()
+    assert seen(delivered(columns(occurrence=7), 0, 5_000, 1)).properties["delaylake.occurrence"] == "7"
+    assert "delaylake.occurrence" not in seen(delivered(columns(), 0, 5_000, 1)).properties
 
 
 def test_a_rejected_message_has_its_reason_and_goes_as_it_came() -> None:
-    message = rejected(columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")]), 0, 1, MOST)
-    assert message.properties() == {**OWN, "a": "b", "delaylake.reason": "x" * 1_000}
-    assert (message.data(), message.partition_key()) == (b"p", "k")
+    given = columns(reason="x" * 5_000, key="k", payload=b"p", properties=[("a", "b")])
+    properties, message = seen(rejected(given, 0, 1, MOST))
+    assert properties == {**OWN, "a": "b", "delaylake.reason": "x" * 1_000}
+    assert (message.payload, message.key) == (b"p", b"k")
 
 
 @pytest.mark.parametrize("max_size", [MOST, 60_000])
@@ -93,12 +92,10 @@ def test_a_rejected_message_goes_without_what_makes_it_too_large_to_send(kind: s
         "properties": [("a", "ü" * (n // 2 + 1))],
         "names": [("", "")] * (n // 12 + 1),
     }
-    message = rejected(
-        columns(reason="too large", **{kind.replace("names", "properties"): large[kind]}), 0, 1, max_size
-    )
-    assert message.has_null_value()
-    assert (message.partition_key(), ordering_key(message)) == ("", b"")
-    assert message.properties() == {**OWN, "delaylake.reason": "too large"}
+    given = columns(reason="too large", **{kind.replace("names", "properties"): large[kind]})
+    properties, message = seen(rejected(given, 0, 1, max_size))
+    assert (message.payload, message.key, message.ordering_key) == (None, None, None)
+    assert properties == {**OWN, "delaylake.reason": "too large"}
 
 
 NAME = producer_name("app", TOPIC, "a", 0, "planned1", False)
@@ -133,8 +130,8 @@ def test_each_version_of_a_topics_schema_has_producers_of_its_own() -> None:
 
 def test_a_dead_letter_says_whose_it_is() -> None:
     dead = delivered(columns(attempt=6, retry_reasons="[]"), 0, 5_000, 1, dead_letter_of="a")
-    assert dead.properties()["delaylake.subscription"] == "a"
-    assert "delaylake.subscription" not in delivered(columns(), 0, 5_000, 1).properties()
+    assert seen(dead).properties["delaylake.subscription"] == "a"
+    assert "delaylake.subscription" not in seen(delivered(columns(), 0, 5_000, 1)).properties
 
 
 def test_how_a_message_was_sent_back_is_not_passed_on() -> None:
@@ -142,20 +139,20 @@ def test_how_a_message_was_sent_back_is_not_passed_on() -> None:
     given = [(name, "x") for name in asked] + [("n", "1")]
     sent_back = columns(properties=[("retryOf", "7:0:-1:-1"), *given])
     expected = {"retryOf": "7:0:-1:-1", "n": "1", **OWN, "delaylake.deliverAt": "5000"}
-    assert delivered(sent_back, 0, 5_000, 1).properties() == expected
+    assert seen(delivered(sent_back, 0, 5_000, 1)).properties == expected
     # Somebody's own properties of these names, and those of what is rejected.
-    assert delivered(columns(properties=given), 0, 5_000, 1).properties().keys() > set(asked)
+    assert seen(delivered(columns(properties=given), 0, 5_000, 1)).properties.keys() > set(asked)
     wrong = columns(properties=[("retryOf", "7"), *given], reason="no id")
-    assert rejected(wrong, 0, 1, MOST).properties().keys() > set(asked)
+    assert seen(rejected(wrong, 0, 1, MOST)).properties.keys() > set(asked)
 
 
 def test_a_retry_has_its_number_and_reasons() -> None:
-    first = delivered(columns(), 0, 5_000, 1).properties()
-    again = delivered(columns(attempt=2, retry_reasons='["no", "no"]'), 0, 6_000, 2).properties()
+    first = seen(delivered(columns(), 0, 5_000, 1)).properties
+    again = seen(delivered(columns(attempt=2, retry_reasons='["no", "no"]'), 0, 6_000, 2)).properties
     added = {"delaylake.attempt": "2", "delaylake.reasons": '["no", "no"]', "delaylake.deliverAt": "6000"}
     assert again == {**first, **added}
     large = columns(attempt=2, retry_reasons='["no"]', payload=b"x" * (MAX_REJECTED_BYTES + 1))
-    assert "delaylake.reasons" not in delivered(large, 0, 6_000, 3).properties()
+    assert "delaylake.reasons" not in seen(delivered(large, 0, 6_000, 3)).properties
 
 
 UNSENDABLE = [
@@ -177,4 +174,4 @@ def test_what_no_message_can_have_is_named(values: dict[str, Any], reason: str) 
 def test_a_rejected_message_comes_with_its_reason_whatever_else_it_has(values: dict[str, Any]) -> None:
     for max_size in (0, MOST):
         message = rejected(columns(reason="why", **values), 0, 1, max_size)
-        assert {"delaylake.reason": "why", **OWN}.items() <= message.properties().items()
+        assert {"delaylake.reason": "why", **OWN}.items() <= seen(message).properties.items()

@@ -9,6 +9,7 @@ from streaming.release.driver.spacing import Spacing
 from streaming.release.outgoing import delivered
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
+from tests.support.servers.fake_destinations import seen
 from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import Release
@@ -66,7 +67,7 @@ def test_what_is_open_does_not_count_as_in_flight() -> None:
 def test_a_message_tells_when_it_was_due_only_where_it_was_shaped() -> None:
     rows = messages([(1, 0, 2_500)], properties=[("delaylake.shapedFrom", "1"), ("own", "x")])
     columns = {name: rows[name].to_pylist() for name in rows.column_names}
-    assert "delaylake.shapedFrom" not in delivered(columns, 0, 2_500, 1).properties()
+    assert "delaylake.shapedFrom" not in seen(delivered(columns, 0, 2_500, 1)).properties
     columns["shaped_from"] = [1_000]
-    properties = delivered(columns, 0, 2_500, 1).properties()
+    properties = seen(delivered(columns, 0, 2_500, 1)).properties
     assert (properties["delaylake.shapedFrom"], properties["delaylake.deliverAt"]) == ("1000", "2500")

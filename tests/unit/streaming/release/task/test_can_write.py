@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import pulsar
 import pytest
 
+from broker.client import NoAnswerError
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.settings import Settings
 from streaming.release.task import process_clients
 from streaming.release.task.can_write import can_write
 
 
-class Client:
-    """A client whose broker answers a new producer with an error."""
+class Brokers:
+    """A broker that answers a new producer with an error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
+    def partitions(self, topic: str) -> int:
+        return 0
 
-    def create_producer(self, topic: str) -> None:
+    def produce(self, topic: str) -> None:
         raise self._error
 
 
-@pytest.mark.parametrize(("error", "is_forgotten"), [(pulsar.TopicTerminated("no"), False), (pulsar.Timeout(), True)])
-def test_the_client_is_kept_after_a_refusal_for_the_next_release(
+@pytest.mark.parametrize(
+    ("error", "is_forgotten"),
+    [(RefusedError(ServerError.TopicTerminatedError, b"no"), False), (NoAnswerError("nothing"), True)],
+)
+def test_the_connections_are_kept_after_a_refusal_for_the_next_release(
     error: Exception, is_forgotten: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[bool] = []
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings: Client(error))
-    monkeypatch.setattr(process_clients, "forget_clients", lambda: forgotten.append(True))
-    [reason] = can_write(Settings().model_dump_json(), ["t"])
-    assert type(error).__name__ in reason
+    monkeypatch.setattr(process_clients, "brokers", lambda settings: Brokers(error))
+    monkeypatch.setattr(process_clients, "forget_brokers", lambda: forgotten.append(True))
+    assert list(can_write(Settings().model_dump_json(), ["t"])) == [str(error)]
     assert bool(forgotten) == is_forgotten
+
+
+def test_a_topic_that_wants_a_schema_can_be_written_unless_it_is_for_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RefusedError(ServerError.IncompatibleSchema, b"no")
+    monkeypatch.setattr(process_clients, "brokers", lambda settings: Brokers(error))
+    settings = Settings.model_validate({"routes": [{"source": "persistent://a/b/t", "subscriptions": [{"name": "s"}]}]})
+    topics = ["persistent://a/b/t-s", "persistent://a/b/t-rejects"]
+    assert list(can_write(settings.model_dump_json(), topics)) == ["", "IncompatibleSchema: no"]

@@ -8,9 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulsar
 import pytest
 
+from broker.client import NoAnswerError
+from broker.protocol.building import OutgoingEntry, OutgoingMessage
+from broker.protocol.producer import EntryTooLargeError
+from broker.protocol.sending import RefusedEntry
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
@@ -19,105 +24,94 @@ from warehouse.delta.epoch import PauseWatch
 PATIENCE_SECONDS = 0.3
 
 
-class Result:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-OK, CLOSED = Result("Ok"), Result("AlreadyClosed")
+def refusal(error: int) -> RefusedError:
+    return RefusedError(error, b"no")
 
 
 @dataclass
 class Topic:
     """A topic with deduplication, and what is wrong with it."""
 
-    refuses: type[Exception] | None = None  # what making a producer answers
+    refuses: Exception | None = None  # what making a producer answers
     hangs: threading.Event | None = None  # making a producer takes until it is set
     silent_after: int | None = None  # so many messages are taken, then nothing is answered any more
     terminated_after: int | None = None  # so many are taken, then the topic is terminated
-    drops: frozenset[int] = frozenset()  # sequence ids that the client drops, as it does when a quota is exceeded
+    quota_ends_at: int | None = None  # from this sequence id on a quota is exceeded
     too_big: frozenset[int] = frozenset()
+    not_allowed: frozenset[int] = frozenset()  # sequence ids that a policy does not allow
     last_id: int = -1
     entries: list[int] = field(default_factory=list)
     steals: int | None = None  # after the first message somebody else publishes with this sequence id
     n_open: int = 0  # producers
     full: threading.Event = field(default_factory=threading.Event)  # set when it has 20 messages
+    producers: list[FakeProducer] = field(default_factory=list)
 
-    def create(self) -> FakeProducer:
+    def create(self) -> Any:
         if self.hangs is not None and not self.hangs.wait(60):
             raise AssertionError("nothing has set it")
         if self.refuses is not None:
-            raise self.refuses("no")
+            raise self.refuses
         self.n_open += 1
-        return FakeProducer(self)
-
-
-class MessageId:
-    def __init__(self, ledger: int) -> None:
-        self.ledger_id = lambda: ledger
+        self.producers.append(FakeProducer(self))
+        return self.producers[-1]
 
 
 class FakeProducer:
+    name, schema_version = b"p", b""
+
     def __init__(self, topic: Topic) -> None:
-        self.topic, self._last = topic, topic.last_id
-        self._producer = self
-        self.batch: list[tuple[int, Any]] = []
-        self.state = OK
-        self.dropped: Result | None = None
-        self.is_lost = False
-        self.stuck: list[Callable[[Result], None]] = []
+        self.topic, self.last_sequence_id = topic, topic.last_id
+        self.is_open = True
+        self.error: Exception | None = None
+        self.repeated_to = -1
+        self.n_pending = 0
+        self.refused: list[RefusedEntry] = []
 
-    def last_sequence_id(self) -> int:
-        return self._last
+    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+        if entry.sequence_id in self.topic.too_big:
+            raise EntryTooLargeError("too large")
+        self._take(entry)
 
-    def send_async(self, message: tuple[int, bool], callback: Any) -> None:
-        sequence_id, is_batched = message
-        if sequence_id in self.topic.too_big:  # nobody is told who has not asked
-            if callback is not None:
-                callback(Result("MessageTooBig"), None)
-            return
-        self.batch.append((sequence_id, callback))
-        if not is_batched:
-            self._cut()
+    def flush(self) -> None:
+        pass
 
-    def _cut(self) -> None:
+    @property
+    def has_arrived(self) -> bool:
+        return not self.n_pending and not self.refused
+
+    def _take(self, entry: OutgoingEntry) -> None:
         topic = self.topic
-        if not self.batch or self.state is not OK or self.is_lost:
-            return
-        first, callback = self.batch[0][0], self.batch[-1][1]
-        ids = [sequence_id for sequence_id, _ in self.batch]
-        self.batch = []
-        if topic.silent_after is not None and len(topic.entries) >= topic.silent_after:
+        self.n_pending += 1
+        if self.error is not None or (topic.silent_after is not None and len(topic.entries) >= topic.silent_after):
             return
         if topic.terminated_after is not None and len(topic.entries) >= topic.terminated_after:
-            self.state, topic.refuses = CLOSED, pulsar.TopicTerminated
+            self.error = topic.refuses = refusal(ServerError.TopicTerminatedError)
             return
-        if first in topic.drops:
-            self.dropped = Result("ProducerBlockedQuotaExceededException")
-            self.is_lost = True  # it connects again, later
+        if topic.quota_ends_at is not None and entry.sequence_id >= topic.quota_ends_at:
+            self.error = refusal(ServerError.ProducerBlockedQuotaExceededException)
             return
-        is_new = first > topic.last_id
-        if is_new:
-            topic.entries += ids
+        self.n_pending -= 1
+        if entry.sequence_id in topic.not_allowed:
+            self.refused.append(RefusedEntry(entry, refusal(ServerError.NotAllowedError)))
+            return
+        if entry.sequence_id > topic.last_id:
+            topic.entries += range(entry.sequence_id, entry.highest_sequence_id + 1)
             if len(topic.entries) == 20:
                 topic.full.set()
-            topic.last_id = first
-        self._last = max(self._last, first)
-        if callback is not None:
-            callback(OK, MessageId(1 if is_new else -1))
+            topic.last_id = entry.highest_sequence_id
+        else:
+            self.repeated_to = entry.highest_sequence_id
+        self.last_sequence_id = max(self.last_sequence_id, entry.highest_sequence_id)
         if topic.steals is not None:
             topic.last_id = topic.steals
 
-    def flush_async(self, callback: Callable[[Result], None]) -> None:
-        self._cut()
-        topic = self.topic
-        if topic.silent_after is not None and len(topic.entries) >= topic.silent_after:
-            return
-        dropped, self.dropped = self.dropped, None
-        callback(dropped or self.state)
+    def take_refused(self) -> list[RefusedEntry]:
+        refused, self.refused = self.refused, []
+        return refused
 
-    def close(self) -> None:
+    def close(self) -> Callable[[float], None]:
         self.topic.n_open -= 1
+        return lambda seconds: None
 
 
 @dataclass
@@ -127,8 +121,6 @@ class Item:
     first_id: int
     line: Line
     is_batched: bool = False
-    is_last: bool = True
-    is_large: bool = False
     pace: Pace | None = None
     n_places: int = 1
 
@@ -148,7 +140,6 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
             topic.create,
             **{
                 "patience_seconds": PATIENCE_SECONDS,
-                "last_id": n,
                 "max_id": 1_000,
                 "ids": [*range(1, n + 1)],
                 "wake": wake,
@@ -163,8 +154,9 @@ def lines_to(topics: Sequence[Topic], n: int = 20, **changes: Any) -> tuple[list
 def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tuple[list[int], dict[int, str]]:
     refused: dict[int, str] = {}
 
-    def build(i: int) -> tuple[int, bool] | None:
-        return None if items[i].first_id <= items[i].line.resume_after else (items[i].sequence_id, items[i].is_batched)
+    def build(i: int) -> OutgoingMessage | None:
+        is_there = items[i].first_id <= items[i].line.resume_after
+        return None if is_there else OutgoingMessage(items[i].sequence_id, b"x")
 
     for line in lines:
         line.open()
@@ -180,16 +172,16 @@ def run(lines: list[Line], items: list[Item], after: Sequence[int] = ()) -> tupl
 @pytest.mark.parametrize(
     ("trouble", "reason", "is_refused", "n_there"),
     [
-        (Topic(refuses=pulsar.TopicTerminated), "TopicTerminated", True, 0),
-        (Topic(refuses=pulsar.ProducerBlockedQuotaExceededError), "ProducerBlockedQuotaExceededError", True, 0),
-        (Topic(refuses=pulsar.AuthorizationError), "AuthorizationError", True, 0),
-        (Topic(refuses=pulsar.IncompatibleSchema), "IncompatibleSchema", True, 0),
-        (Topic(refuses=pulsar.ProducerBusy), "ProducerBusy", False, 0),
-        (Topic(refuses=pulsar.Timeout), "Timeout", False, 0),
+        (Topic(refuses=refusal(ServerError.TopicTerminatedError)), "TopicTerminated", True, 0),
+        (Topic(refuses=refusal(ServerError.ProducerBlockedQuotaExceededError)), "ProducerBlockedQuota", True, 0),
+        (Topic(refuses=refusal(ServerError.AuthorizationError)), "AuthorizationError", True, 0),
+        (Topic(refuses=refusal(ServerError.IncompatibleSchema)), "IncompatibleSchema", True, 0),
+        (Topic(refuses=refusal(ServerError.ProducerBusy)), "ProducerBusy", False, 0),
+        (Topic(refuses=NoAnswerError("no answer")), "no answer", False, 0),
         (Topic(silent_after=0), "not answered", False, 0),
         (Topic(silent_after=7), "not answered", False, 7),
-        (Topic(terminated_after=7), "not answered", False, 7),
-        (Topic(drops=frozenset({8})), "QuotaExceeded", True, None),
+        (Topic(terminated_after=7), "TopicTerminated", True, 7),
+        (Topic(quota_ends_at=8), "QuotaExceeded", True, 7),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -280,12 +272,12 @@ def test_an_id_that_somebody_else_has_published_says_nothing_of_what_has_arrived
     assert (line.foreign_id, line.arrived_to) == (5_000, -1)
 
 
-def test_nothing_is_sent_after_what_the_client_has_dropped() -> None:
+def test_nothing_is_sent_after_what_was_not_taken() -> None:
     """Else the broker's last sequence id would hide what is missing, and drop it when it is sent again."""
-    topic = Topic(drops=frozenset({8}))
+    topic = Topic(quota_ends_at=8)
     run(*lines_to([topic]))
     assert topic.entries == list(range(1, 8))
-    topic.drops = frozenset()
+    topic.quota_ends_at = None
     run(*lines_to([topic]))
     assert topic.entries == list(range(1, 21))
 
@@ -306,7 +298,7 @@ def test_producers_of_one_topic_send_what_is_overdue_in_order_though_one_of_them
     for i, item in enumerate(items):
         item.at, item.sequence_id, item.first_id = now() - 1_000, i + 1, i + 1
     for line in lines:
-        line.of_topic, line.last_id = lines, 100
+        line.of_topic = lines
     assert slow.hangs is not None
     threading.Timer(0.15, slow.hangs.set).start()
     run(lines, items)
@@ -324,8 +316,6 @@ def test_a_message_waits_until_one_of_another_producer_has_arrived() -> None:
     lines, items = lines_to([slow, quick], n=50, patience_seconds=60)
     for i, item in enumerate(items):
         item.sequence_id, item.first_id = i + 1, i + 1
-    for line in lines:
-        line.last_id = 100
     assert slow.hangs is not None
     threading.Timer(0.15, slow.hangs.set).start()
     run(lines, items, each_after_the_one_before(items))
@@ -345,7 +335,6 @@ def test_what_waits_for_one_that_has_failed_fails_and_says_that_it_was_behind() 
 
 def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
     lines, items = lines_to([Topic(too_big=frozenset({5}), last_id=3), well := Topic()], resume_after=-1)
-    items[8].is_large = True
     _, refused = run(lines, items, [-1 if i % 2 == 0 else i - 1 for i in range(len(items))])
     assert list(refused) == [8]
     assert not any(line.has_failed for line in lines)
@@ -354,7 +343,7 @@ def test_what_the_client_refuses_or_has_arrived_before_holds_up_none() -> None:
 
 @pytest.mark.slow
 def test_one_that_gets_no_producer_holds_up_the_others_to_its_topic_no_longer_than_it_is_waited_for() -> None:
-    lines, items = lines_to([Topic(refuses=pulsar.ProducerBusy), well := Topic()])
+    lines, items = lines_to([Topic(refuses=refusal(ServerError.ProducerBusy)), well := Topic()])
     for line in lines:
         line.of_topic = lines
     run(lines, items)
@@ -366,8 +355,7 @@ def test_a_batch_goes_whole_also_where_its_producer_comes_late() -> None:
     topic = Topic(hangs=threading.Event())
     lines, _ = lines_to([topic], patience_seconds=60)
     begin = now()
-    items = [Item(begin, i + 1, i // 10 * 10 + 1, lines[0], True, i % 10 == 9) for i in range(400)]
-    lines[0].last_id = 391
+    items = [Item(begin, i + 1, i // 10 * 10 + 1, lines[0], True) for i in range(400)]
     assert topic.hangs is not None
     threading.Timer(0.1, topic.hangs.set).start()
     run(lines, items)
@@ -378,7 +366,6 @@ def test_a_batch_goes_whole_also_where_its_producer_comes_late() -> None:
 def test_a_message_that_the_client_refuses_is_named_and_the_others_go() -> None:
     topic = Topic(too_big=frozenset({5, 20}))
     lines, items = lines_to([topic])
-    items[2].is_large = items[4].is_large = items[-1].is_large = True
     _, refused = run(lines, items)
     assert not lines[0].has_failed
     assert [items[i].sequence_id for i in refused] == [5, 20]
@@ -417,6 +404,56 @@ def test_a_repetition_after_a_lost_answer_is_none_of_it() -> None:
     topic = Topic()
     lines, items = lines_to([topic])
     run(lines, items)
-    lines[0].resume_after, lines[0]._is_repeated = -1, True
+    lines[0].resume_after = -1
+    topic.producers[0].repeated_to = 20
     lines[0].check_repeated()
     assert not lines[0].has_failed
+    assert len(topic.producers) == 2, "the broker was asked"
+
+
+def test_what_a_policy_does_not_allow_is_named_alone_and_nobody_waits_for_it() -> None:
+    topic, other = Topic(not_allowed=frozenset({5, 20})), Topic()
+    lines, items = lines_to([topic, other])
+    _, refused = run(lines, items, [-1 if i % 2 == 0 else i - 1 for i in range(len(items))])
+    assert not any(line.has_failed for line in lines)
+    assert {items[i].sequence_id: why for i, why in refused.items()} == dict.fromkeys([5, 20], "NotAllowedError: no")
+    assert topic.entries == [i for i in range(1, 20) if i != 5]
+    assert other.entries == list(range(1, 21))
+
+
+def test_a_batch_that_a_policy_does_not_allow_fails_its_line() -> None:
+    topic = Topic(not_allowed=frozenset({1}))
+    lines, _ = lines_to([topic])
+    run(lines, [Item(now(), i + 1, 1, lines[0], True) for i in range(20)])
+    assert (lines[0].error, lines[0].is_refused) == ("NotAllowedError: no", True)
+
+
+def test_while_a_producer_looks_for_its_broker_nothing_is_given_to_it_and_the_others_go_on() -> None:
+    lost, well = Topic(), Topic()
+    lines, items = lines_to([lost, well], patience_seconds=60)
+    create = lost.create
+
+    def opened_lost() -> Any:
+        producer = create()
+        producer.is_open = False
+        threading.Timer(0.1, setattr, [producer, "is_open", True]).start()
+        return producer
+
+    lines[0].create = opened_lost
+    sent_at, _ = run(lines, items)
+    assert lost.entries == well.entries == list(range(1, 21))
+    assert max(sent_at[1::2]) < min(sent_at[::2])
+
+
+def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None:
+    """Its messages would be rejected later, though they are there."""
+    early, late = Topic(), Topic()
+    lines, items = lines_to([early, late], patience_seconds=0.05)
+    for item in items[1::2]:
+        item.at += 300
+    watch = threading.Timer(0.15, lambda: setattr(early.producers[0], "error", refusal(15)))
+    watch.start()
+    run(lines, sorted(items, key=lambda item: item.at))
+    watch.join()
+    assert [line.error for line in lines] == ["", ""]
+    assert early.entries == late.entries == list(range(1, 21))

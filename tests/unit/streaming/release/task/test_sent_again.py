@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
 
+from broker.protocol.building import OutgoingEntry
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.settings import Settings
 from status.troubles import FOREIGN_PRODUCER, Troubles
-from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.driver.releaser import Releaser
 from streaming.release.naming import producer_name
@@ -22,6 +22,7 @@ from streaming.release.producer_names import read_generations
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.sender import send_releases
+from tests.support.servers.fake_destinations import FakeBrokers, seen_in
 from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
@@ -35,82 +36,43 @@ FORGED = 1 << 60
 
 
 @dataclass
-class Result:
-    name: str = "Ok"
+class Broker(FakeBrokers):
+    """A broker that has one topic, with deduplication; one can read what has arrived."""
+
+    is_terminated: bool = False
+    stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
+
+    def produce(self, topic: str, name: str = "", schema: Any = None, on_progress: Any = None) -> Any:
+        if self.is_terminated:
+            raise RefusedError(ServerError.TopicTerminatedError, b"")
+        if self.last.get((topic, name)) == FORGED and self.stolen_after is not None:
+            self.stolen_after = None  # it is busy only once
+            raise RefusedError(ServerError.ProducerBusy, b"")
+        return super().produce(topic, name)
+
+    def take(self, topic: str, name: str, entry: OutgoingEntry) -> bool:
+        is_new = super().take(topic, name, entry)
+        if is_new and len(self.entries) == self.stolen_after:
+            self.last[topic, name] = FORGED
+        return is_new
+
+    def create_reader(self, topic: str, start: Any) -> Reader:
+        found = [Message(name, one.properties) for to, name, e in self.entries if to == topic for one in seen_in(e)]
+        return Reader(found)
 
 
 @dataclass
 class Message:
-    sequence_id: int
-    position: str
-    producer: str = ""
+    """What pulsar-client reads."""
+
+    producer: str
+    given: dict[str, str]
 
     def producer_name(self) -> str:
         return self.producer
 
     def properties(self) -> dict[str, str]:
-        return {"delaylake.messageId": self.position}
-
-
-@dataclass
-class Broker:
-    """A client of a broker that has one topic, with deduplication."""
-
-    last: dict[str, int] = field(default_factory=dict)  # by producer the last sequence id
-    messages: list[Message] = field(default_factory=list)
-    is_terminated: bool = False
-    stolen_after: int | None = None  # so many messages: then somebody else takes the producer's name, and keeps it busy
-
-    def shutdown(self) -> None:
-        pass
-
-    def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
-
-    def create_producer(self, topic: str, producer_name: str = "", **_: Any) -> Producer:
-        if self.is_terminated:
-            raise pulsar.TopicTerminated
-        if self.last.get(producer_name) == FORGED and self.stolen_after is not None:
-            self.stolen_after = None  # it is busy only once
-            raise pulsar.ProducerBusy
-        return Producer(self, producer_name, self.last.get(producer_name, -1))
-
-    def create_reader(self, topic: str, start: Any) -> Reader:
-        return Reader(list(self.messages))
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Producer:
-    broker: Broker
-    name: str
-    last: int
-
-    @property
-    def _producer(self) -> Producer:
-        return self
-
-    def last_sequence_id(self) -> int:
-        return self.last
-
-    def send_async(self, message: Message, callback: Callable[[Any, Any], None] | None) -> None:
-        is_new = message.sequence_id > self.broker.last.get(self.name, -1)
-        if is_new:
-            self.broker.last[self.name] = message.sequence_id
-            self.broker.messages.append(Message(message.sequence_id, message.position, self.name))
-            if len(self.broker.messages) == self.broker.stolen_after:
-                self.broker.last[self.name] = FORGED
-        self.last = max(self.last, message.sequence_id)
-        if callback is not None:
-            callback(Result(), pulsar.MessageId(-1, 1 if is_new else -1, 1 if is_new else -1, -1))
-
-    def flush_async(self, callback: Callable[[Any], None]) -> None:
-        callback(Result())
-
-    def close(self) -> None:
-        pass
+        return self.given
 
 
 @dataclass
@@ -183,20 +145,16 @@ class Job:
         return [trouble.kind for trouble in troubles.current()]
 
     def arrived(self) -> Counter[str]:
-        return Counter(message.position for message in self.broker.messages if message.position)
+        return Counter(one.properties["delaylake.messageId"] for one in self.broker.arrived(DESTINATION))
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     broker = Broker()
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings, number=0: broker)
-    monkeypatch.setattr(process_clients, "new_client", lambda settings: broker)
-    monkeypatch.setattr(process_clients, "forget_clients", lambda: None)
-
-    def delivered(columns: dict[str, Any], row: int, due: int, sequence_id: int, dead_letter_of: str | None) -> Message:
-        return Message(sequence_id, outgoing._properties(columns, row)["delaylake.messageId"])
-
-    monkeypatch.setattr(outgoing, "delivered", delivered)
+    monkeypatch.setattr(process_clients, "brokers", lambda settings, number=0: broker)
+    monkeypatch.setattr(process_clients, "new_brokers", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "reading_client", lambda settings: broker)
+    monkeypatch.setattr(process_clients, "forget_brokers", lambda number=None: None)
     return Job(tmp_path, broker)
 
 
@@ -230,7 +188,7 @@ def test_somebody_publishes_with_an_id_of_a_tick_that_was_sent_but_of_no_message
     """As whoever has seen the job's ids would, to have what is to be sent again taken for repetitions."""
     for tick, n in enumerate(rows, 1):
         job.is_killed_after(tick, n)
-    job.broker.last[job.producer] = last_sequence_id(len(rows))
+    job.broker.last[DESTINATION, job.producer] = last_sequence_id(len(rows))
     assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
     assert job.arrived() == all_of(1, 2, 3)
 
@@ -238,7 +196,7 @@ def test_somebody_publishes_with_an_id_of_a_tick_that_was_sent_but_of_no_message
 def test_somebody_takes_the_name_while_several_releases_of_a_lane_are_not_written_down(job: Job) -> None:
     job.is_killed_after(1, N)
     job.is_killed_after(2, N // 2)
-    job.broker.last[job.producer] = FORGED
+    job.broker.last[DESTINATION, job.producer] = FORGED
     assert job.runs(3, 1, 2, 3) == [FOREIGN_PRODUCER]
     assert job.arrived() == all_of(1, 2, 3)
 

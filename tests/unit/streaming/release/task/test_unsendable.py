@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import _pulsar
-import pulsar
 import pyarrow as pa
 import pytest
 
+from broker.protocol.building import OutgoingMessage
 from conf.settings import Settings
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task import process_clients
 from streaming.release.task.sender import send_releases
+from tests.support.servers.fake_destinations import FakeBrokers
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import Int64Array, with_columns
@@ -31,93 +29,17 @@ WHYS = {
 }
 
 
-@dataclass
-class Result:
-    name: str = "Ok"
+class Broker(FakeBrokers):
+    """What has arrived, by topic the positions of messages."""
 
-
-@dataclass
-class Broker:
-    """A client, and a broker with deduplication that remembers the first sequence id of a batch."""
-
-    last: dict[tuple[str, str], int] = field(default_factory=dict)
-    arrived: dict[str, list[str]] = field(default_factory=dict)  # by topic the positions of messages
-    reasons: list[str] = field(default_factory=list)  # of messages that came to rejects topics
-
-    def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
-
-    def create_producer(self, topic: str, producer_name: str, batching_enabled: bool, **_: Any) -> Producer:
-        return Producer(self, (topic, producer_name), batching_enabled, self.last.get((topic, producer_name), -1))
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Producer:
-    broker: Broker
-    key: tuple[str, str]
-    is_batching: bool
-    last: int
-    batch: list[tuple[_pulsar.Message, Any]] = field(default_factory=list)
-
-    @property
-    def _producer(self) -> Producer:
-        return self
-
-    def last_sequence_id(self) -> int:
-        return self.last
-
-    def send_async(self, message: _pulsar.Message, callback: Callable[[Any, Any], None] | None) -> None:
-        self.batch.append((message, callback))
-        if not self.is_batching:
-            self._cut()
-
-    def _cut(self) -> None:
-        if not self.batch:
-            return
-        batch, self.batch = self.batch, []
-        first = _ids[id(batch[0][0])]
-        is_new = first > self.broker.last.get(self.key, -1)
-        if is_new:
-            self.broker.last[self.key] = first
-            for message, _ in batch:
-                properties = message.properties()
-                self.broker.arrived.setdefault(self.key[0], []).append(properties["delaylake.messageId"])
-                if "delaylake.reason" in properties:
-                    self.broker.reasons.append(properties["delaylake.reason"])
-        self.last = max(self.last, first)
-        for _, callback in batch:
-            if callback is not None:
-                callback(Result(), pulsar.MessageId(-1, 1 if is_new else -1, 1 if is_new else -1, -1))
-
-    def flush(self) -> None:
-        self._cut()
-
-    def flush_async(self, callback: Callable[[Any], None]) -> None:
-        self._cut()
-        callback(Result())
-
-    def close(self) -> None:
-        pass
-
-
-_ids: dict[int, int] = {}
+    def positions(self, topic: str) -> list[str]:
+        return [one.properties["delaylake.messageId"] for one in self.arrived(topic)]
 
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    built = outgoing._finished
-
-    def finished(builder: Any, sequence_id: int) -> _pulsar.Message:
-        message = built(builder, sequence_id)
-        _ids[id(message)] = sequence_id  # a message does not tell its own
-        return message
-
-    monkeypatch.setattr(outgoing, "_finished", finished)
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda settings, number=0: broker)
+    monkeypatch.setattr(process_clients, "brokers", lambda settings, number=0: broker)
     return broker
 
 
@@ -157,8 +79,9 @@ def test_a_row_that_can_not_be_built_is_refused_alone_and_the_same_again(
         ]
         assert {row["reason"] for row in refused} == {f"{NOT_DELIVERED}{s}{NOT_TAKEN}{WHYS[column]}" for s in "ab"}
     for name in "ab":
-        assert broker.arrived.get(f"{TOPIC}-{name}", []) == [f"1:{i}:-1:-1" for i in good]
-    assert len(broker.reasons) == len(broker.arrived[f"{TOPIC}-rejects"]) == 2 * len(wrong), "once each"
+        assert broker.positions(f"{TOPIC}-{name}") == [f"1:{i}:-1:-1" for i in good]
+    rejects = [one for one in broker.arrived(f"{TOPIC}-rejects") if "delaylake.reason" in one.properties]
+    assert len(rejects) == 2 * len(wrong), "once each"
 
 
 @pytest.mark.parametrize("step", ["delivered", "planned"])
@@ -168,7 +91,7 @@ def test_whatever_is_raised_for_a_row_the_others_arrive(
 ) -> None:
     build = outgoing.delivered
 
-    def delivered(columns: Any, row: int, *rest: Any) -> _pulsar.Message:
+    def delivered(columns: Any, row: int, *rest: Any) -> OutgoingMessage:
         if columns["entry_id"][row] == 3:
             raise error
         return build(columns, row, *rest)
@@ -184,7 +107,7 @@ def test_whatever_is_raised_for_a_row_the_others_arrive(
         monkeypatch.setattr("streaming.release.task.planning.contents.payload_sizes", sizes)
     [sent] = send_releases(settings(tmp_path).model_dump_json(), Attempt(), [release(set(), "event_time", 0, 1)])
     assert sent.failed == ()
-    assert broker.arrived[f"{TOPIC}-a"] == [f"1:{i}:-1:-1" for i in range(N) if i != 3]
+    assert broker.positions(f"{TOPIC}-a") == [f"1:{i}:-1:-1" for i in range(N) if i != 3]
     [refused] = unpack(sent.refused[1, True]).to_pylist()
     assert (refused["entry_id"], type(error).__name__ in refused["reason"]) == (3, True)
 
@@ -194,6 +117,6 @@ def test_text_that_is_not_utf_8_is_refused_alone(broker: Broker, tmp_path: Path)
     keys = pa.StringArray.from_buffers(3, pa.py_buffer(bytes([0] * 8 + [1, 0, 0, 0] * 2)), pa.py_buffer(b"\xff"))
     what = Assignment("app", 0, 1, True, pack(release_rows(with_columns(rows, key=keys), 1, '{"lanes": 1}')))
     [sent] = send_releases(settings(tmp_path).model_dump_json(), Attempt(), [what])
-    assert broker.arrived[f"{TOPIC}-a"] == ["1:0:-1:-1", "1:2:-1:-1"]
+    assert broker.positions(f"{TOPIC}-a") == ["1:0:-1:-1", "1:2:-1:-1"]
     [refused] = unpack(sent.refused[1, True]).to_pylist()
     assert "not UTF-8 can't be read: key" in refused["reason"]

@@ -8,11 +8,13 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from broker.protocol.producer import EntryProducer
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.settings import Settings
 from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.release.attempt import Assignment, Attempt, SendReport
@@ -124,13 +126,13 @@ class Client:
         self.looked_up: list[str] = []
         self.opened: list[str] = []
 
-    def get_topic_partitions(self, topic: str) -> list[str]:
+    def partitions(self, topic: str) -> int:
         self.looked_up.append(topic)
-        raise pulsar.AuthorizationError("no rights")
+        raise RefusedError(ServerError.AuthorizationError, b"no rights")
 
-    def create_producer(self, topic: str, **_: Any) -> pulsar.Producer:
+    def produce(self, topic: str, *_: Any) -> EntryProducer:
         self.opened.append(topic)
-        raise pulsar.TopicTerminated
+        raise RefusedError(ServerError.TopicTerminatedError, b"")
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
@@ -138,7 +140,7 @@ def test_a_destination_that_cannot_be_looked_up_fails_alone(monkeypatch: pytest.
     """Be it that the settings have it only now, or that its partitions were never known."""
     client, now = Client(), settings({"name": "a", "destination": ELSEWHERE}, B)
     what = release([0b01, 0b10]) if is_changed else release([0b01, 0b10], now, destinations={ELSEWHERE: UNKNOWN})
-    monkeypatch.setattr(process_clients, "pulsar_client", lambda *_: client)
+    monkeypatch.setattr(process_clients, "brokers", lambda *_: client)
     [sent] = send_releases(now.model_dump_json(), Attempt(), [what, what])
     assert sorted({(one.topic, one.target, one.is_refused) for one in sent.failed}) == [
         (ELSEWHERE, (TOPIC, "a"), True),

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pulsar
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from broker.client import PulsarError
 from conf.settings import Settings
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Assignment, Attempt
@@ -129,8 +129,8 @@ def assignment_of(made: Made, sending: dict[str, Any]) -> Assignment:
     return Assignment("app", shard, tick, kind, pack(rows.replace_schema_metadata({SENDING: json.dumps(sending)})))
 
 
-def partitions_now(topic: str) -> int | pulsar.PulsarException:
-    return pulsar.TopicNotFound("gone") if "lost" in topic else 2
+def partitions_now(topic: str) -> int | PulsarError:
+    return PulsarError("gone") if "lost" in topic else 2
 
 
 def told(send: Any) -> tuple[Any, ...]:
