@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from broker.client import (
     trusted_certificates,
     urls_of_hosts,
 )
+from broker.position import Position
 from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.producer import EntryProducer
@@ -24,6 +26,7 @@ from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
 from conf.settings import PulsarSettings
 
 _MAX_REDIRECTS = 20
+_READER = "reader"  # as Pulsar's clients name such subscriptions, for which broker and operators may have rules
 
 
 class Brokers:
@@ -59,6 +62,16 @@ class Brokers:
         """
         connection = self._connection_for(topic)
         return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
+
+    def read(self, topic: str, after: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
+        """Opens a consumer of the entries after one, whose subscription nobody else uses; see `EntryConsumer`.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        connection = self._connection_for(topic)
+        name = f"{_READER}-{uuid.uuid4().hex[:12]}"
+        return EntryConsumer(connection, topic, name, max_bytes=max_bytes, max_messages=max_messages, after=after)
 
     def produce(
         self,

@@ -20,7 +20,8 @@ from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 _SIGN = 1 << 63
 _MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
 _PARTS = 8  # the flow control hears of what was handed over for each such part of its budget, or when all is
-_WORD = (1 << 64) - 1
+_WORDS = 1 << 64
+_WORD = _WORDS - 1
 
 
 class ReceivedEntry(NamedTuple):
@@ -34,7 +35,7 @@ class ReceivedEntry(NamedTuple):
 
 
 class EntryConsumer:
-    """An exclusive, durable consumer of one topic partition, from the beginning where the subscription is new.
+    """An exclusive consumer of one topic partition, from the beginning where the subscription is new.
 
     It does not connect again: when the connection ends, or the broker unloads the topic, `receive` hands over what has
     come, and then raises DisconnectedError. All methods may be called in any thread, `receive` in one at a time.
@@ -45,13 +46,22 @@ class EntryConsumer:
         subscription: its name.
         max_bytes: about so many bytes may wait for `receive`, or be on their way.
         max_messages: so many messages may.
+        after: the subscription ends with the consumer, and begins after this entry; START: with the first one. None: it
+            stays.
 
     Raises:
         PulsarError: the broker refuses, or does not answer.
     """
 
     def __init__(
-        self, connection: Connection, topic: str, subscription: str, *, max_bytes: int, max_messages: int
+        self,
+        connection: Connection,
+        topic: str,
+        subscription: str,
+        *,
+        max_bytes: int,
+        max_messages: int,
+        after: Position | None = None,
     ) -> None:
         self.topic = topic
         self._connection = connection
@@ -64,6 +74,10 @@ class EntryConsumer:
         self._told_messages, self._told_bytes = max_messages // _PARTS, max_bytes // _PARTS
         self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * max_bytes)
         self._error: PulsarError | None = None
+        begin: dict[str, Any] = {"durable": True, "initial_position": Subscribe.EARLIEST}
+        if after is not None:
+            start = {"ledger_id": after.ledger_id % _WORDS, "entry_id": after.entry_id % _WORDS}
+            begin = {"durable": False, "start_message_id": start}
         self._id = connection.attach(self)
         try:
             self._request(
@@ -72,8 +86,7 @@ class EntryConsumer:
                 topic=topic,
                 subscription=subscription,
                 type=Subscribe.EXCLUSIVE,
-                durable=True,
-                initial_position=Subscribe.EARLIEST,
+                **begin,
             )
             self._grant()
         except NoAnswerError:

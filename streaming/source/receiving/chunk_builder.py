@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from broker.entries.continuity import Part
 from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
@@ -59,6 +60,7 @@ class ChunkBuilder:
 
     Attributes:
         entries: the entries in it.
+        parts: the entries that came meanwhile, and of which there are no messages.
         rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
@@ -84,6 +86,7 @@ class ChunkBuilder:
         self._ordinary: list[tuple[int, Entry]] = []  # entries whose rows are not made yet, by the first one's place
         self._n = 0
         self.entries = EntrySet()
+        self.parts: list[Part] = []
         self.n_bytes = 0
 
     def __len__(self) -> int:
