@@ -45,9 +45,9 @@ def read_entries(
                     entry = consumer.receive(max(ends_at - time.monotonic(), 0))
                     if entry is None:
                         raise NoAnswerError(f"the broker sends nothing of {topic} after {after}")
-                    after = entry.position
-                    if after <= up_to:
+                    if after < entry.position <= up_to:  # the broker begins with the entry `after` itself
                         yield entry
+                    after = max(after, entry.position)
                     ends_at = time.monotonic() + seconds
             finally:
                 with suppress(PulsarError):
