@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, messages
-from tracker import parking as module
+from tracker.message_state import parking as module
 from tracker.message_state.parking import PACE_ROWS, pace, step_of
 from tracker.messages import with_columns
 
