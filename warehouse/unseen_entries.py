@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from broker.protocol.reading import read_entries
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import MessagePosition
 from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import REJECTS
 
@@ -154,12 +155,13 @@ def _read(brokers: Brokers, source: SourceTopic, positions: list[Position]) -> d
     """Reads entries, and returns what their metadata say; those are missing that the broker does not send."""
     wanted, found, n_bytes = set(positions), {}, 0
     before = Position(positions[0].ledger_id, positions[0].entry_id - 1)
-    for entry in read_entries(brokers, source.name, before, positions[-1]):
-        n_bytes += entry.n_bytes
-        if entry.position in wanted and isinstance(entry.envelope, Envelope):
-            found[entry.position] = _described(entry.envelope)
-        if n_bytes > _MAX_READ_BYTES:
-            break
+    with closing(read_entries(brokers, source.name, before)) as entries:
+        for entry in entries:
+            n_bytes += entry.n_bytes
+            if entry.position in wanted and isinstance(entry.envelope, Envelope):
+                found[entry.position] = _described(entry.envelope)
+            if n_bytes > _MAX_READ_BYTES or entry.position >= positions[-1]:
+                break
     return found
 
 

@@ -23,10 +23,10 @@ from broker.protocol.consumer import EntryConsumer
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
+from conf.partitions import partition_name
 from conf.settings import PulsarSettings
 
 _MAX_REDIRECTS = 20
-_READER = "reader"  # as Pulsar's clients name such subscriptions, for which broker and operators may have rules
 
 
 class Brokers:
@@ -63,15 +63,20 @@ class Brokers:
         connection = self._connection_for(topic)
         return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
 
-    def read(self, topic: str, after: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
-        """Opens a consumer of the entries after one, whose subscription nobody else uses; see `EntryConsumer`.
+    def read(self, topic: str, start: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
+        """Opens a consumer whose subscription is not durable; see `EntryConsumer`.
+
+        Args:
+            topic: the topic partition.
+            start: it begins with this entry, or after it.
+            max_bytes, max_messages: as of `EntryConsumer`.
 
         Raises:
             PulsarError: no broker answers, or it refuses.
         """
+        name = f"delaylake-reader-{uuid.uuid4().hex}"
         connection = self._connection_for(topic)
-        name = f"{_READER}-{uuid.uuid4().hex[:12]}"
-        return EntryConsumer(connection, topic, name, max_bytes=max_bytes, max_messages=max_messages, after=after)
+        return EntryConsumer(connection, topic, name, max_bytes=max_bytes, max_messages=max_messages, start=start)
 
     def produce(
         self,
@@ -94,6 +99,15 @@ class Brokers:
             PulsarError: no broker answers, or it refuses.
         """
         return int(self._service().request(Command.PARTITIONS, "partitions", topic=topic).n)
+
+    def partition_names(self, topic: str) -> list[str]:
+        """Returns the names of a topic's partitions, or its own: it is not partitioned.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        n = self.partitions(topic)
+        return [partition_name(topic, i) for i in range(n)] if n else [topic]
 
     def close(self) -> None:
         """Closes all connections."""

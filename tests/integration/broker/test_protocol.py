@@ -15,11 +15,10 @@ import pytest
 
 from broker.client import PulsarError, connect
 from broker.jvm.jars import JarSet
-from broker.position import START, Position
+from broker.position import Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import Envelope, messages_of
-from broker.protocol.reading import read_entries
 from broker.protocol.session import DisconnectedError
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
@@ -162,30 +161,6 @@ def test_what_was_not_acknowledged_comes_again_after_an_unload(
     assert [payloads(again.receive(20)) for _ in range(3)] == [[b"\2"], [b"\3"], [b"\4"]]
     assert again.receive(0.1) is None
     again.close()
-    brokers.close()
-
-
-def test_a_reader_reads_on_after_an_unload_and_leaves_no_subscription(
-    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str
-) -> None:
-    brokers = Brokers(broker.settings)
-    assert list(read_entries(brokers, topic, START)) == []
-    producer = pulsar_client.create_producer(topic, batching_enabled=False)
-    sent = [producer.send(bytes([i]) * 10_000) for i in range(200)]
-    positions = [Position(i.ledger_id(), i.entry_id()) for i in sent]
-    path = f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}"
-    found = []
-    for entry in read_entries(brokers, topic, START):
-        found.append(entry)
-        if len(found) == 50:
-            httpx.put(f"{path}/unload", timeout=60).raise_for_status()
-    assert [entry.position for entry in found] == positions
-    assert [payloads(entry) for entry in found] == [[bytes([i]) * 10_000] for i in range(200)]
-    assert [e.position for e in read_entries(brokers, topic, positions[7], positions[9])] == positions[8:10]
-    ledger_begins = Position(positions[0].ledger_id, -1)
-    assert next(iter(read_entries(brokers, topic, ledger_begins))).position == positions[0]
-    assert list(read_entries(brokers, topic, positions[-1])) == []
-    wait_until(lambda: httpx.get(f"{path}/subscriptions").json() == [], 20, "no subscription is left")
     brokers.close()
 
 
