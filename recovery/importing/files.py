@@ -20,8 +20,8 @@ from recovery.importing.importer import Importer, ImportFailedError, sendable
 from recovery.importing.meaning import with_meaning
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.chunk_builder import MAX_PRODUCER_NAME_BYTES
+from tracker.due_time import MAX_TIME_MILLIS, TOO_FAR
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
-from tracker.properties.schedule import MAX_TIME_MILLIS, TOO_FAR
 
 _ROWS_AT_ONCE = 1_000_000
 _FILE_BYTES_AT_ONCE = 256 << 20

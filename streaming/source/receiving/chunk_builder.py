@@ -21,9 +21,9 @@ from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, o
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unpacking import UnpackedEntry
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
-from tracker.properties.delivered import BASE64, KEY_ENCODING
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
+from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
 from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
