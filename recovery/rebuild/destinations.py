@@ -24,8 +24,7 @@ from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from recovery.rebuild.trimmed import warn_of_trimmed
 from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
-from tracker.properties.delivered import DELIVER_AT, SHAPED_FROM
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
 from warehouse.delta.tables import OnProgress, Tables, literal
 from warehouse.renumbering import Renumbering
