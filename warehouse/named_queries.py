@@ -130,6 +130,11 @@ def none_of(conditions: Iterable[Sql]) -> Sql:
     return Sql(f"NOT {some_of(conditions)}")
 
 
+def is_in(column: str, values: Sequence[str] | Sequence[int]) -> Sql:
+    """Returns the SQL condition that a column has one of the values; false for none."""
+    return Sql(f"{identifier(column)} IN ({literal(values)})") if values else FALSE
+
+
 def in_ranges(column: str, ranges: Iterable[tuple[int, int]]) -> Sql:
     """Returns the SQL condition that a column is in one of the ranges, (first, last) inclusive; false for none."""
     return some_of(Sql(f"{identifier(column)} BETWEEN {first:d} AND {last:d}") for first, last in ranges)
