@@ -131,15 +131,10 @@ class LargeWaiting(NamedTuple):
 
 def large_waiting(tables: Tables, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[LargeWaiting]:
     """Counts the large rows of a version of the delayed index that `large_due` would return, by source topic."""
-    span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
-    size = f"sum(coalesce({_size(tables, version, span)}, 0))"
-    found = tables.query(
-        "delayed_index",
-        f"SELECT topic, count(*) AS messages, {size} AS n_bytes, min(deliver_at) AS since FROM delayed_index "  # noqa: S608
-        f"WHERE {span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)} GROUP BY 1 ORDER BY 1",
-        version,
-    )
-    return [LargeWaiting(**row) for row in found.to_pylist()]
+    span = _SQL("delay_due_in", start=after[0], end=end)
+    condition = all_of([span, _is_after(after), _is_large(tables, version, span, rule)])
+    sql = _SQL("large_waiting", condition=condition, size=_size(tables, version, span))
+    return [LargeWaiting(**row) for row in tables.query("delayed_index", sql, version).to_pylist()]
 
 
 def read_large(tables: Tables, version: int, rule: LargeRule, after: LargeKey, to: LargeKey) -> pa.Table:

@@ -27,6 +27,10 @@ SELECT deliver_at, ledger_id, entry_id, sum(coalesce(:size, 0)) AS n
 FROM delayed_index WHERE :condition
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT :max_large_rows
 
+-- large_waiting --
+SELECT topic, count(*) AS messages, sum(coalesce(:size, 0)) AS n_bytes, min(deliver_at) AS since
+FROM delayed_index WHERE :condition GROUP BY 1 ORDER BY 1
+
 -- delay_due_up_to --
 deliver_at >= :first AND deliver_at <= :last AND operation = 'DELAY'
 
