@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.holding.giving_up import NOT_DELIVERED
-from tracker.commands.schema import SEQUENCE_BITS
-from tracker.properties.message_position import POSITION_SQL
+from tracker.commands.outcomes import NOT_DELIVERED
+from tracker.properties import POSITION_SQL
+from tracker.schemas import SEQUENCE_BITS
 from warehouse.delivery_key import COLUMNS
 from warehouse.named_queries import NamedQueries, Sql, columns, rows_of_values
 from warehouse.pending import (

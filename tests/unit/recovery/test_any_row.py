@@ -30,9 +30,9 @@ from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
 from tests.support.tracker.messages import TOPIC, command, messages
 from tracker.commands.decode import decode
 from tracker.commands.kinds import OPERATIONS, RETRY
-from tracker.commands.schema import SubscriptionRule
 from tracker.entry_log import entries_of
 from tracker.messages import MESSAGES
+from tracker.schemas import SubscriptionRule
 from tracker.wire.delaylake_pb2 import ControlCommand
 from warehouse.queries.index_rows import to_index
 
