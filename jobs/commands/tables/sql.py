@@ -94,8 +94,9 @@ def sql(
 
 def _print_csv(cells: list[str]) -> None:
     """Prints a row as CSV. Cells stay as they are; some readers end a row at a lone CR, which Python does not quote."""
-    quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL
-    csv.writer(sys.stdout, lineterminator="\n", quoting=quoting).writerow(cells)
+    has_cr = any("\r" in cell for cell in cells)
+    writer = csv.writer(sys.stdout, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
+    writer.writerow(cells)
 
 
 def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
