@@ -38,10 +38,10 @@ from typing import Any
 
 import numpy as np
 import pulsar
+from delaylake.commands import Ids
 
 from admin.control.bulk import NAMED, Action, Change, plan
 from admin.control.client import ControlClient
-from admin.control.requests import Ids
 from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
 from benchmarks.pending_load import DAY_MILLIS, MOST_WITH_PROPERTY, YEAR_MILLIS, Load

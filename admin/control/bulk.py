@@ -12,8 +12,11 @@ from enum import StrEnum
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from delaylake.commands import Ids
+from delaylake.control import MAX_ENTRIES, ControlRequest
+from delaylake.message_ids import Outcome
 
-from admin.control.requests import MAX_ENTRIES, ControlRequest, Ids, Outcome, RequestFactory
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
@@ -201,7 +204,7 @@ def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Cal
     for call in calls:
         # Commands are made one at a time, so that a million messages don't become as many Python objects.
         for start in range(0, call.rows.num_rows, MAX_ENTRIES):
-            made = RequestFactory(
+            made = request_factory(
                 settings, issued_by, topic, [call.subscription], sum_up=True, request_id=f"{change}.{next(numbers)}"
             )
             rows = call.rows.slice(start, MAX_ENTRIES)

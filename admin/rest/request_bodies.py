@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from admin.control.requests import Ids, Keys, Named
+from delaylake.commands import Ids, Keys, Named
+
 from broker.entries.message_ids import (
     MAX_INT64,
     MessageRef,

@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from delaylake.commands import Ids, Keys, done_results
+from delaylake.control import RequestFactory
+from delaylake.message_ids import MessageId, Outcome
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from admin.control.requests import Ids, Keys, Outcome, RequestFactory, done_results
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
@@ -131,7 +133,7 @@ async def end_schedule(
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
         # The call may be a repeated one: retention has deleted the ended schedule since.
-        if outcomes := await asyncio.to_thread(_first_outcomes, made, _ref(schedule_id)):
+        if outcomes := await asyncio.to_thread(_first_outcomes, request, made, _ref(schedule_id)):
             return answer(request, outcomes, CANCEL_CODES)
         raise
     # A cancel is for a whole entry, which may have other messages.
@@ -216,20 +218,21 @@ def _find(request: Request, target: Target, schedule_id: str, subscription: str 
     return found
 
 
-def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
+def _first_outcomes(request: Request, made: RequestFactory, message: MessageRef) -> list[Outcome]:
     """Returns the outcomes of an earlier call with this request id that ended the schedule; empty: there was none."""
     if not made.request_id:
         return []
-    source, _ = resolve_topic(made.topic, {route.source for route in made.settings.routes})
+    settings: Settings = request.app.state.settings
+    source, _ = resolve_topic(made.topic, {route.source for route in settings.routes})
     now = time.time_ns() // 1_000_000
-    rows = find_first_answers(Tables(made.settings.warehouse), None, [made.request_id], now).to_pylist()
+    rows = find_first_answers(Tables(settings.warehouse), None, [made.request_id], now).to_pylist()
     outcomes = [
         Outcome(
             row["subscription"],
-            MessageRef(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
-            Result.Name(row["result"]),
+            MessageId(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
+            result := Result.Name(row["result"]),
             row["reason"] or "",
-            row["result"] in done_results(CANCEL),
+            result in done_results(CANCEL, Ids([message])),
         )
         for row in rows
         if (row["topic"], row["ledger_id"], row["entry_id"]) == (source, message.ledger_id, message.entry_id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from delaylake.commands import Ids, Keys, Named
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.exceptions import HTTPException
 
 from admin.control.bulk import Action, Change
-from admin.control.requests import Ids, Keys, Named
 from admin.errors import AdminError
 from admin.rest.by_filter import BulkPostpone, BulkReschedule, by_filter, parse_bulk
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send

@@ -28,7 +28,9 @@ from jobs.text_table import table_text
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
 
 if TYPE_CHECKING:
-    from admin.control.requests import Named, Outcome
+    from delaylake.commands import Named
+    from delaylake.message_ids import Outcome
+
     from broker.entries.message_ids import MessageRef
     from jobs.commands.messages.changes import Client
     from warehouse.schedules.schedule import Occurrence, Schedule
@@ -214,12 +216,13 @@ def end(
     named, names, options = _named(schedule_id, schedule_keys), split_names(subscriptions), global_options(context)
 
     def ended(client: Client) -> Iterator[Outcome]:
-        from admin.control.requests import Ids, Keys
+        from delaylake.commands import Ids, Keys
+
         from admin.control.rest_client import RestClient
 
         if isinstance(named, Keys):
             return client.send(topic, CANCEL, named, names, timeout)
-        [message] = named.messages
+        message = message_of(str(schedule_id))
         if isinstance(client, RestClient):
             return client.end_schedule(topic, message, names, timeout)
         found = _found(options, topic, message, None)
@@ -237,7 +240,7 @@ def _named(schedule_id: str | None, schedule_keys: list[str] | None) -> Named:
     Raises:
         BadParameter: none, or in two ways.
     """
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
 
     if schedule_keys:
         if schedule_id is not None:

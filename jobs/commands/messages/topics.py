@@ -33,7 +33,8 @@ from jobs.parsers import parse_due_time, parse_duration
 from tracker.commands.kinds import CANCEL, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
 
 if TYPE_CHECKING:
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
+
     from broker.entries.message_ids import MessageRef
     from conf.settings import Settings
 
@@ -61,7 +62,8 @@ def cancel_delayed_message(
     For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
     is `ledger:entry deliverAt`.
     """
-    from admin.control.requests import Ids, Named
+    from delaylake.commands import Ids, Named
+
     from broker.entries.message_ids import MessageRef
 
     has_ids = (ledger_id, entry_id, deliver_at) != (None, None, None)
@@ -91,7 +93,8 @@ def acknowledge_message(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
-    from admin.control.requests import Ids, Named
+    from delaylake.commands import Ids, Named
+
     from broker.entries.message_ids import MessageRef
 
     if schedule_keys:
@@ -288,7 +291,8 @@ def _cancelled(lines: list[str]) -> Ids:
     Raises:
         TopicsError, MessageIdError: a line is none.
     """
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
+
     from broker.entries.message_ids import NumberError, parse, parse_number
 
     messages, times = [], []

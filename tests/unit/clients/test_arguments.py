@@ -6,13 +6,14 @@ import inspect
 import itertools
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, get_args, get_origin
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
-from delaylake import AsyncClient, Client, MessageId
+from delaylake import AsyncClient, Client, MessageId, Outcome, Redriven
 from delaylake import scheduled as scheduled_module
 from delaylake.commands import cancel, command, full_name, reschedule
+from delaylake.methods import Methods
 from delaylake.paging import listing
 from delaylake.rest import redrive
 from delaylake.scheduled import KeyRule, Repeat, scheduled
@@ -437,7 +438,7 @@ def test_a_command_names_a_message_by_its_id_or_by_its_schedule_key() -> None:
     keyed = command("skip", "orders", None, "a", "mine", "k")
     assert (keyed.topic, keyed.message, keyed.schedule_key) == ("persistent://public/default/orders", None, "k")
     moved = reschedule("orders", None, "a", "mine", NOON, None, "k")
-    assert (moved.schedule_key, moved.deliver_at) == ("k", NOON_MILLIS)
+    assert (moved.schedule_key, moved.fields) == ("k", {"deliver_at": NOON_MILLIS})
     assert cancel("orders", None, None, None, None, "k").schedule_key == "k"
     assert not command("skip", "orders", "7:0", "a", None).schedule_key
     with pytest.raises(ValueError, match="deliver_at goes with"):
@@ -531,8 +532,15 @@ def test_both_clients_have_the_same_methods() -> None:
     of_client, of_async = methods(Client), methods(AsyncClient)
     assert len(of_client) > 15
     assert of_async.keys() == of_client.keys()
+    answers = {"_Sent": MessageId, "_Answer": list[Outcome], "_Counts": Redriven}
+    assert Methods[MessageId, list[Outcome], Redriven] in Client.__orig_bases__  # type: ignore[attr-defined]
+    [of_both] = [base for base in AsyncClient.__orig_bases__ if get_origin(base) is Methods]  # type: ignore[attr-defined]
+    assert [get_args(awaited)[2] for awaited in get_args(of_both)] == list(answers.values())
     for name, signature in of_client.items():
         other = of_async[name]
+        if signature.return_annotation in answers:
+            assert getattr(AsyncClient, name) is getattr(Client, name), name
+            continue
         assert other.parameters == signature.parameters, name
         is_awaited = inspect.iscoroutinefunction(getattr(AsyncClient, name))
         assert is_awaited != str(signature.return_annotation).startswith("Iterator["), name

@@ -16,9 +16,9 @@ import httpx
 from delaylake import paging, rest
 from delaylake.arguments import check_texts
 from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
-from delaylake.commands import Command
+from delaylake.commands import END_SCHEDULE, Command
 from delaylake.errors import Unavailable
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import Scheduled
 from delaylake.threads import in_thread
 
@@ -109,6 +109,9 @@ class Connections(Generic[_Http]):
             "headers": call.headers | authorization,
         }
 
+    def _goes_over_the_api(self, command: Command) -> bool:
+        return self._url is not None or command.operation == END_SCHEDULE
+
     def _api(self) -> str:
         self._check_open()
         if self._url is None:
@@ -146,7 +149,7 @@ class BlockingConnections(Connections[httpx.Client]):
 
     def _do(self, command: Command) -> list[Outcome]:
         with command.time_in_errors():
-            if self._url is not None:
+            if self._goes_over_the_api(command):
                 return rest.outcomes(command, self._call(rest.call(command)))
             broker = self._pulsar()
             not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
@@ -165,6 +168,9 @@ class BlockingConnections(Connections[httpx.Client]):
         except concurrent.futures.TimeoutError:
             result.cancel()
             raise not_in_time() from None
+
+    def _redrive(self, call: rest.Call) -> Redriven:
+        return rest.redriven(call, self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
         self._api()  # raises here where there is no API, not only when the first item is asked for
@@ -219,7 +225,7 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
 
     async def _do(self, command: Command) -> list[Outcome]:
         with command.time_in_errors():
-            if self._url is not None:
+            if self._goes_over_the_api(command):
                 return rest.outcomes(command, await self._call(rest.call(command)))
             broker = self._pulsar()
             not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
@@ -238,6 +244,9 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
             return await asyncio.wait_for(result(), self._seconds_until(deadline))
         except asyncio.TimeoutError:
             raise not_in_time() from None
+
+    async def _redrive(self, call: rest.Call) -> Redriven:
+        return rest.redriven(call, await self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
         self._api()  # raises here where there is no API, not only when the first item is asked for

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from delaylake.message_ids import MessageId, Outcome
 
 from admin.control.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, requests
-from admin.control.requests import Outcome
-from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription, SubscriptionType
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.properties.schedule import MAX_TIME_MILLIS
@@ -34,7 +33,7 @@ def named(*rows: Row) -> pa.Table:
 
 
 def outcome(subscription: str, result: str, n: int = 1) -> Outcome:
-    return Outcome(subscription, MessageRef(-1, -1), result, "", result != "TOO_LATE", n)
+    return Outcome(subscription, MessageId(-1, -1), result, "", result != "TOO_LATE", n)
 
 
 def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancelled() -> None:
