@@ -40,7 +40,7 @@ import numpy as np
 import pulsar
 from delaylake.commands import Ids
 
-from admin.control.bulk import NAMED, Action, Change, plan
+from admin.control.bulk import NAMED, Change, plan
 from admin.control.client import ControlClient
 from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
@@ -277,7 +277,7 @@ def cancel_all(job: Job, control: ControlClient, wanted: PendingFilter) -> dict[
     question = Pending(job.settings, TOPIC, wanted)
     rows = question.rows(BULK, NAMED.names)
     listed = time.perf_counter() - began
-    todo = plan(question.subscriptions, rows, Change(Action.CANCEL))
+    todo = plan(question.subscriptions, rows, Change(CANCEL))
     assert sum(o.n_messages * o.is_done for o in control.run(TOPIC, todo.calls, 120)) == rows.num_rows
     seconds = time.perf_counter() - began
     return {"messages": rows.num_rows, "seconds": round(seconds, 1), "listing_seconds": round(listed, 1)}

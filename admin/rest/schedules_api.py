@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from delaylake.commands import Ids, Keys, done_results
 from delaylake.control import RequestFactory
 from delaylake.message_ids import MessageId, Outcome
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
@@ -21,19 +21,18 @@ from admin.rest.topics_schema import (
     ACTION_RESPONSES,
     CALLER_ERRORS,
     END_TEXT,
-    PAUSE_SCHEDULE_TEXT,
-    RESUME_SCHEDULE_TEXT,
-    SKIP_NEXT_OCCURRENCE_TEXT,
     TOPIC_PATH,
     Canceller,
     Reader,
-    Skipper,
     SubscriptionNames,
+    description_of,
 )
+from admin.security.policy import requires
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
+from conf.api_settings import Operation as Right
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
-from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, SKIP_NEXT, Operation
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
@@ -45,6 +44,8 @@ _PAGE = 100  # schedules of a page if no limit is given
 _UPCOMING = 5  # occurrences that are shown if no number is given
 
 _ENDS = (CANCEL.upper(), SKIP.upper())  # the operations that end a schedule, as `outcomes` has them
+
+_NAMES = {SKIP_NEXT: "skip_next_occurrence"}  # of routes, in OpenAPI, where they are not the operations'
 
 router = APIRouter()
 
@@ -142,19 +143,15 @@ async def end_schedule(
     return await send(request, commands, CANCEL_CODES)
 
 
-_CHANGES = (
-    (SKIP_NEXT, "Skip the next occurrence of", "skip_next_occurrence", SKIP_NEXT_OCCURRENCE_TEXT),
-    (PAUSE_SCHEDULE, "Pause", "pause_schedule", PAUSE_SCHEDULE_TEXT),
-    (RESUME_SCHEDULE, "Resume", "resume_schedule", RESUME_SCHEDULE_TEXT),
-)
-
-
-def _add_change(kind: str, verb: str, name: str, text: str) -> None:
+def _add_change(operation: Operation) -> None:
     """Adds the routes of an operation on schedules: for the schedule with an id, and for that of a key."""
+    may = Depends(requires(Right(operation.right)))
+    kind, name = operation.kind, _NAMES.get(operation.kind, operation.kind)
 
     async def by_id(
         request: Request,
-        role: Skipper,
+        *,
+        role: str = may,
         target: TargetTopic,
         schedule_id: ScheduleId,
         subscription_names: SubscriptionNames = None,
@@ -164,7 +161,8 @@ def _add_change(kind: str, verb: str, name: str, text: str) -> None:
 
     async def by_key(
         request: Request,
-        role: Skipper,
+        *,
+        role: str = may,
         target: TargetTopic,
         schedule_key: KeyOfSchedule,
         subscription_names: SubscriptionNames = None,
@@ -176,21 +174,22 @@ def _add_change(kind: str, verb: str, name: str, text: str) -> None:
         ("/{id}", by_id, "a schedule", name),
         ("", by_key, "the schedule of a key", f"{name}_of_key"),
     ):
-        path = f"{TOPIC_PATH}/schedules{middle}/{OPERATIONS[kind].path}"
+        path = f"{TOPIC_PATH}/schedules{middle}/{operation.path}"
         router.add_api_route(
             path,
             run,
             methods=["POST"],
             name=own_name,
-            summary=f"{verb} {what}",
-            description=text,
+            summary=f"{operation.summary} {what}",
+            description=description_of(operation),
             status_code=204,
             responses=ACTION_RESPONSES,
         )
 
 
-for _change in _CHANGES:
-    _add_change(*_change)
+for _operation in OPERATIONS.values():
+    if _operation.is_of_schedule:
+        _add_change(_operation)
 
 
 async def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
