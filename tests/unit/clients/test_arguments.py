@@ -181,12 +181,13 @@ RIGHT: dict[str, dict[str, Any]] = {
     "reschedule": ONE | {"at": NOON},
     "postpone": ONE | {"by": timedelta(minutes=1)},
     **dict.fromkeys((*BY_KEY, "restore", "retry", "end_schedule"), ONE),
-    "redrive": {"subscription": "a"},
+    **{name: {"subscription": "a"} for name in ("pause", "resume", "redrive")},
     "pending": {},
     "schedules": {},
     "get": {"message": "7:0"},
 }
 COMMANDS = tuple(name for name, right in RIGHT.items() if "message" in right and name != "get")
+OF_ONE = ("pause", "resume", "redrive")  # for one subscription
 KEYED = ("schedule", "cancel", "reschedule", "postpone", *BY_KEY)
 
 HALF = "\ud800"  # of a surrogate pair: no UTF-8
@@ -202,8 +203,8 @@ NO_ID = tuple((wrong, ValueError) for wrong in (f"{2**63}:0", f"7:{2**63}", Mess
     [
         ("topic", RIGHT, NO_TEXT),
         ("schedule_key", KEYED, (*NO_TEXT, ("", ValueError))),
-        ("subscription", (*COMMANDS, "redrive", "pending", "schedules"), NO_TEXT),
-        ("request_id", (*COMMANDS, "redrive"), NO_TEXT),
+        ("subscription", (*COMMANDS, *OF_ONE, "pending", "schedules"), NO_TEXT),
+        ("request_id", (*COMMANDS, *OF_ONE), NO_TEXT),
         ("message", (*COMMANDS, "get"), (*NO_ID, (5, TypeError))),
         ("repeat", ["schedule"], (*NO_TEXT, (timedelta(1), TypeError))),
         ("time_zone", ["schedule"], NO_TEXT),
@@ -214,7 +215,7 @@ NO_ID = tuple((wrong, ValueError) for wrong in (f"{2**63}:0", f"7:{2**63}", Mess
         ("propert", ["schedule", "redrive", "pending"], [(["a"], TypeError), ({"a": 5}, TypeError)]),
         ("reason", ["retry", "redrive"], NO_TEXT),
         ("reason", ["retry"], [(None, TypeError)]),
-        ("subscription", ["redrive"], [(None, TypeError)]),
+        ("subscription", OF_ONE, [(None, TypeError)]),
         ("messages", ["redrive"], [("7:0", TypeError), (MessageId(7, 0), TypeError), (5, TypeError)]),
         ("limit", ["redrive", "pending", "schedules"], NO_NUMBER),
         ("state", ["pending"], [(["waiting"], TypeError), ("asleep", ValueError)]),

@@ -7,7 +7,7 @@ control topic (`control.py`). These read its name, its messages and its fields, 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -104,7 +104,7 @@ class Command:
 
     Attributes:
         topic: full name of the topic, with the message's partition.
-        message: None: the message that waits under `schedule_key`.
+        message: None: the message that waits under `schedule_key`, or without one all that the subscription gets.
         subscription: None: all subscriptions that the topic has or gets later.
         deliver_at: for a cancel, when the message is due, ms since the epoch.
         request_id: a command is applied once under it, however often it is sent.
@@ -122,11 +122,15 @@ class Command:
     fields: Mapping[str, int | str] = field(default_factory=dict)
 
     @property
-    def named(self) -> Named:
+    def named(self) -> Named | None:
         """The message, as the operation names it; its partition is the topic's."""
         if self.message is None:
-            return Keys([self.schedule_key])
+            return Keys([self.schedule_key]) if self.schedule_key else None
         return Ids([replace(self.message, partition=-1)], [self.deliver_at])
+
+    def with_fields(self, **fields: int | str) -> Command:
+        """Returns the command with its operation's own fields."""
+        return replace(self, fields=fields)
 
     @property
     def partition(self) -> int:
@@ -198,6 +202,20 @@ def command(
     return Command(operation, name, message_id, subscription, deliver_at, chosen)
 
 
+def of_subscription(operation: str, topic: str, subscription: str, request_id: str | None) -> Command:
+    """Makes a command for all that a subscription gets.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: the topic or the request id is wrong, or no subscription is named.
+    """
+    check_text("subscription", subscription)
+    check_texts(request_id=request_id)
+    if request_id == "" or subscription == "":
+        raise ValueError("request_id and subscription have at least one character")
+    return Command(operation, full_name(topic), None, subscription, 0, request_id or uuid.uuid4().hex)
+
+
 def cancel(
     topic: str,
     message: MessageId | str | None,
@@ -245,7 +263,7 @@ def reschedule(
     if request_id and after is not None:
         raise ValueError("with a request id, give the time as at (an error has it): after is another time each time")
     made = command(RESCHEDULE, topic, message, subscription, request_id, schedule_key)
-    return replace(made, fields={"deliver_at": due(at, after)})
+    return made.with_fields(deliver_at=due(at, after))
 
 
 def retry(
@@ -269,7 +287,7 @@ def retry(
     if after is not None and millis_after < 1:
         raise ValueError("a retry waits for a millisecond at least: without after as the backoff says")
     made = command("retry", topic, message, subscription, request_id)
-    return replace(made, fields={"reason": reason, "after_millis": millis_after})
+    return made.with_fields(reason=reason, after_millis=millis_after)
 
 
 def checked_key(schedule_key: str) -> str:
@@ -303,10 +321,11 @@ def full_name(topic: str) -> str:
 class Commands(Generic[_Answer]):
     """The operations of both clients: here each is made, `_do` sends it and answers.
 
-    A method returns the command's outcomes, one for each subscription; of the asynchronous client they are awaited.
+    A method returns the command's outcomes, one for each subscription; of the asynchronous client they are awaited, and
+    so are errors.
     """
 
-    def _do(self, command: Command) -> _Answer:
+    def _do(self, make: Callable[[], Command]) -> _Answer:
         raise NotImplementedError
 
     def cancel(
@@ -327,7 +346,7 @@ class Commands(Generic[_Answer]):
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(cancel(topic, message, subscription, request_id, deliver_at, schedule_key))
+        return self._do(lambda: cancel(topic, message, subscription, request_id, deliver_at, schedule_key))
 
     def skip(
         self,
@@ -344,7 +363,7 @@ class Commands(Generic[_Answer]):
             NotAllowed: the subscription's type is Exclusive or Failover.
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(SKIP, topic, message, subscription, request_id, schedule_key))
+        return self._do(lambda: command(SKIP, topic, message, subscription, request_id, schedule_key))
 
     def reschedule(
         self,
@@ -363,7 +382,7 @@ class Commands(Generic[_Answer]):
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. To repeat the call with the error's
                 `request_id`, give the error's `deliver_at` as `at`.
         """
-        return self._do(reschedule(topic, message, subscription, request_id, at, after, schedule_key))
+        return self._do(lambda: reschedule(topic, message, subscription, request_id, at, after, schedule_key))
 
     def postpone(
         self,
@@ -384,8 +403,8 @@ class Commands(Generic[_Answer]):
             ValueError: `by` is less than a millisecond, or reaches beyond the year 9999.
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        made = command("postpone", topic, message, subscription, request_id, schedule_key)
-        return self._do(replace(made, fields={"by_millis": shift_millis("by", by)}))
+        named = topic, message, subscription, request_id, schedule_key
+        return self._do(lambda: command("postpone", *named).with_fields(by_millis=shift_millis("by", by)))
 
     def retry(
         self,
@@ -411,7 +430,7 @@ class Commands(Generic[_Answer]):
             NotFound: there is no such message, or its payload is not kept any more.
             Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(retry(topic, message, subscription, reason, after, request_id))
+        return self._do(lambda: retry(topic, message, subscription, reason, after, request_id))
 
     def deliver_now(
         self,
@@ -427,7 +446,7 @@ class Commands(Generic[_Answer]):
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(DELIVER_NOW, topic, message, subscription, request_id, schedule_key))
+        return self._do(lambda: command(DELIVER_NOW, topic, message, subscription, request_id, schedule_key))
 
     def restore(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
@@ -437,7 +456,7 @@ class Commands(Generic[_Answer]):
         Raises:
             TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command("restore", topic, message, subscription, request_id))
+        return self._do(lambda: command("restore", topic, message, subscription, request_id))
 
     def skip_next(
         self,
@@ -454,7 +473,7 @@ class Commands(Generic[_Answer]):
             Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(SKIP_NEXT, topic, message, subscription, request_id, schedule_key))
+        return self._do(lambda: command(SKIP_NEXT, topic, message, subscription, request_id, schedule_key))
 
     def pause_schedule(
         self,
@@ -473,7 +492,7 @@ class Commands(Generic[_Answer]):
             Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(PAUSE_SCHEDULE, topic, message, subscription, request_id, schedule_key))
+        return self._do(lambda: command(PAUSE_SCHEDULE, topic, message, subscription, request_id, schedule_key))
 
     def resume_schedule(
         self,
@@ -490,7 +509,7 @@ class Commands(Generic[_Answer]):
             Invalid: also if the message does not recur.
             TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(RESUME_SCHEDULE, topic, message, subscription, request_id, schedule_key))
+        return self._do(lambda: command(RESUME_SCHEDULE, topic, message, subscription, request_id, schedule_key))
 
     def end_schedule(
         self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
@@ -503,4 +522,20 @@ class Commands(Generic[_Answer]):
             NotFound: also if the message has come within the last seconds.
             TooLate, NotAllowed, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(command(END_SCHEDULE, topic, message, subscription, request_id))
+        return self._do(lambda: command(END_SCHEDULE, topic, message, subscription, request_id))
+
+    def pause(self, topic: str, *, subscription: str, request_id: str | None = None) -> _Answer:
+        """Pauses a subscription: messages that come due for it wait until it is resumed, or they are rescheduled.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: of_subscription("pause", topic, subscription, request_id))
+
+    def resume(self, topic: str, *, subscription: str, request_id: str | None = None) -> _Answer:
+        """Ends the pause of a subscription: messages that came due meanwhile are delivered now.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: of_subscription("resume", topic, subscription, request_id))

@@ -143,11 +143,12 @@ class BlockingConnections(Connections[httpx.Client]):
     def _make_http(self) -> httpx.Client:
         return httpx.Client()
 
-    def _send(self, message: Scheduled) -> MessageId:
-        broker = self._pulsar()
+    def _send(self, make: Callable[[], Scheduled]) -> MessageId:
+        message, broker = make(), self._pulsar()
         return self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
 
-    def _do(self, command: Command) -> list[Outcome]:
+    def _do(self, make: Callable[[], Command]) -> list[Outcome]:
+        command = make()
         with command.time_in_errors():
             if self._goes_over_the_api(command):
                 return rest.outcomes(command, self._call(rest.call(command)))
@@ -169,7 +170,8 @@ class BlockingConnections(Connections[httpx.Client]):
             result.cancel()
             raise not_in_time() from None
 
-    def _redrive(self, call: rest.Call) -> Redriven:
+    def _redrive(self, make: Callable[[], rest.Call]) -> Redriven:
+        call = make()
         return rest.redriven(call, self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
@@ -219,11 +221,12 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
     def _make_http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient()
 
-    async def _send(self, message: Scheduled) -> MessageId:
-        broker = self._pulsar()
+    async def _send(self, make: Callable[[], Scheduled]) -> MessageId:
+        message, broker = make(), self._pulsar()
         return await self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
 
-    async def _do(self, command: Command) -> list[Outcome]:
+    async def _do(self, make: Callable[[], Command]) -> list[Outcome]:
+        command = make()
         with command.time_in_errors():
             if self._goes_over_the_api(command):
                 return rest.outcomes(command, await self._call(rest.call(command)))
@@ -245,7 +248,8 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
         except asyncio.TimeoutError:
             raise not_in_time() from None
 
-    async def _redrive(self, call: rest.Call) -> Redriven:
+    async def _redrive(self, make: Callable[[], rest.Call]) -> Redriven:
+        call = make()
         return rest.redriven(call, await self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
@@ -22,10 +22,10 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
     The types are those of the answers: a message's id, a command's outcomes, and the numbers of a re-drive.
     """
 
-    def _send(self, message: Scheduled) -> _Sent:
+    def _send(self, make: Callable[[], Scheduled]) -> _Sent:
         raise NotImplementedError
 
-    def _redrive(self, call: rest.Call) -> _Counts:
+    def _redrive(self, make: Callable[[], rest.Call]) -> _Counts:
         raise NotImplementedError
 
     def schedule(
@@ -74,10 +74,13 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
             NoAnswer: the message may have been sent. Sending it again may make a second message.
             Unavailable, NotFound, Forbidden, Invalid: the broker does not take the message.
         """
-        recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
-        keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-        message = scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
-        return self._send(message)
+
+        def make() -> Scheduled:
+            recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
+            keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
+            return scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
+
+        return self._send(make)
 
     def redrive(
         self,
@@ -108,17 +111,18 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
         Raises:
             NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        call = rest.redrive(
-            topic,
-            subscription,
-            key,
-            properties,
-            messages,
-            reason,
-            published_from,
-            published_before,
-            dry_run,
-            limit,
-            request_id,
+        return self._redrive(
+            lambda: rest.redrive(
+                topic,
+                subscription,
+                key,
+                properties,
+                messages,
+                reason,
+                published_from,
+                published_before,
+                dry_run,
+                limit,
+                request_id,
+            )
         )
-        return self._redrive(call)
