@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.messages import Int64Array, has_keys, int64, is_among, where
-from tracker.packing import pack
-from tracker.row_sizes import in_parts
+from tracker.packing import in_parts, pack
 from tracker.sharding import shard_of, shards_of
 
 

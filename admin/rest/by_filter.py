@@ -31,7 +31,7 @@ from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
 from tracker.commands.kinds import RESCHEDULE, Operation
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
 from warehouse.queries.waiting import Pending
 

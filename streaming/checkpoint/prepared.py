@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
-from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
-from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.messages import typed
+from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
+from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 

@@ -17,13 +17,12 @@ from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
 from streaming.operator_input import InputKind
 from tracker import Shard, TickInput
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.schema import COMMAND_ROWS, KNOWN
 from tracker.containment import apply_contained
 from tracker.entry_log import ENTRY_LOG_ROWS
+from tracker.message_state.cancelled import Compression
 from tracker.messages import concat
-from tracker.packing import pack
-from tracker.row_sizes import in_parts
+from tracker.packing import in_parts, pack
+from tracker.schemas import COMMAND_ROWS, KNOWN
 from tracker.sharding import ShardId
 from tracker.store import Store
 from warehouse.delta.tables import Tables

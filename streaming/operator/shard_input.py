@@ -13,11 +13,11 @@ from conf.errors import DelayLakeError
 from conf.time_zones import TimeZones
 from streaming.checkpoint.offset import Offset
 from streaming.operator_input import InputKind
-from tracker.commands.holding.pace import Pace
-from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, PauseChange
+from tracker.message_state.parking import Pace
 from tracker.messages import concat
 from tracker.packing import unpack
+from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
+from tracker.schemas import COMMAND_ROWS, PauseChange
 
 _TABLES = (
     InputKind.MESSAGES,

@@ -17,10 +17,10 @@ from streaming.free_memory import giving_back_memory
 from streaming.operator.processor import RELEASES, OutputKind
 from streaming.release.driver.releaser import Releaser
 from streaming.sinks.outcomes import OutcomePublisher
-from tracker.commands.schema import CANCEL_ROWS, OUTCOME_ROWS
 from tracker.entry_log import ENTRIES
 from tracker.messages import MESSAGES, concat, in_order
 from tracker.packing import unpack
+from tracker.schemas import CANCEL_ROWS, OUTCOME_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
 from warehouse.routes.tenure import write_changes

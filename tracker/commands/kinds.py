@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracker.properties.retry_of import MAX_AFTER_MILLIS
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.properties import MAX_AFTER_MILLIS
 
 # Kinds of commands: the names of the operations in ControlCommand.
 CANCEL = "cancel"

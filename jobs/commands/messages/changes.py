@@ -172,8 +172,8 @@ def schedule_keys_of(keys: list[str]) -> Keys:
     """
     from delaylake.commands import Keys
 
-    from tracker.properties.schedule import BadScheduleError
-    from tracker.properties.schedule_key import check_key
+    from tracker.due_time import BadScheduleError
+    from tracker.properties import check_key
 
     try:
         for key in keys:
