@@ -15,9 +15,10 @@ from typing import Any, Self
 import numpy as np
 import pulsar
 import yaml
+from delaylake.commands import Ids, Position
+from delaylake.message_ids import Outcome
 
 from admin.control.client import ControlClient
-from admin.control.requests import Ids, Outcome
 from broker.client import connect
 from broker.entries.message_ids import MessageRef, parse
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -307,7 +308,7 @@ def _skipped_from(message: Message) -> str | None:
     return None
 
 
-def _entry(message: MessageRef) -> tuple[int, int, int]:
+def _entry(message: Position) -> tuple[int, int, int]:
     """Returns ledger, entry and batch index, with 0 for -1: an outcome may name a single message either way."""
     return message.ledger_id, message.entry_id, max(message.batch_index, 0)
 
