@@ -23,7 +23,7 @@ from tracker.packing import unpack
 from tracker.schemas import CANCEL_ROWS, OUTCOME_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
-from warehouse.routes.tenure import write_changes
+from warehouse.routes.membership import write_changes
 from warehouse.schemas import DELAYED_INDEX
 
 
