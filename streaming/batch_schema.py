@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -328,10 +328,10 @@ class ShardStatus:
         now: of the batch's offset, ms since the epoch.
         cutoff: of the batch's offset, ms since the epoch.
         run_id: of the batch's offset.
-        unwritable: of the batch's offset.
-        changed: of the batch's offset.
         next_due: no message in the shard's state is due before this time, ms since the epoch.
         counts: by name, as `Effects.status` has them; also `operator_millis`.
+        unwritable: of the batch's offset.
+        changed: of the batch's offset.
         shaped_until: as of `Effects`.
         drained: as of `Effects`.
         waiting: as of `Effects`.
@@ -344,15 +344,15 @@ class ShardStatus:
     now: int
     cutoff: int
     run_id: str
-    unwritable: Mapping[str, Any]
-    changed: Mapping[str, Any]
     next_due: int
     counts: Mapping[str, int]
-    shaped_until: Mapping[str, Mapping[str, int]]
-    drained: Mapping[str, Mapping[str, tuple[int, bool]]]
-    waiting: Mapping[str, Mapping[str, list[int]]]
-    paused: Mapping[str, list[str]]
-    failures: list[tuple[str, str, str]]
+    unwritable: Mapping[str, Any] = field(default_factory=dict)
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    shaped_until: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    drained: Mapping[str, Mapping[str, tuple[int, bool]]] = field(default_factory=dict)
+    waiting: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
+    paused: Mapping[str, list[str]] = field(default_factory=dict)
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def output_rows(shard: int, tick: int, effects: Effects) -> Iterator[OutputRow]:
