@@ -23,6 +23,7 @@ SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source 
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 DISK = "disk"  # a folder whose disk is full, or nearly so
+LARGE_LATE = "large_late"  # a source topic with large messages that are due, and wait for room
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 # Troubles of these kinds are counted, and last until the job is started anew.

@@ -28,6 +28,7 @@ from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
+from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
 from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.dead_letter_targets import without_dead_letters
@@ -88,6 +89,7 @@ class Intake:
         self._disk = DiskRoom(settings, troubles)
         self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
         self._shares = BatchShares(settings)
+        self._late_large = LateLargeMessages(tables, troubles)
         self._sources = [route.source for route in settings.routes]
         self._in_order = tuple(
             sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))
@@ -335,6 +337,7 @@ class Intake:
         offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
         if offset.seal_epoch != last.seal_epoch:
             self._seal_epoch_positions[offset.seal_epoch] = positions
+        self._late_large.look(offset)
         return offset
 
     def _routes(self, last: Offset) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -132,6 +133,35 @@ def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, en
     )
     columns = (found[name].to_pylist() for name in ("deliver_at", "ledger_id", "entry_id", "n"))
     return [((due, ledger, entry), n) for due, ledger, entry, n in zip(*columns, strict=True)]
+
+
+class LargeWaiting(NamedTuple):
+    """The rows of a source topic that wait for room in a version of the delayed index.
+
+    Attributes:
+        topic: the source topic.
+        messages: their number; cancelled ones are among them.
+        n_bytes: of their payloads.
+        since: when the first of them was due, ms since the epoch.
+    """
+
+    topic: str
+    messages: int
+    n_bytes: int
+    since: int
+
+
+def large_waiting(tables: Tables, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[LargeWaiting]:
+    """Counts the large rows of a version of the delayed index that `large_due` would return, by source topic."""
+    span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
+    size = f"sum(coalesce({_size(tables, version, span)}, 0))"
+    found = tables.query(
+        "delayed_index",
+        f"SELECT topic, count(*) AS messages, {size} AS n_bytes, min(deliver_at) AS since FROM delayed_index "  # noqa: S608
+        f"WHERE {span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)} GROUP BY 1 ORDER BY 1",
+        version,
+    )
+    return [LargeWaiting(**row) for row in found.to_pylist()]
 
 
 def read_large(tables: Tables, version: int, rule: LargeRule, after: LargeKey, to: LargeKey) -> pa.Table:
