@@ -24,8 +24,8 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
 from streaming.release.last_sent import ProducerLookup, latest_possible_tick
 from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import int64, typed, where, with_columns
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
 _log = logging.getLogger(__name__)

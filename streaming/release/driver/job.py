@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 
 from streaming.release.attempt import Assignment
 from tracker.in_flight import IN_ORDER, SENDING
-from tracker.key_order import order_keys
-from tracker.messages import Int64Array, int64
-from tracker.row_sizes import row_sizes
-from tracker.shaping.spans import spans
+from tracker.messages import Int64Array, int64, order_keys
+from tracker.packing import row_sizes
+from tracker.shaping.rule import spans
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streaming.release.naming import Target
-from tracker.dead_letter_targets import without_dead_letters
+from tracker.subscriptions import without_dead_letters
 
 if TYPE_CHECKING:
     from streaming.release.driver.job import Job

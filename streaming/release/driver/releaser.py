@@ -32,8 +32,8 @@ from streaming.release.driver.write_queue import WriteQueue
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
-from tracker.dead_letter_targets import dead_letters_of
 from tracker.in_flight import IN_ORDER, PLANNED
+from tracker.subscriptions import dead_letters_of
 from warehouse.delta.tables import Tables
 from warehouse.routes.known_routes import KnownRoutes
 

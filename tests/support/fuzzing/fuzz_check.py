@@ -13,7 +13,7 @@ import pulsar
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from tests.support.fuzzing.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.unseen_entries import UNREADABLE
 

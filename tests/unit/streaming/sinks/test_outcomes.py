@@ -14,7 +14,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.sinks import outcomes as module
 from streaming.sinks.outcomes import OutcomePublisher, last_published, to_publish
 from tests.unit.streaming.release.test_last_sent import Destination
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 
