@@ -23,10 +23,10 @@ from recovery.rebuild.overdue import by_ledger, delays_due, first_overdue, subsc
 from recovery.rebuild.recurring.schedules import Schedules
 from recovery.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.rebuild.waiting_commands import find_waiting
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.kinds import Effect

@@ -15,6 +15,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from conf.settings import Settings
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
@@ -261,7 +262,9 @@ def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_p
     history.rebuilt(now)
     found = PreparedState(tmp_path / "checkpoint")
     kept = [
-        row for _, of_shard in found.inputs(now.tracker.shards) for row in of_shard["rebuilt_delivered"].to_pylist()
+        row
+        for _, of_shard in found.inputs(now.tracker.shards)
+        for row in of_shard[InputKind.REBUILT_DELIVERED].to_pylist()
     ]
     assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
 
