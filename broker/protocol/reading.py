@@ -6,6 +6,7 @@ first one says, and writes what comes beyond that room.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -15,12 +16,13 @@ from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import EntryError, Message, decompressed, messages_of
+from broker.protocol.session import DisconnectedError
 from broker.pulsar_admin.admin_rest import AdminClient
 
 _MAX_BYTES = 16 << 20  # of entries on their way
 _MAX_MESSAGES = 5_000
 _SILENT_SECONDS = 30.0
-_LOOK_SECONDS = 1.0  # without an entry, until it is asked whether there are more
+_LOOK_SECONDS = 1.0  # without an entry, until another consumer asks for more
 _MOST_DECOMPRESSED = 64 << 20  # bytes of an entry
 
 
@@ -56,27 +58,31 @@ def read_entries(
     Raises:
         PulsarError: no broker answers, or it refuses.
     """
-    consumer = brokers.read(topic, after, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
-    try:
-        end, last, silent = consumer.has_more(), after, 0.0
-        while end is not None and last < end:
-            entry = consumer.receive(_LOOK_SECONDS)
-            if entry is not None:
-                silent = 0.0
-                if entry.position > last:
-                    last = entry.position
-                    yield entry
-                continue
-            silent += _LOOK_SECONDS
-            if last > after:
-                consumer.acknowledge(last)
-            if consumer.has_more() is None:
-                return  # the last ones are markers, which the broker does not send
-            if silent >= silent_seconds:
-                raise NoAnswerError(f"{topic}: no entry after {last} comes, though {end} is there")
-    finally:
-        with suppress(PulsarError):
-            consumer.close()
+    end, last, silent_since = None, after, time.monotonic()
+    while end is None or last < end:
+        consumer = brokers.read(topic, last, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
+        try:
+            newest = consumer.has_more()
+            end = end or newest
+            if newest is None or end is None:
+                return
+            # An entry may say that it has any number of messages. The broker counts by it what it may still send, and
+            # then sends nothing, or far too much: the next consumer begins anew.
+            with suppress(DisconnectedError):
+                while last < end and (entry := consumer.receive(_LOOK_SECONDS)) is not None:
+                    if entry.position > last:
+                        last, silent_since = entry.position, time.monotonic()
+                        yield entry
+                if last < end:
+                    if last > after:
+                        consumer.acknowledge(last)
+                    if consumer.has_more() is None:
+                        return  # the last ones are markers, which the broker does not send
+        finally:
+            with suppress(PulsarError):
+                consumer.close()
+        if last < end and time.monotonic() - silent_since > silent_seconds:
+            raise NoAnswerError(f"{topic}: no entry after {last} comes, though {end} is there")
 
 
 def read_messages(
