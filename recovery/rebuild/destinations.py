@@ -26,13 +26,17 @@ from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
 from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
-from warehouse.delta.tables import OnProgress, Tables, literal
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.renumbering import Renumbering
 from warehouse.schemas import DELIVERIES, MOVED_AT
 
 _log = logging.getLogger(__name__)
 
+_SQL = NamedQueries(__file__)
 _MESSAGES_AT_ONCE = 20_000
+_MOST_NOT_DURABLE = 1_000_000  # entries of a topic: more than what comes in before it is durable
+_NEVER = 1 << 64  # later than any publish time
 
 _MEANS = "what was sent there and not written down may come twice"
 
@@ -150,16 +154,20 @@ def _may_be_there(admin: AdminClient, topic: str) -> bool:
 
 
 def _first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Position]) -> int | None:
-    """Returns the publish time of the first message that comes again from a source topic, ms; None: none comes."""
-    times = []
-    for name in brokers.partition_names(topic):
+    """Returns the least publish time of the messages that come again from a source topic, ms; None: none comes.
+
+    A producer may say any time. So all entries are looked at that may have come in since the last durable ones: who
+    lies does so for its own messages.
+    """
+    first = _NEVER
+    partitions = brokers.partition_names(topic)
+    for name in partitions:
         entries = read_entries(brokers, name, durable.get(name, START))
-        for entry in entries:
+        for entry in islice(entries, _MOST_NOT_DURABLE // len(partitions) + 1):
             if not isinstance(entry.envelope, EntryError):  # what can't be read was sent nowhere
-                times.append(entry.envelope.metadata.publish_time)
-                break
+                first = min(first, entry.envelope.metadata.publish_time)
         entries.close()
-    return min(times, default=None)
+    return first if first < _NEVER else None
 
 
 def _deliveries(messages: Iterable[ReadMessage], topic: str, subscription: str) -> pa.Table:
@@ -208,12 +216,8 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
     if not old.num_rows:
         return rows
     [topic] = pc.unique(rows["topic"]).to_pylist()
-    ledgers = ", ".join(map(str, pc.unique(old["ledger_id"]).to_pylist()))
-    known = tables.query(
-        "entries",
-        "SELECT DISTINCT partition, ledger_id, entry_id FROM entries "  # noqa: S608
-        f"WHERE topic = {literal(topic)} AND ledger_id IN ({ledgers})",
-    )
+    ledgers = pc.unique(old["ledger_id"]).to_pylist()
+    known = tables.query("entries", _SQL("known_entries", topic=topic, ledgers=ledgers))
     return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 
