@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from broker.client import NoAnswerError, PulsarError
@@ -16,13 +16,14 @@ from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import EntryError, Message, decompressed, messages_of
-from broker.protocol.session import DisconnectedError
+from broker.protocol.sending import is_refusal
+from broker.protocol.session import DisconnectedError, RefusedError
 from broker.pulsar_admin.admin_rest import AdminClient
 
 _MAX_BYTES = 16 << 20  # of entries on their way
 _MAX_MESSAGES = 5_000
 _SILENT_SECONDS = 30.0
-_LOOK_SECONDS = 1.0  # without an entry, until another consumer asks for more
+_LOOK_SECONDS = 1.0  # without an entry, until it is asked whether there are more
 _MOST_DECOMPRESSED = 64 << 20  # bytes of an entry
 
 
@@ -58,31 +59,44 @@ def read_entries(
     Raises:
         PulsarError: no broker answers, or it refuses.
     """
-    end, last, silent_since = None, after, time.monotonic()
-    while end is None or last < end:
-        consumer = brokers.read(topic, last, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
+    last, n_failures = after, 0
+    while True:
         try:
-            newest = consumer.has_more()
-            end = end or newest
-            if newest is None or end is None:
-                return
-            # An entry may say that it has any number of messages. The broker counts by it what it may still send, and
-            # then sends nothing, or far too much: the next consumer begins anew.
-            with suppress(DisconnectedError):
-                while last < end and (entry := consumer.receive(_LOOK_SECONDS)) is not None:
-                    if entry.position > last:
-                        last, silent_since = entry.position, time.monotonic()
-                        yield entry
-                if last < end:
-                    if last > after:
-                        consumer.acknowledge(last)
-                    if consumer.has_more() is None:
-                        return  # the last ones are markers, which the broker does not send
-        finally:
-            with suppress(PulsarError):
-                consumer.close()
-        if last < end and time.monotonic() - silent_since > silent_seconds:
-            raise NoAnswerError(f"{topic}: no entry after {last} comes, though {end} is there")
+            with closing(_read_once(brokers, topic, last, silent_seconds)) as entries:
+                for entry in entries:
+                    last, n_failures = entry.position, 0
+                    yield entry
+            return
+        except (DisconnectedError, RefusedError) as error:  # the topic moves to another broker
+            n_failures += 1
+            if is_refusal(error) or n_failures * _LOOK_SECONDS >= silent_seconds:
+                raise
+            time.sleep(_LOOK_SECONDS)
+
+
+def _read_once(brokers: Brokers, topic: str, after: Position, silent_seconds: float) -> Generator[ReceivedEntry]:
+    """Does what `read_entries` does, by one consumer."""
+    consumer = brokers.read(topic, after, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
+    try:
+        end, last, silent = consumer.has_more(), after, 0.0
+        while end is not None and last < end:
+            entry = consumer.receive(_LOOK_SECONDS)
+            if entry is not None:
+                silent = 0.0
+                if entry.position > last:
+                    last = entry.position
+                    yield entry
+                continue
+            silent += _LOOK_SECONDS
+            if last > after:
+                consumer.acknowledge(last)
+            if consumer.has_more() is None:
+                return  # the last ones are markers, which the broker does not send
+            if silent >= silent_seconds:
+                raise NoAnswerError(f"{topic}: no entry after {last} comes, though {end} is there")
+    finally:
+        with suppress(PulsarError):
+            consumer.close()
 
 
 def read_messages(

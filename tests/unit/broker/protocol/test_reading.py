@@ -13,7 +13,6 @@ from broker.protocol.building import OutgoingMessage, encoded_property, single_e
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import EntryError, open_envelope
 from broker.protocol.reading import before_time, messages_in, read_entries, read_messages
-from broker.protocol.session import DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 
 TOPIC = "persistent://public/default/orders"
@@ -28,18 +27,15 @@ def entry(number: int, properties: dict[str, str] | None = None, producer: bytes
 
 
 class Topic:
-    """A broker with one topic, which sends no markers, and stalls after some entries, or ends the connection."""
+    """A broker with one topic; entries that are markers have no metadata, and are not sent."""
 
-    def __init__(self, *entries: Any, markers: int = 0, is_silent: bool = False, stalls: int = 0) -> None:
-        self.entries, self.markers, self.is_silent, self.stalls = entries, markers, is_silent, stalls
-        self.n_consumers = 0
+    def __init__(self, *entries: Any, markers: int = 0, is_silent: bool = False) -> None:
+        self.entries, self.markers, self.is_silent = entries, markers, is_silent
         self.acknowledged = self.started = START
         self.is_closed = False
 
     def read(self, topic: str, start: Position, **_: Any) -> Any:
         self.started = start
-        self.n_consumers += 1
-        self.n_sent = 0
         # As a broker may, it begins one entry early.
         self.left = deque(one for one in self.entries if one.position.next > start)
         return self
@@ -50,14 +46,7 @@ class Topic:
         return last if needed or self.is_silent else None
 
     def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
-        if self.is_silent or not self.left:
-            return None
-        if self.n_sent == self.stalls > 0:
-            if self.n_consumers % 2:
-                raise DisconnectedError("the broker sends more than it may")
-            return None
-        self.n_sent += 1
-        return self.left.popleft()
+        return None if self.is_silent or not self.left else self.left.popleft()
 
     def acknowledge(self, last: Position) -> None:
         self.acknowledged = last
@@ -67,7 +56,7 @@ class Topic:
 
 
 def read(topic: Any, after: Position = START) -> list[int]:
-    return [one.position.entry_id for one in read_entries(topic, TOPIC, after, silent_seconds=0.05)]
+    return [one.position.entry_id for one in read_entries(topic, TOPIC, after)]
 
 
 def test_it_yields_what_comes_after_an_entry_and_no_other() -> None:
@@ -76,12 +65,6 @@ def test_it_yields_what_comes_after_an_entry_and_no_other() -> None:
     assert topic.is_closed
     assert read(topic, Position(1, 1)) == [2, 3]
     assert read(Topic()) == []
-
-
-def test_it_goes_on_with_another_consumer_where_the_broker_sends_nothing_more_or_far_too_much() -> None:
-    topic = Topic(*map(entry, range(20)), stalls=4)  # the first of them is one that came before
-    assert read(topic) == list(range(20))
-    assert topic.n_consumers > 4
 
 
 def test_it_ends_where_the_last_entries_are_none_that_the_broker_sends() -> None:
