@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from conf.errors import DelayLakeError
 from conf.settings import local_path
 from warehouse.delta.commits import commit_next, mend_log
-from warehouse.delta.epoch import EPOCH, FencedError
+from warehouse.delta.fencing import EPOCH, FencedError
 from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
