@@ -67,12 +67,12 @@ def test_a_destination_that_is_answered_late_makes_no_other_late_and_gets_all_on
         end = dues[-1]
         wait_until(lambda: len(collector.received[well_to]) >= MESSAGES, (end - now()) / 1000 / PATIENCE + 6, job.log)
         check_exactly_once(sent, collector.received[well_to])
-        since = begin + 5_000 * job.pace  # the first ones share a connection with the late ones
+        since = begin + min(5_000 * job.pace, 20 * MESSAGES)  # the first ones share a connection with the late ones
         of_well = [(sent[m.payload.decode()], m.published_at) for m in collector.received[well_to]]
         in_time = sorted(at - due for due, at in of_well if due > since)
-        print(in_time[len(in_time) // 2], in_time[len(in_time) * 99 // 100], named(), job.pace)
         assert in_time[len(in_time) // 2] < 1_000 * job.pace, in_time[-20:]
-        assert named() in ([], [late_to])
+        assert in_time[len(in_time) * 99 // 100] < 2_000 * job.pace, in_time[-20:]
+        wait_until(lambda: named() == [late_to], 10, f"it is answered late all the time\n{job.log}")
         proxy.seconds = 0.0
         wait_until(lambda: len(collector.received[late_to]) >= MESSAGES, 30, job.log)
         wait_until_well(job)

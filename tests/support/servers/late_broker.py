@@ -72,7 +72,7 @@ class LateBroker:
             for frame, command in _frames(broker):
                 found = command.lookup_answer
                 if command.type == Command.LOOKUP_ANSWER and found.request_id in asked:
-                    found.broker_url = self._late_url
+                    found.broker_url, found.through_service_url = self._late_url, False
                     client.sendall(encode(Command.LOOKUP_ANSWER, lookup_answer=found))
                 else:
                     client.sendall(frame)
@@ -123,10 +123,10 @@ def _start(work: Callable[[], None], *sockets: socket.socket) -> None:
 
 def _frames(source: socket.socket) -> Iterator[tuple[bytes, Command]]:
     """Yields the frames that come, with their commands."""
-    reader = source.makefile("rb")
-    while len(sizes := reader.read(_SIZES.size)) == _SIZES.size:
-        size, command_size = _SIZES.unpack(sizes)
-        rest = reader.read(size - 4)
-        if len(rest) < size - 4:
-            return
-        yield sizes + rest, Command.FromString(rest[:command_size])
+    with source.makefile("rb") as reader:
+        while len(sizes := reader.read(_SIZES.size)) == _SIZES.size:
+            size, command_size = _SIZES.unpack(sizes)
+            rest = reader.read(size - 4)
+            if len(rest) < size - 4:
+                return
+            yield sizes + rest, Command.FromString(rest[:command_size])
