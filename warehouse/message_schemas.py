@@ -124,11 +124,11 @@ class SchemaKeeper:
 
     def _has_room(self, topic: str, schema: MessageSchema | None) -> bool:
         """Whether the table may have a further version of a topic; None: one that its registry does not have."""
-        of_topic = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
+        topic_schemas = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
         if schema is None:
-            return len(of_topic) < MOST_VERSIONS and of_topic.count(None) < _MOST_UNKNOWN
-        n_bytes = sum(one.n_bytes for one in [*of_topic, schema] if one is not None)
-        return len(of_topic) < MOST_VERSIONS and n_bytes <= MOST_BYTES
+            return len(topic_schemas) < MOST_VERSIONS and topic_schemas.count(None) < _MOST_UNKNOWN
+        n_bytes = sum(one.n_bytes for one in [*topic_schemas, schema] if one is not None)
+        return len(topic_schemas) < MOST_VERSIONS and n_bytes <= MOST_BYTES
 
     def _write(self, topic: str, version: bytes, schema: MessageSchema | None) -> None:
         self._tables.create({TABLE: COLUMNS})
@@ -150,7 +150,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
     """
     if not exists(warehouse, TABLE):
         return {}
-    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("of_topic", topic=topic))
+    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("in_topic", topic=topic))
     return {
         (row["topic"], row["schema_version"]): None
         if row["type"] is None

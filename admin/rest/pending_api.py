@@ -146,7 +146,7 @@ def _stream(target: Target, question: Pending, limit: int | None, control: Async
         target.refuse_whole(control)
     else:
         _check_partition(target, first)
-    kind = CANCEL if question.is_of_cancelled else DELAY
+    kind = CANCEL if question.lists_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
         left = limit

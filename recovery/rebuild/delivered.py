@@ -127,7 +127,7 @@ class Delivered:
             rows: with the columns that `Memberships.were_missed` needs.
         """
         for topic, names in self._names.items():
-            for name in self._memberships.of_topic(topic):
+            for name in self._memberships.changed_names(topic):
                 if name in names:
                     yield list(names).index(name), self._memberships.were_missed(rows, topic, name)
 

@@ -76,7 +76,7 @@ def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -
         return False
     if entry is None or entry.publish_time is None:
         return False
-    known = tables.query("entries", _SQL("of_entry", ledger=last.ledger_id, entry=last.entry_id)).to_pylist()
+    known = tables.query("entries", _SQL("is_entry", ledger=last.ledger_id, entry=last.entry_id)).to_pylist()
     # For a chunked message it may be the time of another chunk.
     return any(
         row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > CHUNKS_MILLIS
