@@ -1,8 +1,7 @@
-"""How much of what is held back for a slow destination it is given next."""
+"""How much of what is parked for a slow destination it is given next."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 _FIRST_MESSAGES = 100
@@ -12,7 +11,7 @@ _SECONDS = 5.0  # a slow destination is given as much at a time as it took befor
 
 @dataclass
 class Drain:
-    """The rounds in which a slow destination gets what is held back for it.
+    """The rounds in which a slow destination gets what is parked for it.
 
     Attributes:
         round: the number of the last round that was asked for; 0: none was.
@@ -41,24 +40,24 @@ class Drain:
         self.round, self.is_answered = number, False
 
     def note_answer(self, n: int, others_wait: bool) -> None:
-        """Notes that a tick has handed out the messages of the last round."""
+        """Notes that a tick has dispatched the messages of the last round."""
         self.is_answered, self.n, self.others_wait = True, n, others_wait
 
-    def is_over(self, fast_seconds: float, seconds: float) -> bool:
+    def is_over(self, fast_seconds: float, seconds: float, now: float) -> bool:
         """Whether the destination has kept up for a while: each round had all that waited, and it took that in no time.
 
-        So it does where nothing may go out, because what waits is held back for another reason, too. Called when all
-        that was handed out has arrived.
+        So it does where nothing may go out, because what waits is parked for another reason, too. Called when all
+        that was dispatched has arrived.
 
         Args:
             fast_seconds: it may take so long for a round.
             seconds: for so long it has to have kept up.
+            now: the time, seconds, monotonic.
         """
         if not self.is_answered or not self.round:
             return False
         if self.n and (self.others_wait or self._seconds > fast_seconds):
             self._kept_up_since = 0.0
             return False
-        now = time.monotonic()
         self._kept_up_since = self._kept_up_since or now
         return now - self._kept_up_since >= seconds
