@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from tracker.commands.message_state.moves import Moved
+from tracker.message_state.moves import Moved
 from tracker.store import Key, MemoryStore
 
 LEDGER, NOW, DAY_MILLIS = 7, 1_790_000_000_000, 86_400_000

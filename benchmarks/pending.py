@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from conf.settings import Settings
-from tracker.commands.schema import CANCEL_ROWS
 from tracker.messages import MESSAGES
+from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
-from tracker.commands.message_state.cancelled import CancelledMessages
-from tracker.commands.moment import Moment
-from tracker.commands.schema import COMMAND_ROWS, KNOWN
+from tracker.context import Moment
+from tracker.message_state.cancelled import CancelledMessages
 from tracker.messages import MESSAGES
+from tracker.schemas import COMMAND_ROWS, KNOWN
 from tracker.store import MemoryStore
 
 N = 200_000

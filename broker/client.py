@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 # Python client takes 0 for none.
 FIRST_SEQUENCE_ID = 1
 
-_MOST_INCOMPLETE = 100  # chunked messages of a topic partition that come at the same time
-
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}  # the default ports of URLs
 _LOOK_SECONDS = 1.0
 
@@ -143,52 +141,6 @@ def close_quietly(opened: pulsar.Client | pulsar.Producer | pulsar.Consumer) -> 
         opened.close()
     except Exception as error:
         _log.debug("closing %s: %s", type(opened).__name__, error)
-
-
-def crypto_key_reader(settings: PulsarSettings) -> pulsar.CryptoKeyReader | None:
-    """Makes the reader of the private key that decrypts messages; None: the settings have no key.
-
-    Raises:
-        PulsarError: the key's file does not exist.
-    """
-    import pulsar
-
-    key = settings.crypto_private_key_file
-    if key is None:
-        return None
-    if not key.is_file():
-        raise PulsarError(f"no private key at {key}: set pulsar.crypto_private_key_file")
-    return pulsar.CryptoKeyReader("", str(key))
-
-
-def subscribe(
-    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
-) -> pulsar.Consumer:
-    """Subscribes the job's consumer to a topic partition: durable, exclusive, from the beginning.
-
-    The consumer acknowledges messages that it can't decrypt, and does not hand them over.
-
-    Args:
-        topic: the topic partition.
-        key_reader: the key reader that `crypto_key_reader` returned.
-
-    Raises:
-        pulsar.PulsarException: the broker does not answer, or another consumer has the subscription.
-    """
-    import pulsar
-
-    return client.subscribe(
-        topic,
-        subscription,
-        consumer_type=pulsar.ConsumerType.Exclusive,
-        initial_position=pulsar.InitialPosition.Earliest,
-        receiver_queue_size=2_000,
-        # Beyond it the client drops the oldest incomplete one: their chunks are in its memory.
-        max_pending_chunked_message=_MOST_INCOMPLETE,
-        crypto_key_reader=key_reader,
-        # With CONSUME the client writes beyond its memory if an encrypted message is in chunks.
-        crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
-    )
 
 
 def token_reader(file: Path) -> Callable[[], str]:

@@ -19,15 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.time_zones import TimeZones
-from tracker.commands.holding.pace import Pace
 from tracker.commands.kinds import ANSWER, REPEAT
-from tracker.commands.message_state.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
-from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.entry_log import ENTRIES, ENTRY_LOG_ROWS
 from tracker.in_flight import IN_ORDER, PLANNED
+from tracker.message_state.parking import Pace
 from tracker.messages import MESSAGES, Int64Array, concat, has_keys, int64, is_among, where
-from tracker.packing import pack, unpack
-from tracker.row_sizes import in_parts
+from tracker.packing import in_parts, pack, unpack
+from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
+from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.sharding import shard_of, shards_of
 from tracker.tick import Effects, TickInput
 

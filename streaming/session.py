@@ -131,7 +131,7 @@ def create_session(
     conf = {**_CONF, _JVM_OPTIONS_KEY: _JVM_OPTIONS}
     if is_job:
         conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shards)
-        # A row of the operator's input or output has up to `tracker.row_sizes.PART_BYTES`.
+        # A row of the operator's input or output has up to `tracker.packing.PART_BYTES`.
         conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "4"
     else:  # not in the folder where the command runs
         conf["spark.sql.warehouse.dir"] = _temporary_folder()

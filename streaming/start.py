@@ -123,7 +123,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
             check_topics(admin, newest.positions)
         published = last_published(settings, checkpoint.app_id, newest)
         checkpoint.check_not_behind(newest, {settings.control.outcome_topic: published}, checkpoint.epoch)
-    except (PulsarError, pulsar.PulsarException) as error:
+    except PulsarError as error:
         _log.warning("whether the broker has what was read and published before is not known: %s", one_line(error))
 
 

@@ -10,12 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracker.backoff import DEFAULT_BACKOFF
-from tracker.dead_letter_targets import dead_letter_masks, dead_letters_of
 from tracker.messages import MESSAGES, Int64Array, concat, int64, is_rejected, where, with_columns
 from tracker.packing import pack, unpack
 from tracker.store import Store, get_present
-from tracker.subscriptions import by_topic
+from tracker.subscriptions import DEFAULT_BACKOFF, by_topic, dead_letter_masks, dead_letters_of
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
 

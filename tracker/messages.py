@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.arrow import leave_pandas_out
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import MessagePosition
 
 leave_pandas_out()  # whatever gives Arrow a list imports this module first
 
 Int64Array = npt.NDArray[np.int64]
+
 BoolArray = npt.NDArray[np.bool_]
 
 # Imported messages have ledger ids from here on. Pulsar counts its own from 0; JavaScript is exact up to twice this.
@@ -68,6 +70,7 @@ ORDER = [
 
 # By the schema's id(), which is unique as long as the schema is kept here. Some callers pass schemas that they make.
 _EMPTY_TABLES: dict[int, tuple[pa.Schema, pa.Table]] = {}
+
 _MOST_EMPTY_TABLES = 100
 
 
@@ -330,3 +333,53 @@ def is_left_out(rows: pa.Table) -> BoolArray:
 def is_rejected(rows: pa.Table) -> BoolArray:
     """Tells which messages have a reason, so that they are rejected or left out: bool, (rows,)."""
     return np.asarray(pc.is_valid(rows["reason"]))
+
+
+def readable(rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+    """Replaces values that can't be read by nulls.
+
+    Args:
+        rows: of any schema.
+
+    Returns:
+        the rows; and by index of those with a replaced value which column it is in, one line.
+    """
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return _replaced(rows)
+    return rows, {}
+
+
+def _replaced(rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+    found: dict[int, str] = {}
+    for field in rows.schema:
+        values = []
+        for row, value in enumerate(rows[field.name]):
+            read = _read(value)
+            if read is None and value.is_valid:
+                found.setdefault(row, f"what is not UTF-8 can't be read: {field.name}")
+            values.append(read)
+        rows = with_columns(rows, **{field.name: pa.array(values, field.type)})
+    return rows, found
+
+
+def _read(value: pa.Scalar) -> Any:
+    """Returns a value; None: it can't be read, or is null."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def order_keys(rows: pa.Table) -> pa.ChunkedArray:
+    """Returns each message's order key: its ordering key, else its partition key.
+
+    Args:
+        rows: as MESSAGES.
+
+    Returns:
+        binary, (rows,); null: the message has no key, and comes in any order.
+    """
+    keys = [rows[name].cast(pa.binary()) for name in ("ordering_key", "ordering_key_bytes", "key")]
+    return pc.coalesce(*keys)

@@ -1,18 +1,23 @@
-"""Packs tables, and columns of integers, as bytes for the tracker's state and for the input of a batch."""
+"""Packs tables, and columns of integers, as bytes for state and for a batch's input, in parts of bounded bytes."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracker.messages import Int64Array
 
 # Compression pays only from about this size on; threads do not pay at any size that occurs here.
 _COMPRESSED_FROM_BYTES = 32_768
+
 _SMALL = pa.ipc.IpcWriteOptions(use_threads=False)
+
 _LARGE = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
@@ -89,3 +94,50 @@ def unpack_columns(data: bytes, columns: int) -> Int64Array:
 def _header(columns: int) -> struct.Struct:
     """Returns the header's format: the number of rows, each column's minimum, each column's bytes a value."""
     return struct.Struct(f"<I{columns}q{columns}B")
+
+
+# Rows with a payload from this size on are large: of these the bytes are bounded, too, and not their number alone.
+LARGE_BYTES = 4096
+
+PART_ROWS = 20_000  # the most rows in a packed value, so that rows of state and shuffle stay of moderate size
+
+PART_BYTES = 8 << 20  # likewise about the most bytes: Spark's JVM holds several copies of a value at a time
+
+
+def payload_sizes(rows: pa.Table) -> Int64Array:
+    """Returns the bytes of each row's payload, int64, (rows,); 0: there is none."""
+    if not rows.num_rows or "payload" not in rows.column_names:
+        return np.zeros(rows.num_rows, np.int64)
+    sizes: Int64Array = pc.fill_null(pc.binary_length(rows["payload"]), 0).to_numpy().astype(np.int64)
+    return sizes
+
+
+def row_sizes(rows: pa.Table) -> Int64Array:
+    """Returns about how many bytes each row has, int64, (rows,): its payload, an equal share of the other columns."""
+    sizes = payload_sizes(rows)
+    others = max(0, int(rows.nbytes) - int(sizes.sum()))
+    all_columns: Int64Array = sizes + others // max(1, rows.num_rows)
+    return all_columns
+
+
+def fitting(sizes: Int64Array, most: int) -> int:
+    """Returns how many of the first rows have at most so many bytes together; at least one, if there are rows.
+
+    Args:
+        sizes: int64, (rows,): bytes of each row.
+        most: bytes.
+    """
+    return min(len(sizes), max(1, int(np.searchsorted(np.cumsum(sizes), most, "right"))))
+
+
+def in_parts(rows: pa.Table, most_rows: int = PART_ROWS) -> Iterator[pa.Table]:
+    """Yields a table's rows in parts of at most so many rows and about PART_BYTES bytes; a row is in one part."""
+    if rows.num_rows <= most_rows and rows.nbytes <= PART_BYTES:
+        if rows.num_rows:
+            yield rows
+        return
+    sizes, start = row_sizes(rows), 0
+    while start < len(sizes):
+        end = start + fitting(sizes[start : start + most_rows], PART_BYTES)
+        yield rows.slice(start, end - start)
+        start = end

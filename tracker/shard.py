@@ -14,19 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.buckets.large_rows import LargeRows
-from tracker.buckets.waiting_rows import Queue
+from tracker.buckets.large_rows import Budget, LargeRows
+from tracker.buckets.time_slots import Queue
 from tracker.commands.control import Control
-from tracker.commands.holding.giving_up import GivenUp, GivingUp
-from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, held
-from tracker.commands.message_state.rebuilt import Rebuilt
-from tracker.commands.moment import Moment
-from tracker.commands.schema import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
+from tracker.context import Moment
 from tracker.entry_log import EntryLog
+from tracker.giving_up import GivenUp, GivingUp, held_back, open_releases, recalled_releases, sent_rejects
 from tracker.in_flight import PLANNED, InFlight
+from tracker.ingest import Accepted, Named, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
+from tracker.message_state.cancelled import Compression
+from tracker.message_state.moves import HELD_DELIVER_AT, held
+from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS
 from tracker.messages import (
     MESSAGES,
     attempts_of,
@@ -40,20 +39,15 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.row_sizes import Budget
+from tracker.rebuilt import Rebuilt
+from tracker.releasing import Draining, Releasing, give_up, without_failed
+from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
+from tracker.shaping.rule import first_due
 from tracker.shaping.shaper import Shaper
-from tracker.shaping.spans import first_due
 from tracker.sharding import ShardId
-from tracker.stages.draining import Draining
-from tracker.stages.failed_rows import give_up, without_failed
-from tracker.stages.named_messages import Named, NamedMessages
-from tracker.stages.new_messages import Accepted, NewMessages
-from tracker.stages.releasing import Releasing
-from tracker.stages.tick_in_progress import TickInProgress
-from tracker.stages.unwritable import held_back, open_releases, recalled_releases, sent_rejects
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
-from tracker.tick import Effects, Tick, TickInput
+from tracker.tick import Effects, Tick, TickInProgress, TickInput
 
 
 class _LastTick(NamedTuple):

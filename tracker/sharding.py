@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import BoolArray, Int64Array, has_keys, int64
-from tracker.properties.schedule_key import key_hash
+from tracker.properties import key_hash
 
 # So many neighbouring entries share a shard: enough for runs in a shard's index bits, few enough to spread one topic.
 ENTRIES_TOGETHER = 64

@@ -1,15 +1,58 @@
-"""The subscriptions of each source topic. A subscription keeps its number for the life of a checkpoint."""
+"""The subscriptions of each source topic, how their messages are retried, and which go to the dead letters.
+
+A subscription keeps its number for the life of a checkpoint.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tracker.backoff import DEFAULT_BACKOFF, Backoff
-from tracker.messages import Int64Array
+from tracker.messages import Int64Array, attempts_of
+
+
+class Backoff(NamedTuple):
+    """How a subscription's messages are retried.
+
+    Attributes:
+        first_millis: wait before the first retry, ms.
+        factor: each further retry waits this many times longer than the previous one.
+        max_millis: the longest wait, ms.
+        jitter: fraction of a wait, 0 to 1, by which it may be longer or shorter.
+        attempts: how many retries a message gets; a further one goes to the dead letters.
+    """
+
+    first_millis: int = 10_000
+    factor: float = 2.0
+    max_millis: int = 3_600_000
+    jitter: float = 0.1
+    attempts: int = 5
+
+    def wait_millis(self, attempt: int, message: str) -> int:
+        """Returns how long a retry waits, ms.
+
+        Args:
+            attempt: its number, from 1.
+            message: any text that names message and subscription. It seeds the jitter, so that a replayed batch gets
+                the same wait.
+        """
+        wait = float(self.first_millis)
+        for _ in range(attempt - 1):
+            wait = min(wait * self.factor, float(self.max_millis))
+            if wait == self.max_millis:
+                break
+        digest = hashlib.blake2b(f"{message} {attempt}".encode(), digest_size=8).digest()
+        spread = int.from_bytes(digest, "little") / 2**63 - 1
+        return min(round(wait * (1 + self.jitter * spread)), self.max_millis)
+
+
+DEFAULT_BACKOFF = Backoff()
 
 # A subscription is a bit of an int64, whose sign bit is not used.
 MAX_SUBSCRIPTIONS = 63
@@ -121,3 +164,42 @@ def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
     of_topics = np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)
     of_rows: Int64Array = of_topics[topics.indices.to_numpy()]
     return of_rows
+
+
+# Suffix of a subscription's name, or of a topic's in `tracker.in_flight.OpenReleases`, that stands for its dead letters
+# alone. The names themselves have no space.
+_SUFFIX = " dlq"
+
+
+def dead_letters_of(name: str) -> str:
+    """Returns the name that stands for the dead letters of a subscription, or of all subscriptions of a topic."""
+    return name + _SUFFIX
+
+
+def without_dead_letters(name: str) -> tuple[str, bool]:
+    """Returns the name of the subscription, and whether the given name stands for its dead letters alone."""
+    return name.removesuffix(_SUFFIX), name.endswith(_SUFFIX)
+
+
+def dead_letters_in(rows: pa.Table, subscriptions: Subscriptions) -> Int64Array:
+    """Returns the subscriptions for which each row is a dead letter by the settings, as bits, int64, (rows,).
+
+    Args:
+        rows: with the columns topic and attempt.
+        subscriptions: the subscriptions of each source topic.
+    """
+    return dead_letter_masks(rows, subscriptions.max_count, subscriptions.most_retries)
+
+
+def dead_letter_masks(rows: pa.Table, n_subscriptions: int, most_retries: Callable[[int, str], int]) -> Int64Array:
+    """Returns the subscriptions for which each row is a dead letter, as bits, int64, (rows,).
+
+    Args:
+        rows: with the columns topic and attempt.
+        n_subscriptions: the largest number of subscriptions that a topic has.
+        most_retries: returns how many retries a message gets at most, by a subscription's number and its topic.
+    """
+    masks, attempts = np.zeros(rows.num_rows, np.int64), attempts_of(rows)
+    for number in range(n_subscriptions if attempts.any() else 0):
+        masks[attempts > by_topic(rows, partial(most_retries, number))] |= 1 << number
+    return masks

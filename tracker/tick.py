@@ -1,4 +1,4 @@
-"""The input of a shard for a tick, and its effects."""
+"""The input of a shard for a tick, its effects, and the tick in progress."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracker.commands.holding.pace import Pace
-from tracker.commands.message_state.rebuilt import Rebuilt
-from tracker.commands.requests.repeats import FirstAnswers, no_answers
-from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
+from tracker.commands.repeats import FirstAnswers, no_answers
+from tracker.context import Moment
 from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
+from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import Release
-from tracker.keys.sealed_keys import FindKeyed, none_sealed
+from tracker.keys.live_keys import FindKeyed, none_sealed
+from tracker.message_state.parking import Pace
 from tracker.messages import MESSAGES, empty_table
+from tracker.rebuilt import Rebuilt
+from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.shaping.shaper import Places
 
 
@@ -116,3 +118,22 @@ class Effects:
     drained: dict[str, dict[str, tuple[int, bool]]] = field(default_factory=dict)
     # By source topic and subscription name: how many rows wait for the next tick's places, and the last place given.
     waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class TickInProgress:
+    """A tick that a shard is applying, and its effects so far."""
+
+    tick: Tick
+    input: TickInput
+    moment: Moment
+    giving_up: GivingUp
+    ends_seal_epoch: bool
+    commands: pa.Table  # as COMMAND_ROWS: the input's and those of messages sent back, with schedule keys resolved
+    effects: Effects = field(default_factory=Effects)
+    outcomes: list[pa.Table] = field(default_factory=list)  # as OUTCOME_ROWS, without those of `given_up`
+    given_up: list[GivenUp] = field(default_factory=list)
+    n_taken: int = 0  # messages that came in
+    n_left_out: int = 0  # messages that are left out: another cluster's job delivers them
+    n_short_notice: int = 0  # released rows that were due when they came in, or were moved to now
+    n_planned: int = 0  # released rows that waited in the tracker

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import Int64Array, attempts_of, message_ids
-from tracker.properties.delivered import ATTEMPT, MESSAGE_ID, OCCURRENCE
-from tracker.properties.message_position import position_of
+from tracker.properties import ATTEMPT, MESSAGE_ID, OCCURRENCE, position_of
 
 # The properties of a delivered message that make its key, and the columns of `deliveries` for them.
 PROPERTIES = (MESSAGE_ID, ATTEMPT, OCCURRENCE)

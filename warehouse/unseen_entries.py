@@ -18,7 +18,7 @@ from broker.position import Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import MessagePosition
 from warehouse.delta.tables import Tables, literal
 from warehouse.schemas import REJECTS
 

@@ -17,8 +17,8 @@ from conf.settings import Settings
 from status.dead_letters import is_dead_letter_sql
 from status.job_status import known_status
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.holding.giving_up import NOT_DELIVERED
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.commands.outcomes import NOT_DELIVERED
+from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delivery_key import attempt_sql
 from warehouse.delta.opening import open_table, reading_files
 from warehouse.delta.snapshot import query_builder, run_sql

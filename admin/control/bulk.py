@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from admin.control.requests import MAX_ENTRIES, ControlRequest, Ids, Outcome, RequestFactory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
-from tracker.properties.schedule import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_rows import WAITS
 from warehouse.queries.waiting import Pending

@@ -14,16 +14,19 @@ from pydantic.alias_generators import to_camel
 from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
 from conf.partitions import partition_name
 from conf.settings import Subscription
-from tracker.properties.delivered import (
+from tracker.properties import (
     ATTEMPT,
     BASE64,
     DEAD_LETTER_OF,
     KEY_ENCODING,
     MESSAGE_ID,
     REASONS,
+    REDRIVE_BY,
+    REDRIVE_REQUEST,
     RESERVED_PREFIX,
+    RETRY_OF,
+    RETRY_SUBSCRIPTION,
 )
-from tracker.properties.retry_of import REDRIVE_BY, REDRIVE_REQUEST, RETRY_OF, RETRY_SUBSCRIPTION
 
 # The sequence id with which a dead letter is sent back rises with its position in its topic partition:
 #

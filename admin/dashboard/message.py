@@ -10,8 +10,8 @@ from conf.settings import Route, Settings
 from status.dead_letters import is_dead_letter
 from status.job_status import known_status
 from tracker.commands.kinds import OPERATIONS, Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
 from tracker.commands.retries import REDRIVE, SENT_BACK
+from tracker.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import literal
 from warehouse.pending import EFFECT

@@ -29,7 +29,7 @@ from admin.rest.pending_errors import invalid, refusal
 from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
 from warehouse.queries.waiting import Pending
 

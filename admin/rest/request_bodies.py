@@ -17,11 +17,9 @@ from broker.entries.message_ids import (
     parse_number,
 )
 from conf.errors import DelayLakeError
-from tracker.commands.reserved_ids import is_reserved
-from tracker.commands.schema import MAX_REQUEST_ID_BYTES
-from tracker.properties.retry_of import MAX_AFTER_MILLIS
-from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
-from tracker.properties.schedule_key import check_key
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError
+from tracker.properties import MAX_AFTER_MILLIS, check_key
+from tracker.schemas import MAX_REQUEST_ID_BYTES, is_reserved
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: leaves room for the number of further commands
 _DEFAULT_TYPE = "byteArray"  # PIP-423's, where a body's type is missing, null or empty

@@ -1,7 +1,7 @@
 """Connections of the admin API: none is held open by a client that sends nothing, or takes nothing.
 
 uvicorn limits the time between two requests of a connection only. Here a head, a body and an answer have a time, too.
-With as many connections as there may be, a new one takes the place of the one that has been idle for longest.
+With as many connections as there may be, a new one takes the place of the one that has waited longest for its client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._idle_since = self.loop.time()
-        self._head_at: float | None = None  # when the current request's head was complete
+        self._head_at = self._idle_since  # when the last request's head was complete
         self._stuck_since: float | None = None  # since when the client has taken nothing
         self._make_room()
         self._look()
@@ -43,6 +43,12 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._head_at = self.loop.time()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
@@ -61,22 +67,27 @@ class TimedProtocol(H11Protocol):
         """Whether no request is at work: none has come, or its head is not complete."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
+    @property
+    def waits_since(self) -> float | None:
+        """Since when it waits for a head or a body of its client, seconds of the loop's clock; None: it does not."""
+        if self.is_idle:
+            return self._idle_since
+        return self._head_at if self.cycle.more_body else None
+
     def _make_room(self) -> None:
         if len(self.connections) <= self.max_connections:
             return
         others = [one for one in self.connections if isinstance(one, TimedProtocol) and one is not self]
-        idle = [one for one in others if one.is_idle and not one.transport.is_closing()]
-        (min(idle, key=lambda one: one._idle_since) if idle else self).transport.abort()
+        waiting = [(since, i) for i, one in enumerate(others) if (since := _waits_since(one)) is not None]
+        (others[min(waiting)[1]] if waiting else self).transport.abort()
 
     def _look(self) -> None:
         self._timer = self.loop.call_later(_LOOK_SECONDS, self._look)
         now = self.loop.time()
         is_closing = self.transport.is_closing()
         if self.is_idle and not is_closing:
-            self._head_at = None
             is_late = now - self._idle_since > HEAD_SECONDS
         elif not is_closing and self.cycle.more_body:
-            self._head_at = self._head_at or now
             is_late = now - self._head_at > BODY_SECONDS
         else:
             is_late = False
@@ -85,6 +96,10 @@ class TimedProtocol(H11Protocol):
         if is_late or (self._stuck_since is not None and now - self._stuck_since > TAKE_SECONDS):
             self._timer.cancel()
             self.transport.abort()
+
+
+def _waits_since(one: TimedProtocol) -> float | None:
+    return None if one.transport.is_closing() else one.waits_since
 
 
 class TimedServer(uvicorn.Server):

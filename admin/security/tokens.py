@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key, lo
 from conf.api_settings import AuthSettings
 from conf.errors import DelayLakeError
 from conf.settings import local_path
-from tracker.commands.schema import MAX_NAME_BYTES
+from tracker.schemas import MAX_NAME_BYTES
 
 MAX_TOKEN_BYTES = 16_384  # a longer token is refused without being decoded
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker.client import NoAnswerError, crypto_key_reader
 from broker.position import Position
-from broker.protocol.entries import SOURCE_POSITION
+from broker.protocol.brokers import Brokers
+from broker.protocol.entries import SOURCE_POSITION, EntryError, is_batch
+from broker.protocol.reading import before_time, read_entries
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
-from conf.settings import PulsarSettings
-from tracker.wire.message_id_pb2 import MessageIdData
-
-if TYPE_CHECKING:
-    import pulsar
 
 # A row for each entry, in the topic's order; for a chunked message one, that of its last entry.
 REPLICAS = pa.schema(
@@ -32,95 +29,83 @@ REPLICAS = pa.schema(
     ]
 )
 
-_READ_MILLIS = 30_000
-_QUESTIONS_AT_ONCE = 8
+_MOST_INCOMPLETE = 10_000  # chunked messages at a time; beyond it the oldest one is no message
+_MAX_BATCH = 2**31 - 1
 
 
-def read_replicas(
-    client: pulsar.Client, settings: PulsarSettings, admin: AdminClient, name: str, since: int
-) -> pa.Table:
+class _Incomplete(NamedTuple):
+    """A chunked message of which not all chunks have been read."""
+
+    first: Position
+    chunks: int
+
+
+def read_replicas(brokers: Brokers, admin: AdminClient, name: str, since: int) -> pa.Table:
     """Reads the entries of a topic partition.
 
-    A consumer sees the position that a message was replicated from, unless it is in a batch: then the admin API is
-    asked, an entry in each call.
-
     Args:
-        client: a client of Pulsar.
-        settings: the `pulsar` section.
+        brokers: connections to the brokers.
         admin: a client for the admin API.
         name: the topic partition, which has to exist.
-        since: entries before the first one published at this time or later are left out; ms since the epoch.
+        since: entries before the first one published at this time or later may be left out; ms since the epoch.
 
     Returns:
-        the entries, as REPLICAS.
+        the entries, as REPLICAS; without those that can't be read.
 
     Raises:
-        pulsar.PulsarException, PulsarError: the broker does not answer.
+        PulsarError: the broker does not answer.
     """
-    import pulsar
-
     rows: list[list[int | str | None]] = []
-    batches: dict[int, Position] = {}  # by number of the row
-    reader = client.create_reader(
-        name,
-        pulsar.MessageId.earliest,
-        receiver_queue_size=5_000,
-        crypto_key_reader=crypto_key_reader(settings),
-        crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
-    )
-    try:
-        if since > 0:
-            reader.seek(since)
-        while reader.has_message_available():
-            message = reader.read_next(_READ_MILLIS)
-            at = message.message_id()
-            if at.batch_index() > 0:
+    incomplete: OrderedDict[bytes, _Incomplete] = OrderedDict()
+    for entry in read_entries(brokers, name, before_time(admin, name, since)):
+        if isinstance(entry.envelope, EntryError):
+            continue
+        metadata, first = entry.envelope.metadata, entry.position
+        if entry.envelope.is_chunk:
+            whole = _whole(incomplete, metadata, entry.position)
+            if whole is None:
                 continue
-            if at.batch_index() == 0:
-                batches[len(rows)] = Position(at.ledger_id(), at.entry_id())
-            (first, size), name_ = _data_of(at), _name_of(message)
-            ids = (at.ledger_id(), at.entry_id(), *first)
-            rows.append([*ids, message.publish_timestamp(), name_, size, *_source_of(message)])
-    finally:
-        reader.close()
-
-    def ask(position: Position) -> str | None:
-        try:
-            entry = admin.entry_metadata(name, *position)
-        except NoAnswerError:
-            return None
-        return None if entry is None else entry.properties.get(SOURCE_POSITION)
-
-    with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
-        for row, text in zip(batches, pool.map(ask, batches.values()), strict=True):
-            rows[row][-2:] = _parsed(text)
+            first = whole
+        size = min(max(metadata.n_messages, 1), _MAX_BATCH) if is_batch(metadata) else 1
+        published = min(metadata.publish_time, 2**63 - 1)
+        rows.append([*entry.position, *first, published, _name_of(metadata), size, *_source_of(metadata)])
     columns = zip(*rows, strict=True) if rows else [()] * len(REPLICAS)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, REPLICAS, strict=True)], schema=REPLICAS)
 
 
-def _data_of(at: pulsar.MessageId) -> tuple[Position, int]:
-    """Returns the position of a message's first entry, and the number of messages in its entry."""
-    data = MessageIdData.FromString(at.serialize())
-    first = data.first_chunk_message_id if data.HasField("first_chunk_message_id") else data
-    return Position(first.ledgerId, first.entryId), data.batch_size or 1
+def _whole(
+    incomplete: OrderedDict[bytes, _Incomplete], metadata: MessageMetadata, position: Position
+) -> Position | None:
+    """Notes a chunk; returns the position of its message's first one where all have come, in order."""
+    known = incomplete.pop(metadata.uuid, None)
+    if metadata.chunk_id == 0:
+        known = _Incomplete(position, 0)
+    if known is None or known.chunks != metadata.chunk_id:
+        return None
+    if metadata.chunk_id == metadata.n_chunks - 1:
+        return known.first
+    incomplete[metadata.uuid] = known._replace(chunks=known.chunks + 1)
+    if len(incomplete) > _MOST_INCOMPLETE:
+        incomplete.popitem(last=False)
+    return None
 
 
-def _name_of(message: Any) -> str | None:
+def _name_of(metadata: MessageMetadata) -> str | None:
     try:
-        return str(message.producer_name())
+        return metadata.producer_name.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _source_of(message: Any) -> tuple[int | None, int | None]:
-    try:
-        return _parsed(message.properties().get(SOURCE_POSITION))
-    except UnicodeDecodeError:
-        return None, None
+def _source_of(metadata: MessageMetadata) -> tuple[int | None, int | None]:
+    for one in metadata.properties:
+        if one.key == SOURCE_POSITION.encode():
+            return _parsed(one.value)
+    return None, None
 
 
-def _parsed(text: str | None) -> tuple[int | None, int | None]:
+def _parsed(text: bytes) -> tuple[int | None, int | None]:
     try:
-        return Position.parse(text) if text else (None, None)
+        return Position.parse(text.decode())
     except ValueError:
         return None, None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import DelayLakeError
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import MessagePosition
 
 if TYPE_CHECKING:
     import pulsar

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -16,11 +17,13 @@ from broker.client import (
     trusted_certificates,
     urls_of_hosts,
 )
+from broker.position import Position
 from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
+from conf.partitions import partition_name
 from conf.settings import PulsarSettings
 
 _MAX_REDIRECTS = 20
@@ -60,6 +63,21 @@ class Brokers:
         connection = self._connection_for(topic)
         return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
 
+    def read(self, topic: str, start: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
+        """Opens a consumer whose subscription is not durable; see `EntryConsumer`.
+
+        Args:
+            topic: the topic partition.
+            start: it begins with this entry, or after it.
+            max_bytes, max_messages: as of `EntryConsumer`.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        name = f"delaylake-reader-{uuid.uuid4().hex}"
+        connection = self._connection_for(topic)
+        return EntryConsumer(connection, topic, name, max_bytes=max_bytes, max_messages=max_messages, start=start)
+
     def produce(
         self,
         topic: str,
@@ -81,6 +99,15 @@ class Brokers:
             PulsarError: no broker answers, or it refuses.
         """
         return int(self._service().request(Command.PARTITIONS, "partitions", topic=topic).n)
+
+    def partition_names(self, topic: str) -> list[str]:
+        """Returns the names of a topic's partitions, or its own: it is not partitioned.
+
+        Raises:
+            PulsarError: no broker answers, or it refuses.
+        """
+        n = self.partitions(topic)
+        return [partition_name(topic, i) for i in range(n)] if n else [topic]
 
     def close(self) -> None:
         """Closes all connections."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from broker.client import NoAnswerError, PulsarError
-from broker.position import Position
+from broker.position import START, Position
 from broker.protocol.connection import Connection
 from broker.protocol.entries import EntryError, Envelope, open_envelope
 from broker.protocol.flow import FlowControl
@@ -20,7 +20,7 @@ from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 _SIGN = 1 << 63
 _MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
 _PARTS = 8  # the flow control hears of what was handed over for each such part of its budget, or when all is
-_WORD = (1 << 64) - 1
+_UNSIGNED = _WORD = (1 << 64) - 1
 
 
 class ReceivedEntry(NamedTuple):
@@ -34,7 +34,7 @@ class ReceivedEntry(NamedTuple):
 
 
 class EntryConsumer:
-    """An exclusive, durable consumer of one topic partition, from the beginning where the subscription is new.
+    """An exclusive consumer of one topic partition: durable, from the beginning where the subscription is new.
 
     It does not connect again: when the connection ends, or the broker unloads the topic, `receive` hands over what has
     come, and then raises DisconnectedError. All methods may be called in any thread, `receive` in one at a time.
@@ -45,13 +45,21 @@ class EntryConsumer:
         subscription: its name.
         max_bytes: about so many bytes may wait for `receive`, or be on their way.
         max_messages: so many messages may.
+        start: the subscription is not durable, and ends with the consumer: it begins with this entry, or after it.
 
     Raises:
         PulsarError: the broker refuses, or does not answer.
     """
 
     def __init__(
-        self, connection: Connection, topic: str, subscription: str, *, max_bytes: int, max_messages: int
+        self,
+        connection: Connection,
+        topic: str,
+        subscription: str,
+        *,
+        max_bytes: int,
+        max_messages: int,
+        start: Position | None = None,
     ) -> None:
         self.topic = topic
         self._connection = connection
@@ -65,6 +73,10 @@ class EntryConsumer:
         self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * max_bytes)
         self._error: PulsarError | None = None
         self._id = connection.attach(self)
+        begin: dict[str, Any] = {"durable": True, "initial_position": Subscribe.EARLIEST}
+        if start is not None:
+            first = {"ledger_id": start.ledger_id & _UNSIGNED, "entry_id": start.entry_id & _UNSIGNED}
+            begin = {"durable": False, "start_message_id": first}
         try:
             self._request(
                 Command.SUBSCRIBE,
@@ -72,8 +84,7 @@ class EntryConsumer:
                 topic=topic,
                 subscription=subscription,
                 type=Subscribe.EXCLUSIVE,
-                durable=True,
-                initial_position=Subscribe.EARLIEST,
+                **begin,
             )
             self._grant()
         except NoAnswerError:
@@ -146,8 +157,23 @@ class EntryConsumer:
         Raises:
             PulsarError: the broker does not answer.
         """
+        return self._last_entry_and_read_to()[0]
+
+    def has_more(self) -> Position | None:
+        """Asks for the topic partition's last entry; None: the subscription has had it, or the topic has none.
+
+        Raises:
+            PulsarError: the broker does not answer.
+        """
+        last, read_to = self._last_entry_and_read_to()
+        return None if last.entry_id < 0 or last <= read_to else last
+
+    def _last_entry_and_read_to(self) -> tuple[Position, Position]:
         answer = self._request(Command.GET_LAST_MESSAGE_ID, "get_last_message_id")
-        return Position(_signed(answer.id.ledger_id), _signed(answer.id.entry_id))
+        last = Position(_signed(answer.id.ledger_id), _signed(answer.id.entry_id))
+        if not answer.HasField("read_to"):
+            return last, START
+        return last, Position(_signed(answer.read_to.ledger_id), _signed(answer.read_to.entry_id))
 
     def close(self) -> None:
         """Ends the consumer. Entries that were not acknowledged come to the next one.

@@ -199,6 +199,16 @@ class AdminClient:
             return None
         return topic_ledgers(self._admin.body(response))
 
+    def entry_published_at(self, topic: str, time: int) -> tuple[int, int] | None:
+        """Returns (ledger, entry) of the first entry published at a time, ms since the epoch, or later; None: unknown.
+
+        It is the topic's last entry where all were published before.
+        """
+        response = self._admin.request("GET", f"{_path(topic)}/messageid/{time}")
+        found = response.json() if response.status_code == 200 else {}
+        ledger, entry = found.get("ledgerId"), found.get("entryId")
+        return (ledger, entry) if isinstance(ledger, int) and isinstance(entry, int) else None
+
     def made_at(self, topic: str) -> int | None:
         """Returns when a topic partition was created, ms since the epoch; None: unknown."""
         response = self._admin.request("GET", f"{_path(topic)}/internal-info")

@@ -40,7 +40,7 @@ from jobs.demo.plan import (
 )
 from jobs.demo.progress import Progress
 from tracker.commands.kinds import CANCEL, SKIP
-from tracker.properties.message_position import POSITION_SQL
+from tracker.properties import POSITION_SQL
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
 

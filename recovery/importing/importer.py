@@ -16,9 +16,17 @@ from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic
 from tracker.entry_log import entries_of
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, in_order, int64, is_rejected, where, with_columns
-from tracker.properties.retry_of import RETRY_OF
-from tracker.readable import readable
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    Int64Array,
+    in_order,
+    int64,
+    is_rejected,
+    readable,
+    where,
+    with_columns,
+)
+from tracker.properties import RETRY_OF
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.queries.index_rows import to_index, to_rejects
 

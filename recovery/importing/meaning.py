@@ -8,9 +8,9 @@ import pyarrow.compute as pc
 
 from broker.protocol.entries import SOURCE_POSITION
 from streaming.source.receiving.scheduling import MEANINGFUL, is_dropped, scheduling
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT
 from tracker.messages import int64, with_columns
-from tracker.properties.delivered import RESERVED_PREFIX
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT
+from tracker.properties import RESERVED_PREFIX
 
 _NAMES = pa.array(sorted(MEANINGFUL))
 

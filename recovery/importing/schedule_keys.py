@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from conf.settings import Settings
 from tracker.messages import are_recurring, int64, with_columns
-from tracker.properties.message_position import MessagePosition, position_of
-from tracker.properties.schedule_key import SCHEDULE_KEY, Mode, key_rule
+from tracker.properties import SCHEDULE_KEY, MessagePosition, Mode, key_rule, position_of
 from warehouse.delta.tables import exists, literal
 from warehouse.schemas import SCHEMAS
 from warehouse.views import Warehouse

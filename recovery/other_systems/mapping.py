@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from conf.errors import one_line
 from recovery.other_systems.item import SourceError
-from tracker.properties.delivered import RESERVED_PREFIX
+from tracker.properties import RESERVED_PREFIX
 
 _FOLDER = Path(__file__).parent / "mappings"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import one_line
 from recovery.other_systems.item import Item, SourceError, item, rejected_item
-from tracker.properties.delivered import RESERVED_PREFIX
+from tracker.properties import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from pika.spec import Basic, BasicProperties

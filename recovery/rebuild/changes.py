@@ -16,10 +16,7 @@ from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.waiting_commands import WAITING
 from tracker.commands.kinds import RESCHEDULE, RETRY, Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.commands.message_state.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
-from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import COMMAND_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -32,6 +29,8 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
+from tracker.schemas import COMMAND_ROWS, REBUILD_ID
 from warehouse.delivery_key import attempt_sql
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.pending import EFFECT, IS_CANCEL, IS_RESTORE, are_cancelled

@@ -12,7 +12,6 @@ from broker.position import Position
 from conf.partitions import partition_name
 from recovery.rebuild.done_occurrences import DoneOccurrences
 from recovery.rebuild.message_set import MessageSet
-from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,
@@ -24,6 +23,7 @@ from tracker.messages import (
     typed,
     where,
 )
+from tracker.rebuilt import NOT_TO_DELIVER
 from warehouse.delivery_key import attempt_ids
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.routes.tenure import Tenures

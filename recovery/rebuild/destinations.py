@@ -6,16 +6,17 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.client import PulsarError, connect
-from broker.position import Position
+from broker.client import PulsarError
+from broker.position import START, Position
+from broker.protocol.brokers import Brokers
+from broker.protocol.entries import EntryError
+from broker.protocol.reading import ReadMessage, before_time, read_entries, read_messages
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
@@ -23,8 +24,7 @@ from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from recovery.rebuild.trimmed import warn_of_trimmed
 from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
-from tracker.properties.delivered import DELIVER_AT, SHAPED_FROM
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
 from warehouse.delta.tables import OnProgress, Tables, literal
 from warehouse.renumbering import Renumbering
@@ -33,6 +33,8 @@ from warehouse.schemas import DELIVERIES, MOVED_AT
 _log = logging.getLogger(__name__)
 
 _MESSAGES_AT_ONCE = 20_000
+_MOST_NOT_DURABLE = 1_000_000  # entries of a topic: more than what comes in before it is durable
+_NEVER = 1 << 64  # later than any publish time
 
 _MEANS = "what was sent there and not written down may come twice"
 
@@ -83,12 +85,12 @@ def write_missing_deliveries(
 
     Raises:
         UnreadableDestinationError: a destination can't be read.
-        PulsarError, pulsar.PulsarException: the source topics can't be read.
+        PulsarError: the source topics can't be read.
     """
     found: list[pa.Table] = []
     n = 0
     moved_at = 0 if renumbering is not None else max(0, tables.written("entries", MOVED_AT))
-    client = connect(settings.pulsar)
+    brokers = Brokers(settings.pulsar)
     admin = AdminClient(settings.pulsar)
 
     def warn(text: str) -> None:
@@ -97,7 +99,7 @@ def write_missing_deliveries(
 
     try:
         for route in settings.routes:
-            not_durable = _first_not_durable(client, route.source, durable)
+            not_durable = _first_not_durable(brokers, route.source, durable)
             for number, subscription in enumerate(route.subscriptions):
                 times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
@@ -108,10 +110,11 @@ def write_missing_deliveries(
                     continue
                 try:
                     since = max(moved_at, min(times) - CLOCKS_MILLIS)
-                    messages = _messages_since(client, destination, since)
+                    messages = _messages_since(brokers, admin, destination, since)
                     # The tables do not say whether there are dead letters: one is sent before its outcome is written.
-                    if _may_be_there(admin, subscription.dead_letter_topic):
-                        messages = chain(messages, _messages_since(client, subscription.dead_letter_topic, since))
+                    dead = subscription.dead_letter_topic
+                    if _may_be_there(admin, dead):
+                        messages = chain(messages, _messages_since(brokers, admin, dead, since))
                     while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                         rows = _deliveries(some, route.source, subscription.name)
                         if renumbering is not None:
@@ -122,8 +125,8 @@ def write_missing_deliveries(
                         found.append(missing)
                         n += len(some)
                         on_progress("destinations", "messages read", n)
-                    partitions = client.get_topic_partitions(destination)
-                except pulsar.PulsarException as error:
+                    partitions = brokers.partition_names(destination)
+                except PulsarError as error:
                     raise UnreadableDestinationError(
                         f"{destination} can't be read ({one_line(error)}): make it readable, or go on with "
                         f"--without-destination {destination}; then {_MEANS}"
@@ -133,7 +136,7 @@ def write_missing_deliveries(
                     warn(warning)
     finally:
         admin.close()
-        client.close()
+        brokers.close()
     rows = concat(found, DELIVERIES)
     if rows.num_rows:
         tables.append("deliveries", rows, {f"rebuild-{time.time_ns()}": 1})
@@ -148,34 +151,24 @@ def _may_be_there(admin: AdminClient, topic: str) -> bool:
         return True
 
 
-def _first_not_durable(client: pulsar.Client, topic: str, durable: Mapping[str, Position]) -> int | None:
-    """Returns the publish time of the first message that comes again from a source topic, ms; None: none comes."""
-    times = []
-    for name in client.get_topic_partitions(topic):
-        last = durable.get(name)
-        start = pulsar.MessageId.earliest if last is None else pulsar.MessageId(-1, last.ledger_id, last.entry_id, -1)
-        reader = client.create_reader(name, start, receiver_queue_size=10)
-        while reader.has_message_available():
-            message = reader.read_next(30_000)
-            position = Position(message.message_id().ledger_id(), message.message_id().entry_id())
-            if last is None or position > last:
-                times.append(message.publish_timestamp())
-                break
-        reader.close()
-    return min(times, default=None)
+def _first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Position]) -> int | None:
+    """Returns the least publish time of the messages that come again from a source topic, ms; None: none comes.
+
+    A producer may say any time. So all entries are looked at that may have come in since the last durable ones: who
+    lies does so for its own messages.
+    """
+    first = _NEVER
+    partitions = brokers.partition_names(topic)
+    for name in partitions:
+        entries = read_entries(brokers, name, durable.get(name, START))
+        for entry in islice(entries, _MOST_NOT_DURABLE // len(partitions) + 1):
+            if not isinstance(entry.envelope, EntryError):  # what can't be read was sent nowhere
+                first = min(first, entry.envelope.metadata.publish_time)
+        entries.close()
+    return first if first < _NEVER else None
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """The parts of a destination's message that are needed; not the payload, which may be large."""
-
-    properties: dict[str, str]
-    published_at: int
-    destination: str
-    producer_name: str
-
-
-def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.Table:
+def _deliveries(messages: Iterable[ReadMessage], topic: str, subscription: str) -> pa.Table:
     """Returns the messages that the job has sent as rows of `deliveries`, one for each delivery key.
 
     Anybody who may produce to a destination can send messages with the job's properties, or forward such messages. So
@@ -189,7 +182,7 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
         due = properties.get(DELIVER_AT, "")
         shaped_from = properties.get(SHAPED_FROM, "")
         key = text, attempt, occurrence = key_of(properties)
-        if key in rows or not is_own(properties, topic) or not is_producer(message.producer_name):
+        if key in rows or not is_own(properties, topic) or not is_producer(message.producer):
             continue
         if not (_TIME.fullmatch(due) and _ATTEMPT.fullmatch(attempt) and _OCCURRENCE.fullmatch(occurrence)):
             continue
@@ -199,9 +192,9 @@ def _deliveries(messages: Iterable[_Sent], topic: str, subscription: str) -> pa.
             **MessagePosition.parse(text)._asdict(),
             "position": text,
             "deliver_at": int(due),
-            "sent_at": message.published_at,
+            "sent_at": message.published,
             "short_notice": False,
-            "destination": message.destination,
+            "destination": message.topic,
             "destination_message_id": None,
             "batch_id": 0,
             "attempt": int(attempt) if attempt else None,
@@ -230,16 +223,9 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
     return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 
-def _messages_since(client: pulsar.Client, topic: str, since: int) -> Iterator[_Sent]:
+def _messages_since(brokers: Brokers, admin: AdminClient, topic: str, since: int) -> Iterator[ReadMessage]:
     """Yields the messages that the broker still has of a destination, published since a time, ms since the epoch."""
-    for partition in client.get_topic_partitions(topic):
-        reader = client.create_reader(partition, pulsar.MessageId.earliest, receiver_queue_size=5_000)
-        if since:
-            reader.seek(since)
-        while reader.has_message_available():
-            message = reader.read_next(30_000)
-            if message.publish_timestamp() >= since:
-                yield _Sent(
-                    message.properties(), message.publish_timestamp(), message.topic_name(), message.producer_name()
-                )
-        reader.close()
+    for partition in brokers.partition_names(topic):
+        for message in read_messages(brokers, partition, before_time(admin, partition, since)):
+            if message.published >= since:
+                yield message

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import typed
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 

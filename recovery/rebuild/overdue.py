@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.commands.control import Control
 from tracker.commands.kinds import Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.delta.tables import OnProgress, Tables, literal
 from warehouse.pending import EFFECT

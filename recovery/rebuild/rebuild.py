@@ -30,9 +30,9 @@ from streaming.checkpoint.prepared import PreparedState
 from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.kinds import Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
+from tracker.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE

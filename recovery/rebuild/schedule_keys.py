@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from broker.position import Position
 from conf.partitions import partition_name
-from tracker.commands.message_state.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from tracker.messages import attempts_of, concat, int64, is_among, typed, where, with_columns
-from tracker.properties.message_position import MessagePosition
+from tracker.properties import MessagePosition
+from tracker.rebuilt import LIVE_KEYS, REBUILT_KEPT_MILLIS
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELAYED_INDEX
 

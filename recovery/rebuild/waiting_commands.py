@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import CANCEL, RESCHEDULE
-from tracker.commands.schema import COMMAND_ROWS
 from tracker.messages import subscription_numbers, typed, where
+from tracker.schemas import COMMAND_ROWS
 from tracker.subscriptions import ALSO_LATER
 from warehouse.delta.tables import Tables
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-import pulsar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.client import close_quietly, connect, crypto_key_reader, subscribe
+from broker.client import PulsarError
 from broker.clusters.replicas import read_replicas
 from broker.position import START, Position
+from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.partitions import partition_name
 from conf.settings import Settings
@@ -206,11 +207,11 @@ def change_broker(
         on_warning: called with one line for each missing topic partition, and where messages may come twice.
 
     Raises:
-        pulsar.PulsarException, PulsarError: the broker does not answer.
+        PulsarError: the broker does not answer.
         FencedError: somebody else has taken the warehouse over.
     """
     found: dict[str, ComparedPartition] = {}
-    client, admin = connect(settings.pulsar), AdminClient(settings.pulsar)
+    brokers, admin = Brokers(settings.pulsar), AdminClient(settings.pulsar)
     try:
         for route in settings.routes:
             number = admin.partitions(route.source)
@@ -219,18 +220,18 @@ def change_broker(
                 if number is None or admin.internal_stats(name) is None:
                     on_warning(f"{name} is not there: what came after the backup is not read")
                 since = _since(tables, route.source, partition, made_at)
-                _subscribe(client, settings, name)
-                replicas = read_replicas(client, settings.pulsar, admin, name, since)
+                _subscribe(brokers, settings, name)
+                replicas = read_replicas(brokers, admin, name, since)
                 on_progress(name, "entries compared", replicas.num_rows)
                 known = _known(tables, route.source, partition, pc.min(replicas["publish_time"]).as_py() or since)
                 found[name] = one = compare(replicas, known, since)
                 _begin(admin, settings, name, one.read_after, since)
-        _subscribe(client, settings, settings.control.topic)
-        for name in client.get_topic_partitions(settings.control.topic):
+        for name in brokers.partition_names(settings.control.topic):
+            _subscribe(brokers, settings, name)
             admin.skip_all(name, settings.pulsar.subscription)
     finally:
         admin.close()
-        client.close()
+        brokers.close()
     pairs = pa.concat_tables([PAIRS.empty_table(), *(one.pairs for one in found.values())])
     read_after = {name: one.read_after for name, one in found.items() if one.read_after != START}
     renumbering = Renumbering(next_place(tables), pairs, read_after)
@@ -265,11 +266,11 @@ def _of(topic: str, partition: int) -> str:
     return f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
 
 
-def _subscribe(client: pulsar.Client, settings: Settings, name: str) -> None:
-    """Creates the job's subscription where it is missing."""
-    key_reader = crypto_key_reader(settings.pulsar)
-    for partition in client.get_topic_partitions(name):
-        close_quietly(subscribe(client, partition, settings.pulsar.subscription, key_reader))
+def _subscribe(brokers: Brokers, settings: Settings, name: str) -> None:
+    """Creates the job's subscription to a topic partition where it is missing."""
+    consumer = brokers.subscribe(name, settings.pulsar.subscription, max_bytes=1, max_messages=1)
+    with suppress(PulsarError):
+        consumer.close()
 
 
 def _begin(admin: AdminClient, settings: Settings, name: str, read_after: Position, since: int) -> None:

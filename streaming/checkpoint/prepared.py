@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from streaming.batch_schema import InputKind, Rows
 from streaming.checkpoint.offset import Offset
-from tracker.commands.message_state.rebuilt import Rebuilt
 from tracker.messages import typed
+from tracker.rebuilt import Rebuilt
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 

@@ -18,11 +18,11 @@ from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.spark_store import SparkStore
 from tracker import Shard, TickInput
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.message_state.rebuilt import Rebuilt
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.containment import apply_contained
+from tracker.message_state.cancelled import Compression
 from tracker.messages import concat
+from tracker.rebuilt import Rebuilt
+from tracker.schemas import OUTCOME_ROWS
 from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.tick import Effects

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tracker import Key
-from tracker.row_sizes import PART_BYTES
+from tracker.packing import PART_BYTES
 
 _Full = tuple[str, int, int]
 

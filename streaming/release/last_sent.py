@@ -12,12 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import pulsar
-
-from broker.client import PulsarError, connect
+from broker.client import NoAnswerError, PulsarError
+from broker.position import START, Position
+from broker.protocol.brokers import Brokers
+from broker.protocol.entries import EntryError, Message
+from broker.protocol.reading import plain_messages, read_entries, texts_of
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.errors import one_line
@@ -39,6 +44,9 @@ _SECONDS = 5.0  # the longest time that a start waits for destinations
 _THREADS = 16
 _NAMES_AT_ONCE = 50  # producer names of one topic that a thread asks for, a millisecond each unless a name is in use
 _BUSY_SECONDS = 0.2  # between two attempts to get a producer
+_SILENT_SECONDS = 1.0  # for which a broker may send nothing of a topic's last entries
+# The broker does not know yet that the earlier job was killed, or the topic moves to another broker.
+_PASSING = (ServerError.ProducerBusy, ServerError.ServiceNotReady)
 _NAMED_TOPICS = 5  # the most topics that a log line names
 _LAST_ENTRIES = 1_000  # the last entries of a topic that are searched for the job's last message
 _SPARE_SECONDS = 1.0  # the search gives up so long before the deadline
@@ -50,6 +58,13 @@ class _Admin(Protocol):
 
     def internal_stats(self, topic: str) -> TopicLedgers | None: ...
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None: ...
+
+
+def _is_own(message: Message, source: str) -> bool:
+    try:
+        return is_own(texts_of(message), source)
+    except UnicodeDecodeError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -73,49 +88,48 @@ class ProducerLookup:
     newest_tick: int
     latest_possible_tick: int
     deadline: float
-    is_of_job: Callable[[pulsar.Message, str], bool] = lambda message, source: is_own(message.properties(), source)
+    is_of_job: Callable[[Message, str], bool] = _is_own
 
-    def last_tick(self, client: pulsar.Client, admin: _Admin) -> int:
+    def last_tick(self, brokers: Brokers, admin: _Admin) -> int:
         """Returns the last tick whose messages one of the producers has sent; -1: none has sent any.
 
         It opens a producer for each name, which may create a missing topic.
 
         Raises:
-            pulsar.PulsarException: the broker does not answer, or a name is in use until the deadline.
+            PulsarError: the broker does not answer, or a name is in use until the deadline.
         """
-        return max(self._last_tick(client, admin, *producer) for producer in self.producers)
+        return max(self._last_tick(brokers, admin, *producer) for producer in self.producers)
 
-    def _last_tick(self, client: pulsar.Client, admin: _Admin, producer: str, source: str) -> int:
+    def _last_tick(self, brokers: Brokers, admin: _Admin, producer: str, source: str) -> int:
         if time.monotonic() > self.deadline:
-            raise pulsar.Timeout("no time is left")
+            raise NoAnswerError("no time is left")
         number = self.generations.get((self.topic, producer), Generation(0, 0)).number
         while True:
             name = Generation(number, 0).name(producer)
-            last_id = self._last_id(client, name)
+            last_id = self._last_id(brokers, name)
             tick = tick_of(last_id)
             if tick <= self.newest_tick:
                 return tick
-            if tick <= self.latest_possible_tick and self._is_sent(client, admin, name, source, last_id):
+            if tick <= self.latest_possible_tick and self._is_sent(brokers, admin, name, source, last_id):
                 return tick
             # Somebody else has published the sequence id: the job uses the next name, or will use it.
             _log.warning("%s: somebody else has published as %s", self.topic, name)
             number += 1
 
-    def _last_id(self, client: pulsar.Client, name: str) -> int:
+    def _last_id(self, brokers: Brokers, name: str) -> int:
         while True:
             try:
-                producer = client.create_producer(self.topic, producer_name=name)
+                producer = brokers.produce(self.topic, name)
                 break
-            # The broker does not know yet that the earlier job was killed, or the topic moves to another broker.
-            except (pulsar.ProducerBusy, pulsar.ServiceUnitNotReady):
-                if time.monotonic() > self.deadline:
+            except RefusedError as error:
+                if error.error not in _PASSING or time.monotonic() > self.deadline:
                     raise
                 time.sleep(_BUSY_SECONDS)
-        last: int = producer.last_sequence_id()
-        producer.close()
+        last = producer.last_sequence_id
+        producer.close()(_BUSY_SECONDS)
         return last
 
-    def _is_sent(self, client: pulsar.Client, admin: _Admin, name: str, source: str, last_id: int) -> bool:
+    def _is_sent(self, brokers: Brokers, admin: _Admin, name: str, source: str, last_id: int) -> bool:
         """Whether the job itself has published a sequence id of a tick after the checkpoint's last one.
 
         The answer is yes, unless the topic's last entries contain the message with this sequence id, and neither this
@@ -123,7 +137,7 @@ class ProducerLookup:
         """
         is_found = False
         try:
-            for (ledger_id, entry_id), is_job in reversed(self._last_entries(client, admin, name, source).items()):
+            for (ledger_id, entry_id), is_job in reversed(self._last_entries(brokers, admin, name, source).items()):
                 entry = admin.entry_metadata(self.topic, ledger_id, entry_id)
                 if entry is None or entry.sequence_id is None:
                     return True
@@ -133,46 +147,36 @@ class ProducerLookup:
                 if is_job or not is_found:
                     return True
                 self._check_time()
-        except (PulsarError, pulsar.PulsarException) as error:
+        except PulsarError as error:
             _log.warning("%s: whether the job has published as %s is not known: %s", self.topic, name, one_line(error))
             return True
         return not is_found
 
-    def _last_entries(
-        self, client: pulsar.Client, admin: _Admin, name: str, source: str
-    ) -> dict[tuple[int, int], bool]:
+    def _last_entries(self, brokers: Brokers, admin: _Admin, name: str, source: str) -> dict[tuple[int, int], bool]:
         """Returns the entries among the topic's last ones that a producer has sent, in order.
 
         Returns:
             by (ledger id, entry id) whether the entry looks as the job sends it.
         """
         stats, left = admin.internal_stats(self.topic), _LAST_ENTRIES
-        start = pulsar.MessageId.earliest
+        after = START
         for ledger_id, n in sorted(stats.ledgers.items() if stats is not None else (), reverse=True):
             if n > left:
-                start = pulsar.MessageId(-1, ledger_id, n - left - 1, -1)
+                after = Position(ledger_id, n - left - 1)
                 break
             left -= n
-        reader = client.create_reader(self.topic, start)
         found: dict[tuple[int, int], bool] = {}
-        try:
-            while reader.has_message_available():
-                message = reader.read_next(1_000)
-                message_id = message.message_id()
-                try:
-                    if message.producer_name() == name:
-                        found[message_id.ledger_id(), message_id.entry_id()] = False
-                        found[message_id.ledger_id(), message_id.entry_id()] = self.is_of_job(message, source)
-                except UnicodeDecodeError:
-                    pass  # not the job's: it writes UTF-8 only
+        with closing(read_entries(brokers, self.topic, after, _SILENT_SECONDS)) as entries:
+            for entry in entries:
+                envelope = entry.envelope
+                if not isinstance(envelope, EntryError) and envelope.metadata.producer_name == name.encode():
+                    found[entry.position] = any(self.is_of_job(one, source) for one in plain_messages(entry))
                 self._check_time()
-        finally:
-            reader.close()
         return found
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline - _SPARE_SECONDS:
-            raise pulsar.Timeout("no time is left")
+            raise NoAnswerError("no time is left")
 
 
 def latest_possible_tick(newest: Offset, now: int) -> int:
@@ -203,7 +207,7 @@ def last_sent(
     last = latest_possible_tick(newest, time.time_ns() // 1_000_000 if now is None else now)
     generations = read_generations(checkpoint.folder)
     deadline = time.monotonic() + seconds
-    client = connect(settings.pulsar, operation_timeout_seconds=max(1, int(seconds / 2)))
+    brokers = Brokers(settings.pulsar, request_seconds=max(1, seconds / 2))
     threads = ThreadPoolExecutor(_THREADS, "last sent")
     try:
         asked = {}
@@ -211,7 +215,7 @@ def last_sent(
             for start in range(0, len(producers), _NAMES_AT_ONCE):
                 some = tuple(producers[start : start + _NAMES_AT_ONCE])
                 names = ProducerLookup(topic, some, generations, newest.tick, last, deadline)
-                asked[threads.submit(_ask, settings, client, names)] = topic
+                asked[threads.submit(_ask, settings, brokers, names)] = topic
         done, silent = wait(asked, seconds)
         ticks: dict[str, int] = {}
         unknown = {asked[one]: "no answer" for one in silent}
@@ -229,26 +233,23 @@ def last_sent(
             )
         return ticks
     finally:
-        threading.Thread(target=_close, args=(threads, client), daemon=True).start()
+        threading.Thread(target=_close, args=(threads, brokers), daemon=True).start()
 
 
-def _close(threads: ThreadPoolExecutor, client: pulsar.Client) -> None:
-    """Closes a client when nobody uses it any more, which may take a while where the broker does not answer.
-
-    A client that is closed while another thread makes a producer may end the process (SIGSEGV).
-    """
+def _close(threads: ThreadPoolExecutor, brokers: Brokers) -> None:
+    """Closes connections when nobody uses them any more, which may take a while where the broker does not answer."""
     threads.shutdown(cancel_futures=True)
-    client.close()
+    brokers.close()
 
 
-def _ask(settings: Settings, client: pulsar.Client, names: ProducerLookup) -> int:
+def _ask(settings: Settings, brokers: Brokers, names: ProducerLookup) -> int:
     with AdminClient(settings.pulsar) as admin:
         if admin.internal_stats(names.topic) is not None:
-            return names.last_tick(client, admin)
+            return names.last_tick(brokers, admin)
         # A producer would create the topic. A topic of dead letters may have partitions that the offset does not know.
         if not (n := admin.partitions(names.topic)):
             return -1
-        return max(replace(names, topic=name).last_tick(client, admin) for name in _partitions(names.topic, n))
+        return max(replace(names, topic=name).last_tick(brokers, admin) for name in _partitions(names.topic, n))
 
 
 def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, list[tuple[str, str]]]:

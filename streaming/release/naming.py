@@ -16,7 +16,7 @@ OWN_BYTES = 2_048
 BATCH_MESSAGES = 500
 
 # (source topic, subscription). The subscription "" stands for the source topic's rejects topic; that of dead letters is
-# what `tracker.dead_letter_targets.dead_letters_of` returns.
+# what `tracker.subscriptions.dead_letters_of` returns.
 Target = tuple[str, str]
 
 

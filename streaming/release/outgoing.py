@@ -10,21 +10,23 @@ import pyarrow as pa
 from broker.protocol.building import OutgoingMessage, encoded_property
 from conf.errors import DelayLakeError, one_line
 from tracker.messages import MESSAGES
-from tracker.properties.delivered import (
+from tracker.properties import (
     ATTEMPT,
     BASE64,
     DEAD_LETTER_OF,
     DELIVER_AT,
     KEY_ENCODING,
     MESSAGE_ID,
+    NOT_PASSED_ON,
     OCCURRENCE,
     REASON,
     REASONS,
+    RETRY_OF,
     SHAPED_FROM,
     SOURCE,
+    is_position,
+    position_of,
 )
-from tracker.properties.message_position import is_position, position_of
-from tracker.properties.retry_of import NOT_PASSED_ON, RETRY_OF
 
 # A larger rejected message is sent without payload, keys and own properties, which the table `rejects` has. A larger
 # retry is sent without the reasons, for which there may be no room.

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from broker.client import connect
+from broker.protocol.brokers import Brokers
+from broker.protocol.entries import Message
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
 from conf.settings import Settings
@@ -22,8 +24,8 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
 from streaming.release.last_sent import ProducerLookup, latest_possible_tick
 from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.messages import int64, typed, where, with_columns
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
 _log = logging.getLogger(__name__)
@@ -187,30 +189,30 @@ def last_published(settings: Settings, app_id: str, newest: Offset) -> int:
         the tick; -1: the job has published none. Messages of somebody else under the job's name do not count.
 
     Raises:
-        pulsar.PulsarException: the broker does not answer.
+        PulsarError: the broker does not answer.
     """
     topic, deadline = settings.control.outcome_topic, time.monotonic() + _PRODUCER_SECONDS
     most = latest_possible_tick(newest, time.time_ns() // 1_000_000)
     names = ProducerLookup(topic, ((_producer_name(app_id), topic),), {}, newest.tick, most, deadline, _is_outcome)
-    client = connect(settings.pulsar)
+    brokers = Brokers(settings.pulsar)
     try:
         with AdminClient(settings.pulsar) as admin:
-            return names.last_tick(client, admin)
+            return names.last_tick(brokers, admin)
     finally:
-        client.close()
+        brokers.close()
 
 
 def _producer_name(app_id: str) -> str:
     return f"{app_id}-outcomes-batched"
 
 
-def _is_outcome(message: pulsar.Message, _: str) -> bool:
+def _is_outcome(message: Message, _: str) -> bool:
     """Whether a message looks as an OutcomePublisher publishes them; anybody can copy one."""
     try:
-        outcome = ControlOutcome.FromString(message.data())
+        outcome = ControlOutcome.FromString(message.payload or b"")
     except DecodeError:
         return False
-    return bool(outcome.request_id) and message.partition_key() == outcome.request_id
+    return bool(outcome.request_id) and message.key == outcome.request_id.encode()
 
 
 def to_publish(outcomes: pa.Table) -> pa.Table:

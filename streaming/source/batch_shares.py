@@ -9,7 +9,7 @@ from broker.position import START, Position
 from conf.settings import Settings
 from streaming.release.feedback import Feedback
 from streaming.source.receivers import MAX_COMMAND_BYTES
-from tracker.commands.schema import MAX_ANSWERS
+from tracker.schemas import MAX_ANSWERS
 
 # About how many bytes are loaded, or handed out and not written down, before batches take in less; and by how much
 # less at most: so that a topic with little goes on. With so many times as much they take nothing.

@@ -30,11 +30,11 @@ from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.dead_letter_targets import without_dead_letters
 from tracker.entry_log import ENTRY_LOG_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import concat, has_keys
-from tracker.row_sizes import LARGE_BYTES
+from tracker.packing import LARGE_BYTES
+from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
 from warehouse.routes import tenure

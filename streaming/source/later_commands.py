@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP, Effect
-from tracker.commands.schema import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.messages import concat, where
+from tracker.schemas import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, literal

@@ -30,11 +30,11 @@ from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
-from tracker.commands.holding.pace import pace
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import COMMAND_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack, unpack
+from tracker.schemas import COMMAND_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import find_first_held
 from warehouse.queries.held_rejects import find_rejects

@@ -23,7 +23,7 @@ from docs.make_pictures import SCHEMES, pages
 from jobs import cli
 from jobs.commands.tables.sql import sql
 from streaming.session import _SHIPPED
-from tracker.commands.holding.pace import PACE_MILLIS, PACE_ROWS
+from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import COLUMNS
 from warehouse.schemas import LATER, SCHEMAS

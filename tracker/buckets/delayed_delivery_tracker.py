@@ -8,14 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.buckets.chunks import Chunks
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
-from tracker.buckets.large_rows import LargeRows
-from tracker.buckets.mutable_bucket import MutableBucket
-from tracker.buckets.time_slots import TimeSlots
-from tracker.buckets.waiting_rows import Queue, WaitingRows
+from tracker.buckets.large_rows import Budget, LargeRows
+from tracker.buckets.mutable_bucket import Chunks, MutableBucket
+from tracker.buckets.time_slots import Queue, TimeSlots, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
-from tracker.row_sizes import Budget
 from tracker.store import Store
 
 _TABLE = "tracker"

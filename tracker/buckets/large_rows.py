@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.messages import BoolArray, int64
-from tracker.row_sizes import payload_sizes
+from tracker.packing import fitting, payload_sizes, row_sizes
 
 MAX_ID = (1 << 63) - 1
 
@@ -97,3 +97,36 @@ class LargeRows(NamedTuple):
         others, in_order = tuple(saved.get("others", ())), tuple(saved.get("in_order", ()))
         rule = LargeRule(saved.get("bytes", 0), others, saved.get("whole", False), in_order)
         return cls(rule, (after[0], after[1], after[2]) if after else None)
+
+
+# The most rows of a release: a row's place in it has 22 bits in its sequence id.
+_RELEASE_ROWS = 1 << 20
+
+
+class Budget:
+    """What the rows of a release may have together. Large rows that do not fit are left for a later one.
+
+    So are the last of very many rows, because a row's place in a release has a field of fixed width.
+
+    Args:
+        n_bytes: about the bytes of large rows. At least one of them fits.
+        are_large: tells which rows are large: bool, (rows,).
+    """
+
+    def __init__(self, n_bytes: int, are_large: Callable[[pa.Table], BoolArray]) -> None:
+        self._left = n_bytes
+        self._rows_left = _RELEASE_ROWS
+        self._are_large = are_large
+
+    def fitting(self, rows: pa.Table) -> BoolArray:
+        """Tells which rows fit, bool, (rows,): of the large ones the first; what they have is taken off the budget."""
+        large = self._are_large(rows)
+        fits: BoolArray = ~large
+        if large.any() and self._left > 0:
+            sizes = row_sizes(rows)[large]
+            n = fitting(sizes, self._left)
+            fits[np.flatnonzero(large)[:n]] = True
+            self._left -= int(sizes[:n].sum())
+        fits &= np.cumsum(fits) <= self._rows_left
+        self._rows_left -= int(fits.sum())
+        return fits

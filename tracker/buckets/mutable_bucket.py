@@ -1,13 +1,51 @@
-"""The mutable bucket, after Pulsar's MutableBucket: messages that came in since the last seal and are not due soon."""
+"""A list of rows in the store, which is added to in chunks, and read or removed as a whole."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from tracker.buckets.chunks import Chunks
-from tracker.messages import MESSAGES, int64
-from tracker.row_sizes import payload_sizes
-from tracker.store import Store
+from tracker.messages import MESSAGES, concat, int64
+from tracker.packing import pack, payload_sizes, unpack
+from tracker.store import Store, get_present
+
+
+class Chunks:
+    """Rows of one schema, in the order in which they were added; each addition is one packed value.
+
+    Args:
+        store: where the rows are kept.
+        table: name of the store's table.
+        schema: of the rows.
+        n_chunks: number of additions so far. The caller saves the attribute of that name.
+        n_rows: number of rows so far. The caller saves the attribute of that name.
+    """
+
+    def __init__(self, store: Store, table: str, schema: pa.Schema, n_chunks: int = 0, n_rows: int = 0) -> None:
+        self._store = store
+        self._table = table
+        self._schema = schema
+        self.n_chunks = n_chunks
+        self.n_rows = n_rows
+
+    def add(self, rows: pa.Table) -> None:
+        """Adds rows as one value; does nothing if there are none."""
+        if rows.num_rows:
+            self._store.put(self._table, (self.n_chunks, 0), pack(rows))
+            self.n_chunks += 1
+            self.n_rows += rows.num_rows
+
+    def all(self) -> pa.Table:
+        """Returns all rows, and keeps them."""
+        chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
+        return concat(chunks, self._schema)
+
+    def take_all(self) -> pa.Table:
+        """Removes and returns all rows."""
+        rows = self.all()
+        for chunk in range(self.n_chunks):
+            self._store.remove(self._table, (chunk, 0))
+        self.n_chunks = self.n_rows = 0
+        return rows
 
 
 class MutableBucket:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.command_group import CommandGroup, Decision
+from tracker.commands.decide import CommandGroup, Decision
 from tracker.commands.kinds import (
     CANCEL,
     OPERATIONS,
@@ -21,14 +21,13 @@ from tracker.commands.kinds import (
     Effect,
 )
 from tracker.commands.match import entry_results, match, split_groups, times_of
-from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
-from tracker.commands.message_state.remaining import Remaining
-from tracker.commands.moment import Moment
 from tracker.commands.occurrences import Occurrences
-from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import Pairs, out_of_batch, outcomes_of
+from tracker.commands.outcomes import Pairs, out_of_batch, outcomes_of
 from tracker.commands.retries import retry_rows
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.context import Moment
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.message_state.operations import Operations
+from tracker.message_state.remaining import Remaining
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -41,7 +40,8 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.rebuilt import REBUILT_KEPT_MILLIS
+from tracker.schemas import OUTCOME_ROWS
 from tracker.subscriptions import ALSO_LATER, Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 

@@ -11,22 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.apply import Executor, ShardOwnership
-from tracker.commands.holding.holding import Holding
-from tracker.commands.holding.pace import Pace
 from tracker.commands.kinds import ANSWER
 from tracker.commands.match import each_subscription
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.message_state.rebuilt import REBUILT_TICK, Rebuilt
-from tracker.commands.message_state.remaining import Remaining
-from tracker.commands.moment import Moment, are_released
 from tracker.commands.occurrences import Occurrences
-from tracker.commands.operations import Operations
-from tracker.commands.outcome_rows import answer, command_steps
-from tracker.commands.requests.in_advance import InAdvance
-from tracker.commands.requests.repeats import FirstAnswers, Repeats, no_answers
-from tracker.commands.requests.request_log import RequestLog
-from tracker.commands.requests.waiting import WaitingCommands
-from tracker.commands.schema import KNOWN, OUTCOME_ROWS, PauseChange
+from tracker.commands.outcomes import answer, command_steps
+from tracker.commands.repeats import FirstAnswers, Repeats, RequestLog, no_answers
+from tracker.commands.waiting import InAdvance, WaitingCommands
+from tracker.context import Moment, are_released
+from tracker.message_state.cancelled import Compression
+from tracker.message_state.operations import Operations
+from tracker.message_state.parking import Holding, Pace
+from tracker.message_state.remaining import Remaining
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -37,6 +32,8 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.schemas import KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, by_topic

@@ -26,8 +26,10 @@ from tracker.commands.kinds import (
     SCHEDULE_KINDS,
     SKIP,
 )
-from tracker.commands.reserved_ids import is_reserved
-from tracker.commands.schema import (
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError
+from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, Int64Array, typed
+from tracker.properties import MAX_AFTER_MILLIS, MAX_REASON, check_key
+from tracker.schemas import (
     COMMAND_ROWS,
     MAX_ANSWERS,
     MAX_BATCH_INDEX,
@@ -37,11 +39,8 @@ from tracker.commands.schema import (
     MAX_REQUEST_ID_BYTES,
     PauseChange,
     Routes,
+    is_reserved,
 )
-from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, Int64Array, typed
-from tracker.properties.retry_of import MAX_AFTER_MILLIS, MAX_REASON
-from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError
-from tracker.properties.schedule_key import check_key
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry
 

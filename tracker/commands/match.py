@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import (
+    ANSWER,
     CANCEL,
     PAUSE_SCHEDULE,
     POSTPONE,
+    REPEAT,
     RESCHEDULE,
     RESTORE,
     RESUME_SCHEDULE,
@@ -22,8 +24,8 @@ from tracker.commands.kinds import (
     SKIP,
     SKIP_NEXT,
 )
-from tracker.commands.schema import KNOWN, PAST
 from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
+from tracker.schemas import KNOWN, PAST
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
@@ -36,7 +38,6 @@ _NO_SCHEDULE = {
     PAUSE_SCHEDULE: "the message does not recur: reschedule it, or pause the subscription",
     RESUME_SCHEDULE: "the message does not recur: resume the subscription",
 }
-
 
 _ADD_UP = (POSTPONE, SKIP_NEXT)  # each command has an effect of its own on the same message
 
@@ -335,3 +336,17 @@ def with_released(known: pa.Table) -> pa.Table:
     ]
     is_stand_in = (int64(known, "batch_index") < 0) & (int64(known, "batch_size") > 1)
     return pa.concat_tables([where(known, ~is_stand_in), pa.Table.from_pylist(rest, schema=KNOWN)])
+
+
+def command_positions(commands: pa.Table) -> pa.Table:
+    """Returns the distinct entries that commands name by id; those of answers and repeats are left out.
+
+    Args:
+        commands: as COMMAND_ROWS.
+
+    Returns:
+        a table with the columns ledger_id and entry_id, int64.
+    """
+    is_applied = pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT])))
+    applied = commands.filter(pc.and_(is_applied, pc.greater_equal(commands["ledger_id"], 0)))
+    return applied.select(["ledger_id", "entry_id"]).group_by(["ledger_id", "entry_id"]).aggregate([])

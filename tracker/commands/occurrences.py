@@ -1,21 +1,21 @@
-"""Recurring messages: hands out their occurrences, and moves each message on to its next occurrence."""
+"""Moves recurring messages on to their next occurrence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.failed_schedules import FailedSchedules
 from tracker.commands.kinds import PAUSE_SCHEDULE, SKIP_NEXT
-from tracker.commands.message_state.current_occurrences import CurrentOccurrence, CurrentOccurrences
-from tracker.commands.message_state.earlier_occurrences import EarlierOccurrences
-from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
-from tracker.commands.moment import Moment
-from tracker.commands.operations import Operations
+from tracker.commands.outcomes import NOT_DELIVERED
+from tracker.context import Moment
+from tracker.message_state.moves import PAUSED_DELIVER_AT
+from tracker.message_state.operations import Operations
 from tracker.messages import (
+    MESSAGES,
     BoolArray,
     Int64Array,
     are_recurring,
@@ -23,15 +23,242 @@ from tracker.messages import (
     has_occurrences,
     in_order,
     int64,
+    message_ids,
+    position_texts,
+    typed,
     where,
     with_columns,
 )
-from tracker.recurrence.columns import NEVER
-from tracker.recurrence.pending import Occurrence, PendingOccurrences
-from tracker.recurrence.recurrence import Misfire
-from tracker.recurrence.start import counts_from
+from tracker.packing import pack, unpack
+from tracker.rebuilt import OCCURRENCES_DONE
+from tracker.recurrence.columns import NEVER, Occurrence, PendingOccurrences, Recurrences, counts_from
+from tracker.recurrence.recurrence import REPEAT, Misfire, Recurrence
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions, numbers_in
+
+_TABLE = "occurrences_done"
+
+# A message of a subscription: subscription number, ledger id, entry id, batch index (0: the entry is one message).
+Message = tuple[int, int, int, int]
+
+_T = TypeVar("_T")
+
+
+class Done(NamedTuple):
+    """An occurrence that was done before a rebuild. Times are ms since the epoch."""
+
+    at: int  # the next occurrence is later than this
+    sent_at: int | None  # when it was sent; None: not known
+
+    def since(self, now: int) -> tuple[int, int]:
+        """Returns the two times by which the following occurrence is computed, ms since the epoch.
+
+        Args:
+            now: used instead of `sent_at` if that is not known, ms since the epoch.
+
+        Returns:
+            the following occurrence is later than the first time; `misfire` applies to occurrences due by the second.
+        """
+        return self.at, now if self.sent_at is None else self.sent_at
+
+
+class EarlierOccurrences:
+    """Keeps the occurrences that were done, or rescheduled, before a rebuild, until their messages are past them.
+
+    Args:
+        store: where they are kept.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._done: dict[Message, dict[int, Done]] = {}
+        self._rescheduled: dict[Message, dict[int, int]] = {}
+        self._is_changed = False
+        if data := store.get(_TABLE, (0, 0)):
+            self._read(unpack(data))
+
+    def __bool__(self) -> bool:
+        return bool(self._done or self._rescheduled)
+
+    def __contains__(self, message: Message) -> bool:
+        return message in self._done or message in self._rescheduled
+
+    def done(self, message: Message) -> Mapping[int, Done]:
+        """Returns by number the occurrences of a message that were done."""
+        return self._done.get(message, {})
+
+    def rescheduled(self, message: Message) -> Mapping[int, int]:
+        """Returns by number when the rescheduled occurrences of a message are due, ms since the epoch."""
+        return self._rescheduled.get(message, {})
+
+    def forget(self, message: Message, last: int) -> None:
+        """Forgets the occurrences of a message up to the number `last`."""
+        _forget(self._done, message, last)
+        _forget(self._rescheduled, message, last)
+        self._is_changed = True
+
+    def rebuild(self, rows: pa.Table) -> None:
+        """Restores the state after a rebuild, from OCCURRENCES_DONE."""
+        self._read(rows)
+        self._is_changed = bool(rows.num_rows)
+
+    def save(self) -> None:
+        """Writes the changes to the store."""
+        if not self._is_changed:
+            return
+        rows: list[tuple[int | None, ...]]
+        rows = [(*message, n, at, None, sent) for message, of in self._done.items() for n, (at, sent) in of.items()]
+        rows += [(*message, n, 0, due, None) for message, of in self._rescheduled.items() for n, due in of.items()]
+        if rows:
+            columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
+            self._store.put(_TABLE, (0, 0), pack(pa.table(columns, names=OCCURRENCES_DONE.names)))
+        else:
+            self._store.remove(_TABLE, (0, 0))
+        self._is_changed = False
+
+    def _read(self, rows: pa.Table) -> None:
+        """Reads rows of OCCURRENCES_DONE. Earlier versions did not have all columns."""
+        columns = (concat([rows], OCCURRENCES_DONE)[name].to_pylist() for name in OCCURRENCES_DONE.names)
+        for subscription, ledger, entry, index, number, at, due, sent_at in zip(*columns, strict=True):
+            message = subscription, ledger, entry, max(index, 0)
+            if due is None:
+                self._done.setdefault(message, {})[number] = Done(at, sent_at)
+            else:
+                self._rescheduled.setdefault(message, {})[number] = due
+
+
+def _forget(kept: dict[Message, dict[int, _T]], message: Message, last: int) -> None:
+    """Forgets the occurrences of a message up to the number `last`."""
+    left = {number: one for number, one in kept.pop(message, {}).items() if number > last}
+    if left:
+        kept[message] = left
+
+
+class CurrentOccurrence(NamedTuple):
+    """The current occurrence of a recurring message. Times are ms since the epoch."""
+
+    message: Message
+    rule: Recurrence
+    start: int  # when the first occurrence is
+    number: int
+    since: int  # the next occurrence is later than this
+    published: int
+
+
+class CurrentOccurrences:
+    """The current occurrences of recurring messages, in columns. Times are ms since the epoch.
+
+    Args:
+        rows: as MESSAGES, of recurring messages.
+        masks: int64, (rows,): the subscriptions to which they go, as bits.
+
+    Attributes:
+        recurrences: the rules of the messages.
+        numbers: int64, (rows,): numbers of the occurrences.
+        since: int64, (rows,): the next occurrences are later than this.
+        was_due: int64, (rows,): when the occurrences were due before they were held back or shaped.
+        by_rule: int64, (rows,): when the occurrences are due by the rule.
+        is_paused: bool, (rows,): the message is paused.
+    """
+
+    def __init__(self, rows: pa.Table, masks: Int64Array) -> None:
+        self.recurrences = Recurrences(rows)
+        self.numbers = int64(rows, "occurrence")
+        self.is_paused: BoolArray = int64(rows, "deliver_at") == PAUSED_DELIVER_AT
+        at = pc.if_else(pa.array(self.is_paused), rows["occurrence_at"], rows["deliver_at"])
+        due = pc.coalesce(rows["was_due"], at)
+        # An occurrence that shaping moved was not missed, and delays no other one.
+        named = pc.coalesce(rows["shaped_from"], due)
+        self.since: Int64Array = pc.max_element_wise(pc.coalesce(rows["occurrence_at"], named), named).to_numpy()
+        self.was_due: Int64Array = due.to_numpy()
+        self.by_rule: Int64Array = pc.coalesce(rows["occurrence_at"], named).to_numpy()
+        self._masks = masks
+        self._position = message_ids(rows)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.numbers)
+
+    def message(self, i: int) -> Message:
+        """Returns the message of a row, which goes to one subscription."""
+        ledger, entry, index = (int(column[i]) for column in self._position)
+        return int(self._masks[i]).bit_length() - 1, ledger, entry, max(index, 0)
+
+    def one(self, i: int) -> CurrentOccurrence:
+        """Returns the occurrence of a row, which goes to one subscription."""
+        rule, start = self.recurrences.one(i)
+        published = int(self.recurrences.published[i])
+        return CurrentOccurrence(self.message(i), rule, start, int(self.numbers[i]), int(self.since[i]), published)
+
+
+class FailedSchedules:
+    """Collects a tick's recurring messages that have no further occurrence because their rule fails.
+
+    Args:
+        subscriptions: the subscriptions of each source topic.
+
+    Attributes:
+        noted: (source topic, position, why) of each of them.
+    """
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._subscriptions = subscriptions
+        self._rejects: list[pa.Table] = []
+        self.noted: list[tuple[str, str, str]] = []
+
+    def find(
+        self,
+        rows: pa.Table,
+        masks: Int64Array,
+        current: CurrentOccurrences,
+        ended: Int64Array,
+        last: Mapping[int, tuple[int, int]],
+        now: int,
+    ) -> None:
+        """Finds out which schedules have ended because their rule fails.
+
+        Args:
+            rows: as MESSAGES, (rows,), of recurring messages.
+            masks: int64, (rows,): their subscriptions, as bits.
+            current: their current occurrences.
+            ended: int64, (n,): the indexes of those that have no further occurrence.
+            last: by index (number, time in ms since the epoch) of the last occurrence, if it is not the current one.
+            now: ms since the epoch.
+        """
+        for i in ended.tolist():
+            number, since = last.get(i, (int(current.numbers[i]), int(current.since[i])))
+            rule = current.recurrences.rule(i)
+            if rule.why_unreadable is not None:
+                self._reject(rows.slice(i, 1), int(masks[i]), f"the occurrences after {number}: {rule.why_unreadable}")
+                continue
+            if rule.every_millis is not None or (rule.times is not None and number >= rule.times):
+                continue
+            one = current.one(i)
+            after = counts_from(since, one.published, now) if rule.misfire is Misfire.ALL else max(since, now)
+            if (why := rule.why_failed(after, one.start)) is not None:
+                self._reject(rows.slice(i, 1), int(masks[i]), f"the occurrences after {number}: {REPEAT} {why}")
+
+    def _reject(self, row: pa.Table, mask: int, why: str) -> None:
+        names = self._subscriptions.names[row["topic"][0].as_py()]
+        found = typed(row, MESSAGES)
+        self.noted.append((row["topic"][0].as_py(), position_texts(row)[0].as_py(), why))
+        for number in range(mask.bit_length()):
+            if mask >> number & 1:
+                self._rejects.append(
+                    with_columns(
+                        found,
+                        reason=pa.array([f"{NOT_DELIVERED}{names[number]}: {why}"]),
+                        subscription=pa.nulls(1, pa.string()),
+                        sequence=pa.nulls(1, pa.int64()),
+                        was_due=pa.nulls(1, pa.int64()),
+                    )
+                )
+
+    def take(self) -> pa.Table:
+        """Removes and returns the rejects, as MESSAGES: a row for each message and subscription, with the reason."""
+        taken, self._rejects = concat(self._rejects), []
+        return taken
+
 
 # An occurrence that is later than this, ms, was missed: with the misfire policy `skip` it is not delivered.
 MISFIRE_GRACE_MILLIS = 60_000

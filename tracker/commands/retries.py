@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.backoff import Backoff
 from tracker.commands.kinds import SKIP
-from tracker.commands.outcome_rows import ISSUED_BY
-from tracker.commands.reserved_ids import REDRIVE_ID
-from tracker.commands.schema import COMMAND_ROWS, OUTCOME_ROWS
+from tracker.commands.outcomes import ISSUED_BY
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.messages import Int64Array, attempts_of, empty_table, int64, is_rejected, typed, where, with_columns
-from tracker.properties.retry_of import (
+from tracker.properties import (
     MAX_BY_BYTES,
     MAX_REASON,
     MAX_REQUEST_BYTES,
@@ -26,8 +24,8 @@ from tracker.properties.retry_of import (
     wait_millis,
     with_reason,
 )
-from tracker.properties.schedule import MAX_TIME_MILLIS
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS, REDRIVE_ID
+from tracker.subscriptions import Backoff, Subscriptions, by_topic
 from tracker.wire.delaylake_pb2 import Result
 
 # Operations in outcomes: of messages that were sent back for a retry, and of dead letters that were re-driven.

@@ -1,8 +1,4 @@
-"""Cold schedule keys: only the delayed index has their messages.
-
-The state has a fingerprint of each cold key, and about when its message is due. A hit has to be looked up in the
-delayed index, because there are a few false positives.
-"""
+"""Schedule keys that are cold: their hashes in state, and the look-up of their messages in the delayed index."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ GROUP_MILLIS = 1 << 19
 # The number of keys; how many low bits the bucket's number has; how many high bits are stored as counts; bytes of the
 # other bits, and of a group; the first group.
 _HEADER = struct.Struct("<IBBBBq")
+
 _COUNTED_FROM = 256  # keys: fewer have no counts
 
 _Time = TypeVar("_Time", int, Int64Array)

@@ -12,17 +12,23 @@ import pyarrow.compute as pc
 
 from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, REPEAT
-from tracker.commands.moment import Moment
-from tracker.commands.schema import KNOWN, OUTCOME_ROWS
+from tracker.context import Moment
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.keys.cold_keys import group_of, times_of
-from tracker.keys.keyed_messages import KeyedMessages
-from tracker.keys.live_keys import KeyHash, LastMessage, LiveKeys, last_messages, positions
-from tracker.keys.sealed_keys import FindKeyed, last_of_keys, none_sealed
-from tracker.keys.taken_over import TakenOver
+from tracker.keys.keyed_messages import KeyedMessages, TakenOver
+from tracker.keys.live_keys import (
+    FindKeyed,
+    KeyHash,
+    LastMessage,
+    LiveKeys,
+    last_messages,
+    last_of_keys,
+    none_sealed,
+    positions,
+)
 from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
-from tracker.properties.message_position import MessagePosition
-from tracker.properties.schedule import MAX_TIME_MILLIS
-from tracker.properties.schedule_key import Mode, key_hash, key_rule
+from tracker.properties import MessagePosition, Mode, key_hash, key_rule
+from tracker.schemas import KNOWN, OUTCOME_ROWS
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 

@@ -1,32 +1,131 @@
-"""Computes the next occurrences of many recurring messages in columns; those with the same rule together."""
+"""The recurrences of many messages in columns: where they begin, and their next occurrences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.errors import one_line
 from conf.time_zones import TimeZones, used
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT, TOO_FAR, BadScheduleError, deliver_at
 from tracker.messages import BoolArray, Int64Array, int64
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT
+from tracker.properties import MESSAGE_ID, OCCURRENCE
 from tracker.recurrence.recurrence import (
     MISFIRE,
     REPEAT,
     REPEAT_TIMES,
     REPEAT_UNTIL,
+    SHORTEST_MILLIS,
     TIME_ZONE,
     Misfire,
     Recurrence,
+    RecurrenceError,
+    recurrence_of,
 )
-from tracker.recurrence.start import stored
+
+
+def is_occurrence(properties: Mapping[str, str]) -> bool:
+    """Tells whether a message is a delivered occurrence that comes in: from a destination, or because it is sent again.
+
+    It has the properties of its schedule, but begins no new one: the schedule continues where it began.
+    """
+    return MESSAGE_ID in properties and OCCURRENCE in properties
+
+
+def counts_from(last: int, published: int, now: int) -> int:
+    """Returns the time after which occurrences count as missed, ms since the epoch.
+
+    That is the last occurrence or the publish time, whichever is later. A producer's clock may be ahead, so a publish
+    time after `now` counts as `now`.
+
+    Args:
+        last: when the last occurrence was due, ms since the epoch.
+        published: when the message was published, ms since the epoch.
+        now: ms since the epoch.
+    """
+    return max(last, min(published, now))
+
+
+def accepted_first(
+    properties: Mapping[str, str], published: int, max_delay_millis: int, shortest_millis: int = SHORTEST_MILLIS
+) -> int:
+    """Returns when the first occurrence of a new recurring message is, ms since the epoch.
+
+    Args:
+        properties: the message's. `deliverAt` or `deliverAfter` is the time of the first occurrence.
+        published: when it was published, ms since the epoch.
+        max_delay_millis: the longest delay of the first occurrence that is accepted, ms; 0: any.
+        shortest_millis: the shortest time between two occurrences that is accepted, ms.
+
+    Raises:
+        BadScheduleError: a property can't be read, or the rule is none that is accepted, or the first occurrence would
+            be after the schedule's end, or too late.
+    """
+    recurrence_of(properties).check(shortest_millis)
+    return first_of(properties, published, max_delay_millis)
+
+
+def stored(properties: Mapping[str, str], published: int) -> tuple[Recurrence, int]:
+    """Returns the rule of a message that was taken in, and when its first occurrence is, ms since the epoch.
+
+    What an earlier version has taken in may be none that this one reads, as of a time zone that is no more: then the
+    schedule has ended. A message without any properties has lost them, and has ended, too.
+
+    Args:
+        properties: the message's.
+        published: when it was published, ms since the epoch.
+    """
+    try:
+        rule = recurrence_of(properties)
+    except BadScheduleError as error:
+        return Recurrence.unreadable(properties, str(error)), published
+    except Exception as error:  # whatever it is, it is of this message alone
+        why = f"{REPEAT} fails with {type(error).__name__}: {one_line(error)[:200]}"
+        return Recurrence.unreadable(properties, why), published
+    try:
+        return rule, first_of(properties, published)
+    except Exception:
+        return rule, published
+
+
+def first_of(properties: Mapping[str, str], published: int, max_delay_millis: int = 0) -> int:
+    """Returns when the first occurrence of a recurring message is, ms since the epoch.
+
+    Args:
+        properties: the message's. `deliverAt` or `deliverAfter` is the time of the first occurrence.
+        published: when it was published, ms since the epoch.
+        max_delay_millis: the longest delay of the first occurrence that is accepted, ms; 0: any.
+
+    Raises:
+        BadScheduleError: a property can't be read, or the first occurrence would be after the schedule's end, or too
+            late.
+    """
+    rule = recurrence_of(properties)
+    has_time = DELIVER_AT in properties or DELIVER_AFTER in properties
+    named = deliver_at(properties, published, published, max_delay_millis) if has_time else None
+    first = rule.first(published, named)
+    if first is None:
+        # The schedule may end by `repeatUntil`, by the rule's UNTIL, or with the year 9999: the error names the first.
+        if rule.until_millis is None:
+            raise RecurrenceError(REPEAT, "has no occurrence up to the year 9999, or in 400 years")
+        if properties.get(REPEAT_UNTIL) is None or int(properties[REPEAT_UNTIL]) > rule.until_millis:
+            raise RecurrenceError(REPEAT, "has an UNTIL before the first occurrence")
+        raise RecurrenceError(REPEAT_UNTIL, "is before the first occurrence")
+    if 0 < max_delay_millis < first - published:
+        raise BadScheduleError(TOO_FAR.format(max_delay_millis))
+    return first
+
 
 # In arrays of times: there is no time.
 NEVER = -1
 
 _OF_RULE = (REPEAT, TIME_ZONE, REPEAT_UNTIL, REPEAT_TIMES, MISFIRE)
+
 _PLAIN_NUMBER = "^[0-9]{1,18}$"
 
 _Properties = tuple[tuple[str, str], ...]
@@ -180,3 +279,48 @@ def _in_time(rule: Recurrence, times: Int64Array) -> Int64Array:
 @lru_cache(maxsize=100_000)
 def _start(of: TimeZones, properties: _Properties, published: int) -> int:
     return stored(dict(properties), published)[1]
+
+
+class Occurrence(NamedTuple):
+    """An occurrence of a recurring message. Times are ms since the epoch."""
+
+    number: int  # from 1
+    due: int
+    at: int | None = None  # when it is due by the rule; None: at `due`
+    was_due: int | None = None  # when a late one was due; None: not late
+
+
+class PendingOccurrences:
+    """The pending occurrences of n messages in columns, int64, (n,). Times are ms since the epoch.
+
+    Attributes:
+        numbers: from 1.
+        times: when they are due; NEVER: there is none.
+        by_rule: when they are due by the rule; NEVER: at `times`.
+        was_due: when late ones were due; NEVER: not late.
+    """
+
+    def __init__(
+        self,
+        numbers: Int64Array,
+        times: Int64Array,
+        by_rule: Int64Array | None = None,
+        was_due: Int64Array | None = None,
+    ) -> None:
+        self.numbers, self.times = numbers, times
+        self.by_rule = np.full(len(numbers), NEVER, np.int64) if by_rule is None else by_rule
+        self.was_due = np.full(len(numbers), NEVER, np.int64) if was_due is None else was_due
+
+    def put(self, i: int, one: Occurrence | None) -> None:
+        """Sets the occurrence of the i-th message; None: there is none."""
+        if one is None:
+            self.times[i] = NEVER
+        else:
+            self.numbers[i], self.times[i] = one.number, one.due
+            self.by_rule[i] = NEVER if one.at is None else one.at
+            self.was_due[i] = NEVER if one.was_due is None else one.was_due
+
+    def take(self, index: Int64Array) -> PendingOccurrences:
+        """Returns the occurrences of some messages, by their indexes, int64, (m,)."""
+        columns = (self.numbers, self.times, self.by_rule, self.was_due)
+        return PendingOccurrences(*(column[index] for column in columns))

@@ -1,4 +1,4 @@
-"""Reads the properties of a recurring message, and computes its occurrences."""
+"""The error about a recurring message's properties."""
 
 from __future__ import annotations
 
@@ -10,29 +10,49 @@ from zoneinfo import ZoneInfo
 
 from conf.errors import one_line
 from conf.time_zones import TimeZones, time_zone, used
-from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, duration
-from tracker.recurrence import rrule_parts
-from tracker.recurrence.cron import CronRule
-from tracker.recurrence.errors import RecurrenceError
-from tracker.recurrence.rrule import CalendarRule
-from tracker.recurrence.shortest import shortest_of
-from tracker.recurrence.wall_clock import Rule, next_instant, wall_time
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, duration
+from tracker.recurrence.rrule import CalendarRule, Parts, parse, shortest_of
+from tracker.recurrence.wall_clock import CronRule, Rule, next_instant, wall_time
+
+
+class RecurrenceError(BadScheduleError):
+    """A property of a recurring message can't be read. The error's message begins with the property's name.
+
+    Attributes:
+        property_name: name of the property.
+        reason: the error's message without the name.
+    """
+
+    def __init__(self, property_name: str, reason: str) -> None:
+        super().__init__(f"{property_name} {reason}")
+        self.property_name = property_name
+        self.reason = reason
+
 
 __all__ = ["Misfire", "Recurrence", "RecurrenceError"]
 
 REPEAT = "repeat"
+
 TIME_ZONE = "timeZone"
+
 REPEAT_UNTIL = "repeatUntil"
+
 REPEAT_TIMES = "repeatTimes"
+
 MISFIRE = "misfire"
 
 MAX_REPEAT_BYTES = 512
+
 SHORTEST_MILLIS = 1_000
 
 _EVERY = "@every "
+
 _ZONE_BEFORE = ("CRON_TZ=", "TZ=")  # as some crons have it
+
 _UTC_NAMES = ("UTC", "Etc/UTC")
+
 _MAX_CACHED = 2 * MAX_REPEAT_BYTES  # characters: longer properties are refused, and not remembered
+
 _PROBE_FROM = 54 * 365 * 86_400  # a time in 2023: a rule without an occurrence after it is refused
 
 
@@ -96,7 +116,7 @@ class Recurrence:
         self._zone = _zone(time_zone)
         self._every: int | None = None
         self._cron: CronRule | None = None
-        self._parts: rrule_parts.Parts | None = None
+        self._parts: Parts | None = None
         self._read()
 
     @classmethod
@@ -265,7 +285,7 @@ class Recurrence:
             return self._cron
         return _anchored(self._rrule(), wall_time(self._zone, start))
 
-    def _rrule(self) -> rrule_parts.Parts:
+    def _rrule(self) -> Parts:
         if self._parts is None:
             raise RecurrenceError(REPEAT, f"is no RRULE: {self.repeat[:40]!r}")
         return self._parts
@@ -288,14 +308,14 @@ class Recurrence:
             )
         try:
             if "=" in self.repeat:
-                self._read_rrule(rrule_parts.parse(self.repeat))
+                self._read_rrule(parse(self.repeat))
             else:
                 self._cron = CronRule(self.repeat)
         except ValueError as error:
             kind = "RRULE" if "=" in self.repeat else "cron expression"
             raise RecurrenceError(REPEAT, f"is no {kind} that can be read, it {error}: {self.repeat[:80]!r}") from error
 
-    def _read_rrule(self, parts: rrule_parts.Parts) -> None:
+    def _read_rrule(self, parts: Parts) -> None:
         self._parts = parts._replace(times=None, until=None)
         if parts.times is not None:
             self.times = min(parts.times, self.times or parts.times)
@@ -342,7 +362,7 @@ def _why_refused(rule: Recurrence, shortest_millis: int) -> str | None:
 
 
 @lru_cache(maxsize=4_096)
-def _anchored(parts: rrule_parts.Parts, start: int) -> CalendarRule:
+def _anchored(parts: Parts, start: int) -> CalendarRule:
     return CalendarRule(parts, start)
 
 

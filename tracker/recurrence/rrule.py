@@ -1,30 +1,357 @@
-"""An RFC 5545 recurrence rule (RRULE): computes its wall times.
-
-A search goes over the days that the rule chooses, some years of them at once, and then over the times of one day. So it
-takes about the same time for each rule: about a millisecond where nothing is found in all 400 years of the calendar.
-"""
+"""The parts of an RFC 5545 recurrence rule, read strictly."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from datetime import date
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tracker.messages import BoolArray, Int64Array
-from tracker.recurrence.rrule_days import CYCLE, Days, days_of_years
-from tracker.recurrence.rrule_parts import Parts
+
+FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
+
+_Item = TypeVar("_Item", int, tuple[int, int])
+
+_WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+
+_BY_DAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
+
+_UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z)?)?")
+
+
+class Parts(NamedTuple):
+    """The parts of a recurrence rule. An empty tuple means that the rule lacks the part."""
+
+    frequency: str
+    interval: int
+    times: int | None  # COUNT
+    until: datetime | None  # aware: an instant; naive: a wall time
+    week_start: int  # 0 is Monday
+    by_month: tuple[int, ...]
+    by_week_number: tuple[int, ...]
+    by_year_day: tuple[int, ...]
+    by_month_day: tuple[int, ...]
+    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; its number within the month or year, 0: each
+    by_hour: tuple[int, ...]
+    by_minute: tuple[int, ...]
+    by_second: tuple[int, ...]
+    by_set_position: tuple[int, ...]
+
+
+def parse(text: str) -> Parts:
+    """Reads a recurrence rule such as `FREQ=MONTHLY;BYDAY=-1FR`, with or without `RRULE:` before it.
+
+    A line break or semicolon at its end is taken, as other programs write them.
+
+    Raises:
+        ValueError: it can't be read, or has parts that do not go together; its message goes on after "it".
+    """
+    given: dict[str, str] = {}
+    for part in text.upper().strip().removeprefix("RRULE:").rstrip(";").split(";"):
+        name, equals, value = part.partition("=")
+        if not equals or not value:
+            raise ValueError(f"has a part that is no NAME=VALUE: {part[:40]!r}")
+        if name not in _NAMES:
+            raise ValueError(f"has an unknown part {name[:40]!r}: there are {', '.join(sorted(_NAMES))}")
+        if name in given:
+            raise ValueError(f"has {name} twice")
+        given[name] = value
+    if given.get("FREQ") not in FREQUENCIES:
+        raise ValueError(f"needs a FREQ of {', '.join(FREQUENCIES)}")
+    parts = Parts(
+        frequency=given["FREQ"],
+        interval=_positive("INTERVAL", given.get("INTERVAL", "1")),
+        times=_positive("COUNT", given["COUNT"]) if "COUNT" in given else None,
+        until=_until(given["UNTIL"]) if "UNTIL" in given else None,
+        week_start=_week_start(given.get("WKST", "MO")),
+        by_day=_items(given, "BYDAY", _weekday),
+        **{field: _items(given, name, _number(name)) for name, (field, _, _) in _NUMBERS.items()},
+    )
+    _check(parts)
+    return parts
+
+
+# By part: the field of Parts, the greatest value, whether it may count from the end.
+_NUMBERS = {
+    "BYMONTH": ("by_month", 12, False),
+    "BYWEEKNO": ("by_week_number", 53, True),
+    "BYYEARDAY": ("by_year_day", 366, True),
+    "BYMONTHDAY": ("by_month_day", 31, True),
+    "BYHOUR": ("by_hour", 23, False),
+    "BYMINUTE": ("by_minute", 59, False),
+    "BYSECOND": ("by_second", 59, False),
+    "BYSETPOS": ("by_set_position", 366, True),
+}
+
+_NAMES = {"FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYDAY", *_NUMBERS}
+
+_FROM_ZERO = {"BYHOUR", "BYMINUTE", "BYSECOND"}
+
+
+def _items(given: dict[str, str], name: str, read: Callable[[str], _Item]) -> tuple[_Item, ...]:
+    return tuple(sorted({read(item) for item in given[name].split(",")})) if name in given else ()
+
+
+def _number(name: str) -> Callable[[str], int]:
+    _, greatest, from_end = _NUMBERS[name]
+    least = 0 if name in _FROM_ZERO else 1
+
+    def read(text: str) -> int:
+        digits = text[1:] if text[:1] in (("+", "-") if from_end else ()) else text
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 3 and least <= int(digits) <= greatest):
+            also = f" or -{least} to -{greatest}" if from_end else ""
+            raise ValueError(f"has a {name} that is not {least} to {greatest}{also}: {text[:40]!r}")
+        return int(text)
+
+    return read
+
+
+def _weekday(text: str) -> tuple[int, int]:
+    match = _BY_DAY.fullmatch(text)
+    number = int(match[1] or 0) if match else 0
+    if not match or (match[1] and not 1 <= abs(number) <= 53):
+        raise ValueError(f"has a BYDAY that is no day as MO, 1MO or -1MO: {text[:40]!r}")
+    return _WEEKDAYS.index(match[2]), number
+
+
+def _week_start(text: str) -> int:
+    if text not in _WEEKDAYS:
+        raise ValueError(f"has a WKST that is none of {', '.join(_WEEKDAYS)}: {text[:40]!r}")
+    return _WEEKDAYS.index(text)
+
+
+def _positive(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0):
+        raise ValueError(f"has a {name} that is no whole number above 0: {text[:40]!r}")
+    return int(text)
+
+
+def _until(text: str) -> datetime:
+    """Reads an UNTIL; a day without a time ends with its last second."""
+    match = _UNTIL.fullmatch(text)
+    if match:
+        try:
+            time = datetime.strptime(match[1] + (match[2] or "235959"), "%Y%m%d%H%M%S")
+            return time.replace(tzinfo=UTC) if match[3] else time
+        except ValueError:
+            pass
+    raise ValueError(f"has an UNTIL that is no time as 20281231T235959Z or 20281231: {text[:40]!r}")
+
+
+def _check(parts: Parts) -> None:
+    """Checks that the RFC allows the parts together, and that they are supported; raises ValueError if not."""
+    frequency = parts.frequency
+    numbered = any(number for _, number in parts.by_day)
+    wrong = {
+        "COUNT and UNTIL together": parts.times is not None and parts.until is not None,
+        f"BYWEEKNO with FREQ={frequency}": parts.by_week_number and frequency != "YEARLY",
+        f"BYYEARDAY with FREQ={frequency}": parts.by_year_day and frequency in ("MONTHLY", "WEEKLY", "DAILY"),
+        f"BYMONTHDAY with FREQ={frequency}": parts.by_month_day and frequency == "WEEKLY",
+        f"a number in BYDAY with FREQ={frequency}": numbered and frequency not in ("YEARLY", "MONTHLY"),
+        "a number in BYDAY with BYWEEKNO": numbered and parts.by_week_number,
+        f"BYSETPOS with FREQ={frequency}": parts.by_set_position and frequency in FREQUENCIES[4:],
+        "BYSETPOS alone": parts.by_set_position and not any(parts[5:13]),
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"has {what}, which is not supported")
+
 
 _DAY = 86_400
+
+_UNIT = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
+
+_ALL_HOURS, _ALL_OF_60 = range(24), range(60)
+
+
+def shortest_in_day(hours: Collection[int], minutes: Collection[int], seconds: Collection[int]) -> int:
+    """Returns the shortest time between two of a day's times, in seconds, also between days that follow each other."""
+    within_hour = np.add.outer(60 * np.array(sorted(minutes)), sorted(seconds)).ravel()
+    times = np.add.outer(3_600 * np.array(sorted(hours)), within_hour).ravel()
+    return int(np.diff(times, append=times[0] + _DAY).min())
+
+
+def shortest_of(parts: Parts) -> int:
+    """Returns a time that no two occurrences of a recurrence rule are nearer to each other, in seconds."""
+    unit = _UNIT.get(parts.frequency, _DAY)
+    one = (0,)  # some minute or second, of DTSTART
+    of_day = shortest_in_day(
+        parts.by_hour or (_ALL_HOURS if unit < _DAY else one),
+        parts.by_minute or (_ALL_OF_60 if unit < 3_600 else one),
+        parts.by_second or (_ALL_OF_60 if unit < 60 else one),
+    )
+    if unit == _DAY:
+        return of_day * parts.interval if parts.frequency == "DAILY" and of_day == _DAY else of_day
+    # Within an hour or minute all times count; from one to the next it is the interval at least.
+    minutes = (parts.by_minute or one) if unit == 3_600 else one
+    seconds = (parts.by_second or one) if unit > 1 else one
+    times = np.add.outer(60 * np.array(sorted(minutes)), sorted(seconds)).ravel()
+    return max(of_day, int(np.diff(times, append=times[0] + parts.interval * unit).min()))
+
+
+CYCLE = 400  # years, after which the calendar repeats, weekdays too
+
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+_ORDINALS = 54  # a year has at most 53 of a weekday
+
+_Days16 = npt.NDArray[np.int16]
+
+
+class Days(NamedTuple):
+    """The parts of a rule that choose days. An empty part excludes no day."""
+
+    by_month: tuple[int, ...]
+    by_month_day: tuple[int, ...]  # negative: counted from the end
+    by_year_day: tuple[int, ...]  # negative: counted from the end
+    by_week_number: tuple[int, ...]  # negative: counted from the end
+    by_day: tuple[tuple[int, int], ...]  # weekday, 0 is Monday; its number within the month or year, 0: each
+    is_by_month: bool  # whether the numbers in `by_day` count within the month
+    week_start: int  # 0 is Monday
+
+    @property
+    def never(self) -> bool:
+        """Whether no day of any year matches."""
+        return not any(len(_days_of_kind(self, kind)) for kind in _KINDS)
+
+
+def days_of_years(days: Days, years: Iterable[int]) -> Int64Array:
+    """Returns the days that match, of ascending years: days since the epoch, ascending, int64, (n,)."""
+    found = [
+        _days_of_kind(days, _KIND_OF[year % CYCLE]) + np.int64(date(year, 1, 1).toordinal() - _EPOCH_DAY)
+        for year in years
+    ]
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _is_leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+def _kinds() -> list[int]:
+    """Returns for each year of a cycle from 2000 on the first one with the same calendar, and the same neighbours."""
+    firsts: dict[tuple[int, ...], int] = {}
+    of = [
+        (date(year, 1, 1).weekday(), *(_is_leap(year + n) for n in (-1, 0, 1))) for year in range(2_000, 2_000 + CYCLE)
+    ]
+    return [firsts.setdefault(kind, year) for year, kind in enumerate(of, 2_000)]
+
+
+_KIND_OF = _kinds()  # by year modulo 400; 2000 is the first
+
+_KINDS = sorted(set(_KIND_OF))
+
+
+@lru_cache(maxsize=16_384)
+def _days_of_kind(days: Days, year: int) -> _Days16:
+    """Returns the days that match in a year such as this one: days since its first, ascending, int16, (n,)."""
+    of = _calendar(year)
+    chosen = np.ones(len(of.month), np.bool_)
+    if days.by_month:
+        chosen &= _are_among(of.month, days.by_month)
+    if days.by_month_day:
+        chosen &= _are_numbered(of.day, of.days_of_month, days.by_month_day)
+    if days.by_year_day:
+        chosen &= _are_numbered(of.day_of_year, np.full_like(of.day_of_year, len(of.month)), days.by_year_day)
+    if days.by_week_number:
+        chosen &= _are_numbered(*_week_numbers(year, days.week_start), days.by_week_number)
+    if days.by_day:
+        chosen &= _are_weekdays(of, days)
+    found = np.flatnonzero(chosen).astype(np.int16)
+    found.setflags(write=False)
+    return found
+
+
+def _are_among(values: _Days16, chosen: Collection[int]) -> BoolArray:
+    allowed = np.zeros(int(values.max()) + 1, np.bool_)
+    allowed[[value for value in chosen if 0 <= value < len(allowed)]] = True
+    found: BoolArray = allowed[values]
+    return found
+
+
+def _are_numbered(numbers: _Days16, totals: _Days16, chosen: Collection[int]) -> BoolArray:
+    """Tells which numbers, from 1 of a total each, are among the chosen ones; a negative one counts from the end."""
+    return _are_among(numbers, [n for n in chosen if n > 0]) | _are_among(
+        totals - numbers + 1, [-n for n in chosen if n < 0]
+    )
+
+
+def _are_weekdays(of: _Calendar, days: Days) -> BoolArray:
+    # The n-th of a weekday is in the n-th seven days of the period.
+    number, total = (of.day, of.days_of_month) if days.is_by_month else (of.day_of_year, of.days_of_year)
+    chosen = np.zeros((7, 2 * _ORDINALS), np.bool_)  # by weekday and n; negative ones count from the end
+    for weekday, n in days.by_day:
+        chosen[weekday, n if n else slice(None)] = True
+    found: BoolArray = chosen[of.weekday, (number - 1) // 7 + 1] | chosen[of.weekday, -((total - number) // 7 + 1)]
+    return found
+
+
+class _Calendar(NamedTuple):
+    """The days of a year: int16, (days,) each. `day` and `day_of_year` begin with 1; weekday 0 is Monday."""
+
+    month: _Days16
+    day: _Days16
+    days_of_month: _Days16
+    day_of_year: _Days16
+    days_of_year: _Days16
+    weekday: _Days16
+
+
+@lru_cache(maxsize=len(_KINDS))
+def _calendar(year: int) -> _Calendar:
+    lengths = np.array([31, 28 + _is_leap(year), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int16)
+    day_of_year = np.arange(1, lengths.sum() + 1, dtype=np.int16)
+    month = np.repeat(np.arange(1, 13, dtype=np.int16), lengths)
+    before = np.cumsum(lengths, dtype=np.int16) - lengths
+    return _Calendar(
+        month=month,
+        day=day_of_year - before[month - 1],
+        days_of_month=lengths[month - 1],
+        day_of_year=day_of_year,
+        days_of_year=np.full_like(day_of_year, len(day_of_year)),
+        weekday=(day_of_year - 1 + date(year, 1, 1).weekday()).astype(np.int16) % np.int16(7),
+    )
+
+
+@lru_cache(maxsize=7 * len(_KINDS))
+def _week_numbers(year: int, week_start: int) -> tuple[_Days16, _Days16]:
+    """Returns the number of the week that each day is in, and how many weeks that week's year has.
+
+    A week belongs to the year that has four of its days or more. So the first days of a year may be in the last week of
+    the year before, and its last ones in week 1 of the next.
+
+    Args:
+        year: of the days.
+        week_start: the weekday that weeks begin with, 0 is Monday.
+
+    Returns:
+        int16, (days,) each.
+    """
+    first, following = (_first_week(year + n, week_start) for n in (0, 1))
+    day = np.arange(date(year, 1, 1).toordinal(), date(year + 1, 1, 1).toordinal())
+    began = np.where(day < first, _first_week(year - 1, week_start), np.where(day < following, first, following))
+    ends = np.where(day < first, first, np.where(day < following, following, _first_week(year + 2, week_start)))
+    return ((day - began) // 7 + 1).astype(np.int16), ((ends - began) // 7).astype(np.int16)
+
+
+def _first_week(year: int, week_start: int) -> int:
+    """Returns the ordinal of the first day of a year's week 1: of the week that January 4 is in."""
+    fourth = date(year, 1, 4)
+    return fourth.toordinal() - (fourth.weekday() - week_start) % 7
+
+
 _LAST_DAY = date.max.toordinal() - _EPOCH_DAY
+
 _YEARS_AT_ONCE = 64
 
 _MOST_DAYS = {"YEARLY": 366, "MONTHLY": 31, "WEEKLY": 7, "DAILY": 1}
-_UNIT = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
 
 
 class CalendarRule:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
 from status.troubles import NOT_SEEN_REASON
-from tracker.commands.holding.giving_up import NOT_DELIVERED
-from tracker.properties.message_position import POSITION_SQL
+from tracker.commands.outcomes import NOT_DELIVERED
+from tracker.properties import POSITION_SQL
 from warehouse.delivery_key import COLUMNS
 from warehouse.pending import IS_RESTORE
 
@@ -246,7 +246,7 @@ def _fates(missed: str, own_missed: str) -> str:
         missed: SQL condition: the message (m) was handed out while the subscription (s) was not in the settings.
         own_missed: the same condition for a row of the delayed index (i), which may be for the subscription alone.
     """
-    from tracker.commands.schema import SEQUENCE_BITS
+    from tracker.schemas import SEQUENCE_BITS
     from warehouse.pending import LAST_COMMANDS, is_cancelled, is_moved_on, join_commands, last, last_occurrences
 
     return f"""

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.messages import BoolArray, is_among
+from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.start import counts_from, stored
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
 
 _Message = tuple[int, int, int]  # ledger, entry, batch index

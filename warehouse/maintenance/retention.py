@@ -26,8 +26,8 @@ from deltalake.transaction import AddAction
 
 from conf.settings import Settings
 from tracker.commands.kinds import Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS
+from tracker.commands.repeats import ANSWERS_KEPT_MILLIS
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,

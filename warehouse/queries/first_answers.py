@@ -7,8 +7,7 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.requests.request_log import ANSWERS_KEPT_MILLIS, KEPT_MILLIS
+from tracker.commands.repeats import ANSWERS, ANSWERS_KEPT_MILLIS, KEPT_MILLIS, OTHER_BODY
 from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, literal

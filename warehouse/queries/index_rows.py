@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD, SKIP
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import KNOWN, command_positions
+from tracker.commands.match import command_positions
 from tracker.keys.cold_keys import times_of
-from tracker.keys.sealed_keys import KEYED
+from tracker.keys.live_keys import KEYED
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -29,6 +29,7 @@ from tracker.messages import (
     typed,
     where,
 )
+from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, any_of, literal, ranges_of
 from warehouse.pending import are_moved_on, effects_of

@@ -15,8 +15,8 @@ from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.properties.schedule import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delta.tables import literal
 
 # The columns by which a listing, of one topic, is ordered, all ascending.

@@ -7,8 +7,8 @@ from typing import Any
 
 from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
-from tracker.commands.schema import MAX_BATCH_INDEX
 from tracker.messages import FIRST_IMPORTED_LEDGER
+from tracker.schemas import MAX_BATCH_INDEX
 from warehouse.delta.tables import Tables, literal
 from warehouse.queries.expired import expired_around
 

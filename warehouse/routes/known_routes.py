@@ -10,10 +10,9 @@ from conf.errors import DelayLakeError
 from conf.settings import BackoffSettings, Route, Settings, Subscription, SubscriptionType
 from status.dead_letters import destinations_of
 from tracker import Subscriptions
-from tracker.backoff import DEFAULT_BACKOFF, Backoff
-from tracker.commands.schema import Routes, SubscriptionRule
+from tracker.schemas import Routes, SubscriptionRule
 from tracker.shaping.rule import rule_of
-from tracker.subscriptions import MAX_SUBSCRIPTIONS
+from tracker.subscriptions import DEFAULT_BACKOFF, MAX_SUBSCRIPTIONS, Backoff
 
 if TYPE_CHECKING:
     from status.job_status import JobStatus

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from broker.position import Position
 from conf.partitions import split_partition
-from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64
+from tracker.schemas import SEQUENCE_BITS
 from warehouse.delta.tables import Tables, exists, literal
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.schemas import SUBSCRIPTION_CHANGES

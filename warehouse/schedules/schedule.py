@@ -9,8 +9,8 @@ from itertools import chain, islice
 from typing import Any
 
 from broker.entries.message_ids import MessageRef
-from tracker.commands.message_state.moves import PAUSED_DELIVER_AT
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
+from tracker.message_state.moves import PAUSED_DELIVER_AT
 from tracker.recurrence.recurrence import Misfire, Recurrence
 
 MAX_UPCOMING = 1_000  # the maximum number of occurrences that are computed ahead

@@ -17,9 +17,9 @@ from deltalake.exceptions import TableNotFoundError
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
 from tracker.commands.kinds import Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.start import counts_from, stored
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import any_of, literal, ranges_of
 from warehouse.pending import EFFECT, IS_CANCEL, last_occurrences

@@ -560,12 +560,14 @@ class GetLastMessageId(_message.Message):
     def __init__(self, consumer_id: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class LastMessageId(_message.Message):
-    __slots__ = ("id", "request_id")
+    __slots__ = ("id", "request_id", "read_to")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    READ_TO_FIELD_NUMBER: _ClassVar[int]
     id: MessageId
     request_id: int
-    def __init__(self, id: _Optional[_Union[MessageId, _Mapping]] = ..., request_id: _Optional[int] = ...) -> None: ...
+    read_to: MessageId
+    def __init__(self, id: _Optional[_Union[MessageId, _Mapping]] = ..., request_id: _Optional[int] = ..., read_to: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
 
 class Success(_message.Message):
     __slots__ = ("request_id",)

@@ -164,8 +164,8 @@ def schedule_keys_of(keys: list[str]) -> Keys:
         BadParameter: one can be no key.
     """
     from admin.control.requests import Keys
-    from tracker.properties.schedule import BadScheduleError
-    from tracker.properties.schedule_key import check_key
+    from tracker.due_time import BadScheduleError
+    from tracker.properties import check_key
 
     try:
         for key in keys:

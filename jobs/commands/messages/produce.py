@@ -133,8 +133,8 @@ def _joined(given: dict[str, str], made: dict[str, str]) -> dict[str, str]:
 
 def _check_time(properties: dict[str, str]) -> None:
     """Raises typer.BadParameter where a message that is sent now would be rejected for its time."""
-    from tracker.properties.schedule import BadScheduleError
-    from tracker.properties.schedule import deliver_at as due
+    from tracker.due_time import BadScheduleError
+    from tracker.due_time import deliver_at as due
 
     now = time.time_ns() // 1_000_000
     try:

@@ -18,13 +18,12 @@ from recovery.rebuild.done_occurrences import Done, Message
 from recovery.rebuild.recurring.states import ScheduleStates
 from tracker.commands.control import Control
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, Effect
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
-from tracker.commands.reserved_ids import REBUILD_ID
-from tracker.commands.schema import SEQUENCE_BITS
+from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import subscription_numbers
+from tracker.rebuilt import REBUILT_KEPT_MILLIS
+from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Misfire, Recurrence
-from tracker.recurrence.start import counts_from, stored
+from tracker.schemas import REBUILD_ID, SEQUENCE_BITS
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
 from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from recovery.rebuild.changes import write_moves
 from recovery.rebuild.delivered import Delivered, Times
-from tracker.commands.message_state.rebuilt import MOVED, OCCURRENCES_DONE
-from tracker.commands.schema import CANCEL_ROWS, COMMAND_ROWS
+from tracker.rebuilt import MOVED, OCCURRENCES_DONE
+from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index
 

@@ -14,12 +14,11 @@ import pyarrow.compute as pc
 from streaming.release.attempt import Assignment
 from streaming.release.driver.transitions import PartState
 from streaming.release.naming import Target
-from tracker.dead_letter_targets import without_dead_letters
 from tracker.in_flight import IN_ORDER, SENDING
-from tracker.key_order import order_keys
-from tracker.messages import MESSAGES, Int64Array, int64
-from tracker.row_sizes import row_sizes
-from tracker.shaping.spans import spans
+from tracker.messages import MESSAGES, Int64Array, int64, order_keys
+from tracker.packing import row_sizes
+from tracker.shaping.rule import spans
+from tracker.subscriptions import without_dead_letters
 from warehouse.schemas import DELIVERIES
 
 _ROWS_AT_ONCE = 20_000  # the most rows of releases that are sent together, because one task has them all in memory

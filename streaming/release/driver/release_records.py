@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 
 from status.troubles import NOT_SENT, Troubles
 from streaming.release.naming import Target
-from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN, cancelled
-from tracker.commands.schema import OUTCOME_ROWS, SEQUENCE_BITS
-from tracker.dead_letter_targets import without_dead_letters
+from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
+from tracker.giving_up import cancelled
 from tracker.messages import concat, is_among, position_texts, where
+from tracker.schemas import OUTCOME_ROWS, SEQUENCE_BITS
+from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables, literal
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 

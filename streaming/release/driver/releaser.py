@@ -33,9 +33,9 @@ from streaming.release.driver.turns import Turns
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
-from tracker.dead_letter_targets import dead_letters_of
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import concat
+from tracker.subscriptions import dead_letters_of
 from warehouse.delta.tables import Tables
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.schemas import DELIVERIES

@@ -13,7 +13,7 @@ from streaming.release.task.planning.sending_order import Pending
 from streaming.release.task.traces import Delivery
 from tracker.in_flight import PLANNED
 from tracker.messages import MESSAGES, Int64Array, has_occurrences, position_texts, typed
-from tracker.properties.message_position import position_of
+from tracker.properties import position_of
 from warehouse.schemas import DELIVERIES
 
 

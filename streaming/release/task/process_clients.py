@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-import pulsar
-
-from broker.client import connect
 from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
@@ -50,11 +47,6 @@ def is_alone(target: Target) -> bool:
 def new_brokers(settings: Settings) -> Brokers:
     """Returns connections that the caller has to close."""
     return Brokers(settings.pulsar, _REQUEST_SECONDS)
-
-
-def reading_client(settings: Settings) -> pulsar.Client:
-    """Returns a client that reads what has arrived; the caller has to close it."""
-    return connect(settings.pulsar, operation_timeout_seconds=int(_REQUEST_SECONDS))
 
 
 def destination_schemas(settings: Settings) -> DestinationSchemas:

@@ -6,14 +6,14 @@ import functools
 import threading
 import time
 
-import pulsar
-
 from broker import dead_letter_subscription
-from broker.client import PulsarError, SchemaRefusedError, close_quietly
+from broker.client import SchemaRefusedError
 from broker.protocol.brokers import Brokers
 from broker.protocol.producer import EntryProducer
+from broker.protocol.reading import before_time, read_messages
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
@@ -30,6 +30,7 @@ from warehouse.delivery_key import Key, key_of
 from warehouse.message_schemas import UnknownSchemaError, version_number
 
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
+_SILENT_SECONDS = 10.0  # for which a broker may send nothing of what has arrived
 
 
 def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections: Connections) -> list[Line]:
@@ -125,28 +126,14 @@ def _arrived(settings: Settings, topic: str, producer: str, since: int) -> froze
     Raises:
         PulsarError: the broker does not answer, or refuses.
     """
-    client = process_clients.reading_client(settings)
+    brokers = process_clients.new_brokers(settings)
     try:
-        return _read(client, topic, producer, since)
-    except pulsar.PulsarException as error:
-        raise PulsarError(f"{type(error).__name__}: {error}") from error
+        with AdminClient(settings.pulsar) as admin:
+            after = before_time(admin, topic, since)
+        return frozenset(
+            key_of(message.properties)
+            for message in read_messages(brokers, topic, after, _SILENT_SECONDS)
+            if producer in (message.producer, message.producer.rpartition("-")[0])
+        )
     finally:
-        threading.Thread(target=close_quietly, args=[client], daemon=True).start()  # may wait for the broker
-
-
-def _read(client: pulsar.Client, topic: str, producer: str, since: int) -> frozenset[Key]:
-    found = set()
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    try:
-        reader.seek(since)
-        while reader.has_message_available():
-            message = reader.read_next(10_000)
-            try:
-                name, properties = message.producer_name(), message.properties()
-            except UnicodeDecodeError:
-                continue  # not the job's: it writes UTF-8 only
-            if name == producer or name.rpartition("-")[0] == producer:
-                found.add(key_of(properties))
-    finally:
-        reader.close()
-    return frozenset(found)
+        brokers.close()

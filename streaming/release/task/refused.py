@@ -19,7 +19,7 @@ from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.producer_line import TOO_LARGE
-from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
+from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.packing import pack
 

@@ -63,8 +63,8 @@ class RateLimit:
 class Paces:
     """The buckets of all rates, in a file that the tasks of a machine share.
 
-    The state of a bucket is the time when it is full, as in `tracker/shaping/bucket.py`, in seconds of the machine's
-    monotonic clock.
+    The state of a bucket is the time when it is full, as in `tracker/shaping/token_bucket.py`, in seconds of the
+    machine's monotonic clock.
 
     Args:
         path: of the file, which belongs to one run of the query; created if it is missing.

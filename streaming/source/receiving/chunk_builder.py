@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
+from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
@@ -20,10 +21,9 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
-from streaming.source.receiving.unpacking import UnpackedEntry
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
-from tracker.properties.delivered import BASE64, KEY_ENCODING
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
+from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
 from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
 
@@ -37,7 +37,7 @@ _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and
 _MAX_EVENT_TIME = 2**63 - 1
 MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
 _TOO_MANY = "bytes are too many to be delivered with their delaylake properties"
-_MAX_NAME_BYTES = 256  # of a producer; each of its messages has it
+MAX_PRODUCER_NAME_BYTES = 256  # of a producer; each of its messages has it
 _ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 
 _NO_METADATA = MessageMetadata()
@@ -246,7 +246,7 @@ class ChunkBuilder:
         metadata = received.metadata or _NO_METADATA
         reason, version = None, metadata.schema_version[: 2 * VERSION_BYTES]  # a longer one is none
         producer, is_named = None, True
-        if len(metadata.producer_name) <= _MAX_NAME_BYTES:
+        if len(metadata.producer_name) <= MAX_PRODUCER_NAME_BYTES:
             try:
                 producer = metadata.producer_name.decode()
             except UnicodeDecodeError:

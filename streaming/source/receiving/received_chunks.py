@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from broker.position import Position
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.messages import concat, int64
-from tracker.properties.schedule import MAX_TIME_MILLIS
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, TrackerSettings
-from tracker.properties.schedule import BadScheduleError
-from tracker.recurrence.start import accepted_first
+from tracker.due_time import BadScheduleError
+from tracker.recurrence.columns import accepted_first
 from warehouse.schedules.live_schedules import live_schedules
 
 _log = logging.getLogger(__name__)

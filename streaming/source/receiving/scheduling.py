@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from broker.protocol.entries import SOURCE_POSITION
 from conf.errors import one_line
-from tracker.properties.delivered import RESERVED_PREFIX
-from tracker.properties.retry_of import RETRY_OF, RetryProperties, sent_back
-from tracker.properties.schedule import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
-from tracker.properties.schedule_key import SCHEDULE_KEY, schedule_key
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
+from tracker.properties import RESERVED_PREFIX, RETRY_OF, SCHEDULE_KEY, RetryProperties, schedule_key, sent_back
+from tracker.recurrence.columns import accepted_first, is_occurrence
 from tracker.recurrence.recurrence import REPEAT
-from tracker.recurrence.start import accepted_first, is_occurrence
 
 # A message without any of these properties is due at once, and nothing else is said of its delivery.
 MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF})

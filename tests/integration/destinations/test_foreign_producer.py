@@ -27,8 +27,8 @@ from tests.integration.restarts.test_going_on import begun, made
 from tests.support.service.fake_releaser import Recorded, Spark
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.tables import Tables
 from warehouse.routes.known_routes import known_routes

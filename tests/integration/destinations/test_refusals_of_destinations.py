@@ -24,7 +24,7 @@ from streaming.release.task.sender import send_releases
 from tests.support.clients.tokens import SECRET, token
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import messages, release_rows
-from tracker.commands.holding.giving_up import NOT_DELIVERED
+from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.messages import with_columns
 from tracker.packing import pack, unpack
 from warehouse.message_schemas import SchemaKeeper, version_bytes

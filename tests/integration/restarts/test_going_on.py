@@ -33,8 +33,8 @@ from streaming.start import check_broker, check_sent
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
 from tests.support.warehouse.tables import rows
-from tracker.commands.schema import OUTCOME_ROWS
 from tracker.packing import pack, unpack
+from tracker.schemas import OUTCOME_ROWS
 from warehouse.delta.epoch import PAUSE_SECONDS, FencedError
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import MessageSchema, SchemaKeeper, version_bytes

@@ -18,7 +18,7 @@ import pulsar
 
 from tests.support.clients.java_client import command, make_key
 from tests.support.service.harness import http, now
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 
 NAMESPACE = "persistent://public/default"
 SCHEMAS = ["STRING", "JSON", "AVRO", "AVRO2", "PROTOBUF_NATIVE", "KEY_VALUE"]

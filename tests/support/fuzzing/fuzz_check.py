@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pulsar
 
-from broker.client import subscribe
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from tests.support.fuzzing.fuzz import LARGEST, OWN, STRANGERS, Fuzz, Producers
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.wire.message_id_pb2 import MessageIdData
 from warehouse.unseen_entries import UNREADABLE
 
@@ -111,6 +110,23 @@ class Topics:
             yield message
         consumer.unsubscribe()
         consumer.close()
+
+
+def subscribe(
+    client: pulsar.Client, topic: str, subscription: str, key_reader: pulsar.CryptoKeyReader | None
+) -> pulsar.Consumer:
+    """Subscribes to a topic partition: durable, exclusive, from the beginning."""
+    return client.subscribe(
+        topic,
+        subscription,
+        consumer_type=pulsar.ConsumerType.Exclusive,
+        initial_position=pulsar.InitialPosition.Earliest,
+        receiver_queue_size=2_000,
+        max_pending_chunked_message=100,
+        crypto_key_reader=key_reader,
+        # With CONSUME the client writes beyond its memory if an encrypted message is in chunks.
+        crypto_failure_action=pulsar.ConsumerCryptoFailureAction.DISCARD,
+    )
 
 
 def check(fuzz: Fuzz, producers: Producers, topics: Topics, rejects: dict[str, str]) -> dict[str, int]:

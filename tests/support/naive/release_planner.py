@@ -22,11 +22,9 @@ from streaming.release.task.planning.destinations import Destination, Destinatio
 from streaming.release.task.planning.partitions import java_string_hash
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, PLANNED, SENDING
-from tracker.key_order import order_keys
-from tracker.messages import MESSAGES
-from tracker.properties.message_position import position_of
-from tracker.readable import readable
-from tracker.shaping.spans import SHAPED
+from tracker.messages import MESSAGES, order_keys, readable
+from tracker.properties import position_of
+from tracker.shaping.rule import SHAPED
 from warehouse.schemas import DELIVERIES
 
 OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the messages' key

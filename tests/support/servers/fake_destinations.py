@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker.client import PulsarError
+from broker.position import Position
 from broker.protocol.building import OutgoingEntry, OutgoingMessage, single_entry
+from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import Message, messages_of, open_envelope
 from broker.protocol.sending import RefusedEntry
 
@@ -67,6 +70,24 @@ class FakeProducer:
 
 
 @dataclass
+class FakeReading:
+    """Reads the entries of a topic partition, in order."""
+
+    entries: deque[ReceivedEntry]
+    n_read: int = 0
+
+    def has_more(self) -> Position | None:
+        return self.entries[-1].position if self.entries else None
+
+    def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+        self.n_read += 1
+        return self.entries.popleft() if self.entries else None
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
 class FakeBrokers:
     """The connections to a cluster, with what has arrived there."""
 
@@ -78,6 +99,15 @@ class FakeBrokers:
 
     def produce(self, topic: str, name: str = "", schema: Any = None, on_progress: Any = None) -> Any:
         return FakeProducer(self, topic, name.encode(), self.last.get((topic, name), -1))
+
+    def partition_names(self, topic: str) -> list[str]:
+        return [topic]
+
+    def read(self, topic: str, start: Position, **_: Any) -> Any:
+        """Reads the entries of a topic after one: they have ids from 0 on."""
+        data = [entry.data for to, _, entry in self.entries if to == topic]
+        found = [ReceivedEntry(Position(1, i), open_envelope(one), (), 1, len(one)) for i, one in enumerate(data)]
+        return FakeReading(deque(one for one in found if one.position > start))
 
     def take(self, topic: str, name: str, entry: OutgoingEntry) -> bool:
         """Takes an entry, as a broker with deduplication does; returns whether it is new."""

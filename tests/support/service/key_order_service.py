@@ -26,12 +26,12 @@ from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
 from tests.support.naive.key_order_history import Came
 from tests.support.tracker.messages import TOPIC, commands, messages
-from tracker.commands.holding.pace import pace
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import KNOWN, SEQUENCE_BITS, PauseChange
 from tracker.entry_log import ENTRY_LOG_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack
+from tracker.schemas import KNOWN, SEQUENCE_BITS, PauseChange
 from tracker.shard import Shard
 from tracker.sharding import ShardId
 from tracker.store import MemoryStore

@@ -14,9 +14,9 @@ from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
-from tracker.commands.schema import PauseChange
 from tracker.containment import apply_contained
 from tracker.messages import MESSAGES, concat, where
+from tracker.schemas import PauseChange
 from tracker.shard import Shard
 from tracker.store import MemoryStore, Store
 from tracker.subscriptions import Subscriptions

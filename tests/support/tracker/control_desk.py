@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, Answers, batches, commands, messages
 from tracker.commands.control import Control
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.moment import Moment
-from tracker.commands.schema import KNOWN, OUTCOME_ROWS, PauseChange
+from tracker.context import Moment
+from tracker.message_state.cancelled import Compression
+from tracker.schemas import KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.store import MemoryStore
 
 SUBSCRIPTIONS = {TOPIC: ["a", "b"]}

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD
-from tracker.commands.schema import KNOWN, PauseChange
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
-from tracker.keys.sealed_keys import KEYED
+from tracker.keys.live_keys import KEYED
 from tracker.messages import MESSAGES, concat, int64, typed, where
+from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard
 from tracker.sharding import ShardId, shard_of, shards_of
 from tracker.store import MemoryStore

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import CANCEL, SKIP
-from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.schema import COMMAND_ROWS
+from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
 from tracker.messages import MESSAGES, concat
+from tracker.schemas import COMMAND_ROWS
 from tracker.tick import Effects, Tick
 
 TOPIC = "persistent://public/default/t"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands
-from tracker.commands.message_state.rebuilt import Rebuilt
-from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import MESSAGES, concat, int64, where
+from tracker.rebuilt import Rebuilt
+from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import Effects, Tick, TickInput

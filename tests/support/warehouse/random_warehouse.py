@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from conf.settings import Route, Settings
 from tests.support.warehouse.tables import DAY, NOW, TOPIC, make
-from tracker.commands.holding.giving_up import NOT_DELIVERED
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import SEQUENCE_BITS
+from tracker.commands.outcomes import NOT_DELIVERED
+from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.schemas import SEQUENCE_BITS
 from warehouse.delta.engine import Engine
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain

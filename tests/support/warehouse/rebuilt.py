@@ -13,7 +13,7 @@ from conf.settings import Settings
 from recovery.rebuild.rebuild import rebuild
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
-from tracker.commands.message_state.rebuilt import Rebuilt
+from tracker.rebuilt import Rebuilt
 from warehouse.delta.tables import Tables
 
 

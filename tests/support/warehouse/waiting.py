@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from conf.settings import Settings
 from tests.support.tracker.messages import TOPIC
-from tracker.commands.schema import CANCEL_ROWS
+from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter, PendingMessage

@@ -19,7 +19,7 @@ from delaylake.scheduled import KeyRule, Repeat, scheduled
 from delaylake.times import due, millis, moment
 
 from tests.support.clients.awaited_client import awaited
-from tracker.properties.schedule_key import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
+from tracker.properties import MAX_KEY_BYTES, SCHEDULE_KEY, Mode, key_rule, schedule_key
 from tracker.recurrence.recurrence import Recurrence, RecurrenceError
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 
 from conf.settings import SettingsError
 from tests.unit.conf.test_shaping_settings import SOURCE, settings_with
-from tracker.backoff import DEFAULT_BACKOFF, Backoff
+from tracker.subscriptions import DEFAULT_BACKOFF, Backoff
 from warehouse.routes.known_routes import KnownRoutes, changes, known_routes
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from conf.durations import parse_duration
 from conf.setting_types import Duration
 from jobs.parsers import parse_duration as parse_option
-from tracker.properties.schedule import BadScheduleError, duration
+from tracker.due_time import BadScheduleError, duration
 
 _SETTING = TypeAdapter(Duration)
 

@@ -34,10 +34,10 @@ from streaming.operator.processor import NoTickError, Operator
 from streaming.operator.schemas import INPUT_SCHEMA, OUTPUT_SCHEMA
 from streaming.source.reader import to_batches
 from tests.support.tracker.messages import messages
-from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.in_flight import Release
 from tracker.messages import MESSAGES, concat, with_columns
+from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
+from tracker.schemas import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.sharding import shard_of, shards_of
 from tracker.tick import Effects, TickInput
 

@@ -12,7 +12,7 @@ from tests.support.tracker.messages import TOPIC, messages, tick_at
 from tracker import Shard, Tick, TickInput
 from tracker.buckets.large_rows import LargeRows, LargeRule
 from tracker.messages import concat, int64
-from tracker.row_sizes import payload_sizes
+from tracker.packing import payload_sizes
 from tracker.store import MemoryStore
 from tracker.tick import Effects
 

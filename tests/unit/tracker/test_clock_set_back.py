@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, command, commands, messages, tick_at
-from tracker.commands.schema import KNOWN
+from tracker.schemas import KNOWN
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import Effects, TickInput

@@ -12,12 +12,12 @@ from tests.support.tracker.messages import TOPIC, command, commands, handed_out,
 from tracker import containment
 from tracker.commands.apply import Executor
 from tracker.commands.control import Control
-from tracker.commands.holding.giving_up import NOT_DELIVERED
-from tracker.commands.schema import KNOWN
+from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.containment import BufferedStore, TickFailedError, apply_contained
 from tracker.keys.superseding import Superseding
+from tracker.releasing import Releasing
+from tracker.schemas import KNOWN
 from tracker.shard import Shard
-from tracker.stages.releasing import Releasing
 from tracker.store import MemoryStore, StateLostError, Store
 from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result

@@ -26,5 +26,5 @@ def test_a_name_that_is_not_offered_is_an_attribute_error() -> None:
 
 
 def test_a_constant_of_the_tracker_costs_no_import_of_arrow() -> None:
-    code = "import sys, tracker.properties.schedule; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, tracker.due_time; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

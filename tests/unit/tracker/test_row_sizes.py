@@ -6,10 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import tracker.row_sizes
+import tracker.packing
 from tests.support.tracker.messages import messages
+from tracker.buckets import large_rows
+from tracker.buckets.large_rows import Budget
 from tracker.messages import concat, int64
-from tracker.row_sizes import Budget, fitting, in_parts, payload_sizes, row_sizes
+from tracker.packing import fitting, in_parts, payload_sizes, row_sizes
 
 LARGE = concat([messages([(1, i, 0)], payload=b"x" * size) for i, size in enumerate([500, 9_000, 10, 40_000, 10, 20])])
 
@@ -22,7 +24,7 @@ def test_payloads_have_their_bytes_and_a_row_has_some_more() -> None:
 
 
 def test_a_table_is_cut_by_bytes_and_by_rows_and_no_row_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker.row_sizes, "PART_BYTES", 11_000)
+    monkeypatch.setattr(tracker.packing, "PART_BYTES", 11_000)
     parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE, 2)]
     assert parts == [[0, 1], [2], [3], [4, 5]]
     assert list(in_parts(LARGE.slice(0, 0))) == []
@@ -43,6 +45,6 @@ def test_a_budget_leaves_the_large_rows_that_do_not_fit() -> None:
 
 
 def test_a_release_has_no_more_rows_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker.row_sizes, "_RELEASE_ROWS", 8)
+    monkeypatch.setattr(large_rows, "_RELEASE_ROWS", 8)
     budget = Budget(1 << 30, lambda rows: np.zeros(rows.num_rows, np.bool_))
     assert [int(budget.fitting(LARGE).sum()) for _ in range(3)] == [6, 2, 0]

@@ -19,9 +19,9 @@ from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.kinds import RESCHEDULE, RESTORE
-from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.schema import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.messages import concat, int64
+from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
+from tracker.schemas import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions

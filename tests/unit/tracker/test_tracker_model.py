@@ -17,8 +17,8 @@ from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.kinds import REPEAT
-from tracker.commands.schema import KNOWN
 from tracker.messages import concat, int64
+from tracker.schemas import KNOWN
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import Effects, TickInput

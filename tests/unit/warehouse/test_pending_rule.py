@@ -20,9 +20,9 @@ from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
 from tracker.commands.control import Control
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import PauseChange
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, position_texts, typed, with_columns
+from tracker.schemas import PauseChange
 from tracker.store import MemoryStore
 from tracker.tick import Effects
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit

@@ -12,7 +12,7 @@ from streaming.release.naming import OWN_BYTES
 from streaming.release.outgoing import cause_of
 from streaming.release.task.planning.partitions import java_string_hashes
 from tracker.messages import BoolArray, Int64Array
-from tracker.row_sizes import payload_sizes
+from tracker.packing import payload_sizes
 
 # The columns of a message's content.
 CONTENT = ("key", "ordering_key", "ordering_key_bytes", "properties", "payload", "schema_version")

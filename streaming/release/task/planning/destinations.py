@@ -14,8 +14,7 @@ from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Attempt, FailedProducer
 from streaming.release.naming import Target
 from streaming.release.task.producer_line import reason_of
-from tracker.backoff import DEFAULT_BACKOFF
-from tracker.dead_letter_targets import dead_letters_of
+from tracker.subscriptions import DEFAULT_BACKOFF, dead_letters_of
 
 _log = logging.getLogger(__name__)
 

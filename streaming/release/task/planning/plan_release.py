@@ -24,10 +24,8 @@ from streaming.release.task.planning.partitions import partitions_of
 from streaming.release.task.planning.send_plan import Plan, PlannedLine, Sends, columns_of, planned_sends
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING, SUBSCRIPTION_MASK
-from tracker.key_order import order_keys
-from tracker.messages import Int64Array, int64, is_rejected
-from tracker.readable import readable
-from tracker.shaping.spans import SHAPED
+from tracker.messages import Int64Array, int64, is_rejected, order_keys, readable
+from tracker.shaping.rule import SHAPED
 
 
 def plan_release(

@@ -9,8 +9,8 @@ from admin.control.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, r
 from admin.control.requests import Outcome
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription, SubscriptionType
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.message_state.moves import HELD_DELIVER_AT
 
 CANCEL = Change(Action.CANCEL)
 DESTINATION = "persistent://public/default/d"

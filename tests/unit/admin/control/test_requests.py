@@ -13,8 +13,8 @@ from tests.support.tracker.messages import messages
 from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
-from tracker.commands.moment import Moment
-from tracker.commands.schema import KNOWN, SubscriptionRule
+from tracker.context import Moment
+from tracker.schemas import KNOWN, SubscriptionRule
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 

@@ -13,7 +13,7 @@ from admin.dashboard.message import history_of, message_of, standings
 from broker.entries.message_ids import MessageRef
 from conf.settings import Route, Settings
 from tests.support.warehouse.tables import NOW, TOPIC, rows
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles, new_run

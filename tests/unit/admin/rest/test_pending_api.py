@@ -16,7 +16,7 @@ from admin.rest import pending_api
 from conf.settings import Settings
 from tests.support.service.admin_api import ORDERS, reason, served
 from tests.support.tracker.messages import batches, messages
-from tracker.commands.schema import CANCEL_ROWS
+from tracker.schemas import CANCEL_ROWS
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index

@@ -17,7 +17,7 @@ from tests.support.service.admin_api import ORDERS, reason, served
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
 from tracker.commands.decode import decode
-from tracker.commands.schema import SubscriptionRule
+from tracker.schemas import SubscriptionRule
 
 SCHEDULES = f"{ORDERS}/schedules"
 

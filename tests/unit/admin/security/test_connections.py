@@ -154,6 +154,23 @@ def test_a_flood_of_silent_connections_holds_nobody(monkeypatch: pytest.MonkeyPa
         _until(lambda: len(server.server_state.connections) <= 200)
 
 
+SLOW_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+
+
+def test_bodies_that_come_byte_by_byte_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as many as there may be connections: of those that wait for their clients the first ones go."""
+    monkeypatch.setattr(connections, "BODY_SECONDS", 600.0)
+    with served(100) as (server, port), contextlib.ExitStack() as open_ones:
+        slow = [open_ones.enter_context(connect(port, SLOW_BODY)) for _ in range(200)]
+        _until(lambda: len(server.server_state.connections) == 100)
+        for _ in range(5):
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.sendall(b"x")
+            assert httpx.post(f"http://127.0.0.1:{port}/", content=bytes(1 << 20), timeout=60).status_code == 200
+        _until(lambda: len(server.server_state.connections) <= 100)
+
+
 def test_a_flood_of_silent_connections_does_not_hold_the_jobs_metrics() -> None:
     settings = Settings(metrics=MetricsSettings(port=_free_port()))
     server, thread = serve_metrics(settings, ProcessCollector(registry=None))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker.position import Position
-from recovery.rebuild.destinations import _deliveries, _of_known_entries, _Sent
+from broker.position import START, Position
+from broker.protocol.reading import ReadMessage
+from recovery.rebuild.destinations import _deliveries, _of_known_entries
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES, SCHEMAS
 
@@ -16,12 +17,12 @@ ORDERS = "persistent://public/default/orders"
 OWN = "delaylake-0123456789ab-billing-0-p0"
 
 
-def sent(position: str = "7:3:-1:-1", producer: str = OWN, source: str = ORDERS, due: str = "1000") -> _Sent:
+def sent(position: str = "7:3:-1:-1", producer: str = OWN, source: str = ORDERS, due: str = "1000") -> ReadMessage:
     properties = {"delaylake.source": source, "delaylake.messageId": position, "delaylake.deliverAt": due}
-    return _Sent(properties, 2_000, f"{ORDERS}-billing", producer)
+    return ReadMessage(f"{ORDERS}-billing", START, 2_000, producer, properties)
 
 
-def believed(*messages: _Sent) -> list[str]:
+def believed(*messages: ReadMessage) -> list[str]:
     return _deliveries(messages, ORDERS, "billing")["position"].to_pylist()
 
 
@@ -79,7 +80,7 @@ def test_a_time_that_is_none_is_passed_over(due: str) -> None:
 
 
 def test_of_another_source_or_without_properties_is_none() -> None:
-    assert believed(sent(source=f"{ORDERS}2"), _Sent({}, 1, "d", OWN)) == []
+    assert believed(sent(source=f"{ORDERS}2"), ReadMessage("d", START, 1, OWN, {})) == []
 
 
 def test_only_entries_that_were_taken_in_or_come_again_were_delivered(tmp_path: Path) -> None:

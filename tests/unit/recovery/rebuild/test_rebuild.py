@@ -27,9 +27,9 @@ from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
 from tracker.commands.control import Control
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.message_state.rebuilt import REBUILT_KEPT_MILLIS
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
+from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.sharding import shard_of
 from tracker.store import MemoryStore
 from warehouse.delta.tables import Tables

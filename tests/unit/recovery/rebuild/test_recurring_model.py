@@ -21,8 +21,8 @@ from tests.support.service.one_shard import (
     run_audit_of_tables,
 )
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
-from tracker.commands.message_state.moves import HELD_DELIVER_AT, Moved
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
+from tracker.message_state.moves import HELD_DELIVER_AT, Moved
 from tracker.wire.delaylake_pb2 import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -16,10 +16,10 @@ from tests.support.service.one_shard import SECOND, Service
 from tests.support.tracker.messages import batches, command
 from tests.support.warehouse.tables import HOUR, NOW, TOPIC, make, rows
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.keys import cold_keys
 from tracker.messages import concat
-from tracker.properties.schedule import MAX_TIME_MILLIS
-from tracker.properties.schedule_key import key_hash
+from tracker.properties import key_hash
 from tracker.wire.delaylake_pb2 import Result
 
 

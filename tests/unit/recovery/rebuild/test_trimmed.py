@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-import pulsar
 import pyarrow as pa
 import pytest
 
 from broker.client import PulsarError
 from broker.position import Position
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.settings import Settings
@@ -19,6 +20,7 @@ from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.rebuild.delivered import Delivered
 from recovery.rebuild.destinations import UnreadableDestinationError, write_missing_deliveries
 from recovery.rebuild.trimmed import warn_of_trimmed
+from tests.support.servers.fake_destinations import FakeBrokers
 from warehouse.delta.tables import Tables
 from warehouse.schemas import DELIVERIES
 
@@ -54,6 +56,9 @@ class FakeAdmin:
 
     def made_at(self, partition: str) -> int | None:
         return self.topic_made_at
+
+    def entry_published_at(self, topic: str, time: int) -> tuple[int, int] | None:
+        return None
 
     def partitions(self, topic: str) -> int | None:
         return 0 if topic in self.topics else None
@@ -157,20 +162,20 @@ def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
 ) -> None:
     route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
     settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
-    client = mock.Mock()
-    client.get_topic_partitions.side_effect = lambda name: [name]
-    client.create_reader.side_effect = lambda name, *_, **__: reader(name)
 
-    def reader(name: str) -> mock.Mock:
-        if name == BILLING:
-            raise pulsar.AuthorizationError("no rights")
-        return mock.Mock(has_message_available=lambda: False)
+    class Brokers(FakeBrokers):
+        def read(self, topic: str, start: Position, **_: Any) -> Any:
+            if topic == BILLING:
+                raise RefusedError(ServerError.AuthorizationError, b"no rights")
+            return super().read(topic, start)
+
+    brokers = Brokers()
 
     known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
     overdue = {(ORDERS, 0): NEEDED}
     warnings: list[str] = []
     with (
-        mock.patch("recovery.rebuild.destinations.connect", return_value=client),
+        mock.patch("recovery.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("recovery.rebuild.destinations.AdminClient", return_value=FakeAdmin([])),
     ):
         with pytest.raises(
@@ -198,13 +203,11 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
     delivered(tables, NEEDED - HOUR)
     route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}, {"name": "audit"}]}
     settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
-    client = mock.Mock()
-    client.get_topic_partitions.side_effect = lambda name: [name]
-    client.create_reader.return_value.has_message_available.return_value = False
+    brokers = FakeBrokers()
     known = Delivered({ORDERS: ["billing", "audit"]}, {ORDERS: Position(1, 0)})
     warnings: list[str] = []
     with (
-        mock.patch("recovery.rebuild.destinations.connect", return_value=client),
+        mock.patch("recovery.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("recovery.rebuild.destinations.AdminClient", return_value=FakeAdmin([(9, 3, NEEDED + MINUTE)])),
     ):
         overdue = {(ORDERS, 0): NEEDED}  # audit's is not read
@@ -218,15 +221,19 @@ def test_dead_letters_are_read_wherever_there_are_any(tables: Tables, tmp_path: 
     """Also where no outcome says so yet: that is written after they have been sent. To read none makes the topic."""
     route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
     settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
-    client, admin = mock.Mock(), FakeAdmin([])
+    read: set[str] = set()
+
+    class Brokers(FakeBrokers):
+        def read(self, topic: str, start: Position, **_: Any) -> Any:
+            read.add(topic)
+            return super().read(topic, start)
+
+    brokers, admin = Brokers(), FakeAdmin([])
     admin.topics = {f"{BILLING}-dlq"} if is_there else set()
-    client.get_topic_partitions.side_effect = lambda name: [name]
-    client.create_reader.return_value.has_message_available.return_value = False
     known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
     with (
-        mock.patch("recovery.rebuild.destinations.connect", return_value=client),
+        mock.patch("recovery.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("recovery.rebuild.destinations.AdminClient", return_value=admin),
     ):
         write_missing_deliveries(settings, tables, known, known.durable, {(ORDERS, 0): NEEDED}, lambda *_: None)
-    read = {call.args[0] for call in client.create_reader.call_args_list}
     assert read == {ORDERS, BILLING} | admin.topics

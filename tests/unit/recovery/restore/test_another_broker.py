@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from broker.clusters.replicas import REPLICAS
 from broker.position import START, Position
+from broker.protocol.reading import ReadMessage
 from conf.settings import Settings
 from recovery.rebuild.delivered import read_delivered
-from recovery.rebuild.destinations import _Sent, write_missing_deliveries
+from recovery.rebuild.destinations import write_missing_deliveries
 from recovery.restore.another_broker import compare
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import NOW, TOPIC, rows
@@ -166,11 +167,12 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
     tables.create()
     tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": i} for i in range(3)]), {})
     sent = [
-        _Sent(
-            {"delaylake.source": TOPIC, "delaylake.messageId": f"7:{entry}:-1:-1", "delaylake.deliverAt": "1"},
-            NOW,
+        ReadMessage(
             f"{TOPIC}-a",
+            Position(1, entry),
+            NOW,
             "delaylake-0123456789ab-01234567-a-0",
+            {"delaylake.source": TOPIC, "delaylake.messageId": f"7:{entry}:-1:-1", "delaylake.deliverAt": "1"},
         )
         for entry in (1, 2, 5)
     ]
@@ -181,13 +183,13 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
     def found(of: Renumbering | None) -> list[tuple[int, int]]:
         durable = {TOPIC: Position(3, 6)}
         known = read_delivered(tables, {TOPIC: ["a"]}, durable, Tenures(), lambda *_: None)
-        client = mock.Mock(get_topic_partitions=lambda name: [])
+        brokers = mock.Mock(partition_names=lambda name: [])
 
-        def since(_: object, topic: str, since: int) -> list[_Sent]:
-            return [one for one in sent if one.published_at >= since and topic == one.destination]
+        def since(_: object, __: object, topic: str, since: int) -> list[ReadMessage]:
+            return [one for one in sent if one.published >= since and topic == one.topic]
 
         with (
-            mock.patch("recovery.rebuild.destinations.connect", return_value=client),
+            mock.patch("recovery.rebuild.destinations.Brokers", return_value=brokers),
             mock.patch("recovery.rebuild.destinations.AdminClient"),
             mock.patch("recovery.rebuild.destinations._first_not_durable", return_value=NOW),
             mock.patch("recovery.rebuild.destinations._messages_since", since),

@@ -22,7 +22,7 @@ from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.schemas import OUTCOME_ROWS
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable

@@ -19,7 +19,7 @@ from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, tick_at
 from tracker.messages import concat
 from tracker.packing import pack
-from tracker.properties.message_position import position_of
+from tracker.properties import position_of
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import TickInput

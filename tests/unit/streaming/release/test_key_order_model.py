@@ -15,7 +15,7 @@ from tests.support.naive.key_order_history import Came, violations
 from tests.support.service.key_order_service import ENTRY, Service, settings_of
 from tests.support.tracker.messages import TOPIC, command
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RETRY
-from tracker.commands.schema import PauseChange
+from tracker.schemas import PauseChange
 
 MANY_RETRIES = {"backoff": {"first": 700, "attempts": 1_000}}
 SHAPED: list[dict[str, Any]] = [
@@ -141,7 +141,7 @@ def test_messages_of_a_key_come_in_order_and_once_whatever_is_done_to_them(
     history: list[Step], seed: int, shards: int, shaped: dict[str, Any], pace: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracker.commands.holding.pace.PACE_ROWS", pace)
+        patch.setattr("tracker.message_state.parking.PACE_ROWS", pace)
         story = Story(seed, shards, shaped)
         for step in history:
             story.go_on(*step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,17 @@ from typing import Any
 import pytest
 
 from broker.client import PulsarError
+from broker.position import Position
+from broker.protocol.building import OutgoingMessage, encoded_property, single_entry
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.entries import open_envelope
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release import last_sent
 from streaming.release.last_sent import ProducerLookup
 from streaming.release.sequence_ids import sequence_id_of
-from tests.support.servers.fake_messages import FakeId, FakeMessage
+from tests.support.servers.fake_destinations import FakeBrokers, FakeProducer, FakeReading
 from warehouse.routes.known_routes import known_routes
 
 SOURCE, DESTINATION, OWN = "persistent://p/d/orders", "persistent://p/d/orders-a", "app-a-planned0"
@@ -30,10 +35,12 @@ PROPERTIES = {"delaylake.source": SOURCE, "delaylake.messageId": "7:1:-1:-1", "d
 class Destination:
     """The broker's side of a topic, for client and admin API."""
 
-    messages: list[tuple[str, int, FakeMessage]] = field(default_factory=list)  # producer, sequence id
+    messages: list[tuple[str, int, bytes]] = field(default_factory=list)  # producer, sequence id, entry
     trimmed: int = 0  # so many of the first ones are gone
     is_silent: bool = False
-    read: int = 0
+    read_entries: int = 0
+    properties: list[dict[str, str]] = field(default_factory=list)  # of the messages
+    brokers: FakeBrokers = field(default_factory=FakeBrokers)
 
     def send(
         self,
@@ -41,40 +48,29 @@ class Destination:
         producer: str = OWN,
         properties: dict[str, str] | None = None,
         place: int = 0,
-        **content: Any,
+        payload: bytes = b"",
+        key: str = "",
     ) -> None:
-        found = PROPERTIES if properties is None else properties
-        message = FakeMessage(FakeId(5, len(self.messages)), props=found, producer=producer, **content)
-        self.messages.append((producer, sequence_id_of(tick, place), message))
+        self.properties.append(PROPERTIES if properties is None else properties)
+        encoded = [encoded_property(*one) for one in self.properties[-1].items()]
+        entry = single_entry(OutgoingMessage(1, payload, encoded, key.encode()), producer.encode(), 1)
+        self.messages.append((producer, sequence_id_of(tick, place), entry.data))
 
-    def create_producer(self, topic: str, producer_name: str, **_: Any) -> Any:
-        ids = [sequence_id for name, sequence_id, _ in self.messages if name == producer_name]
+    def produce(self, topic: str, name: str) -> Any:
+        return FakeProducer(self.brokers, topic, name.encode(), max(self._ids(name), default=-1))
 
-        class Producer:
-            def last_sequence_id(self) -> int:
-                return max(ids, default=-1)
+    def _ids(self, name: str) -> list[int]:
+        return [sequence_id for producer, sequence_id, _ in self.messages if producer == name]
 
-            def close(self) -> None:
-                pass
-
-        return Producer()
-
-    def create_reader(self, topic: str, start: Any) -> Any:
-        after = start.entry_id() if start.ledger_id() == 5 else -1
-        left = [message for entry, (*_, message) in enumerate(self.messages) if entry >= self.trimmed and entry > after]
-        self.read = len(left)
-
-        class Reader:
-            def has_message_available(self) -> bool:
-                return bool(left)
-
-            def read_next(self, timeout_millis: int) -> FakeMessage:
-                return left.pop(0)
-
-            def close(self) -> None:
-                pass
-
-        return Reader()
+    def read(self, topic: str, start: Position, **_: Any) -> FakeReading:
+        after = start.entry_id if start.ledger_id == 5 else -1
+        left = deque(
+            ReceivedEntry(Position(5, entry), open_envelope(data), (), 1, len(data))
+            for entry, (*_, data) in enumerate(self.messages)
+            if entry >= self.trimmed and entry > after
+        )
+        self.read_entries = len(left)
+        return FakeReading(left)
 
     def close(self) -> None:
         pass
@@ -85,11 +81,11 @@ class Destination:
     def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
         if self.is_silent:
             raise PulsarError("no answer")
-        producer, sequence_id, message = self.messages[entry_id]
-        return BrokerEntry(1, 1, producer, None, message.properties(), False, False, sequence_id)
+        producer, sequence_id, _ = self.messages[entry_id]
+        return BrokerEntry(1, 1, producer, None, self.properties[entry_id], False, False, sequence_id)
 
 
-def last_tick(destination: Destination) -> int:
+def last_tick(destination: Any) -> int:
     names = ProducerLookup(DESTINATION, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
     return names.last_tick(destination, destination)
 
@@ -136,7 +132,7 @@ def test_of_a_long_topic_the_end_is_looked_at() -> None:
         destination.send(5, place=i)
     destination.send(9, properties={})
     assert last_tick(destination) == -1
-    assert destination.read <= 1_001
+    assert destination.read_entries <= 1_001
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -163,7 +159,7 @@ def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, p
         def partitions(self, topic: str) -> int | None:
             return {dead: partitions}.get(topic)
 
-    destination = Destination()
+    destination: Any = Destination()
     destination.send(NEWEST - 1)
     monkeypatch.setattr(last_sent, "AdminClient", Admin)
     names = ProducerLookup(dead, ((OWN, SOURCE),), {}, NEWEST, MOST, time.monotonic() + 60)
@@ -172,12 +168,13 @@ def test_topics_of_dead_letters_are_asked_too(monkeypatch: pytest.MonkeyPatch, p
     assert last_sent._ask(settings, destination, nowhere) == -1
 
 
-def test_a_client_is_closed_when_no_look_up_uses_it_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A client that is closed while another thread makes a producer may end the process."""
+def test_connections_are_closed_when_no_look_up_uses_them_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     answers, closed = threading.Event(), threading.Event()
     used_when_closed: list[bool] = []
 
-    class Client:
+    class Connections:
         def close(self) -> None:
             used_when_closed.append(not answers.is_set())
             closed.set()
@@ -186,7 +183,7 @@ def test_a_client_is_closed_when_no_look_up_uses_it_any_more(monkeypatch: pytest
         answers.wait(30)
         return -1
 
-    monkeypatch.setattr(last_sent, "connect", lambda *_, **__: Client())
+    monkeypatch.setattr(last_sent, "Brokers", lambda *_, **__: Connections())
     monkeypatch.setattr(last_sent, "_ask", ask)
     monkeypatch.setattr(last_sent, "_producers", lambda *_: {DESTINATION: [(OWN, SOURCE)]})
     monkeypatch.setattr(last_sent, "read_generations", lambda _: {})

@@ -14,7 +14,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.sinks import outcomes as module
 from streaming.sinks.outcomes import OutcomePublisher, last_published, to_publish
 from tests.unit.streaming.release.test_last_sent import Destination
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 
@@ -114,7 +114,7 @@ def test_a_later_tick_counts_unless_the_message_is_no_outcome(
     topic = Destination()
     topic.send(6, "app-outcomes-batched", {}, **OUTCOME)
     topic.send(9, "app-outcomes-batched", {}, **content)
-    monkeypatch.setattr(module, "connect", lambda settings: topic)
+    monkeypatch.setattr(module, "Brokers", lambda settings: topic)
     monkeypatch.setattr(module, "AdminClient", lambda settings: contextlib.nullcontext(topic))
     assert last_published(Settings(), "app", Offset(tick=6, now=1)) == tick, "of the next name there is nothing"
 

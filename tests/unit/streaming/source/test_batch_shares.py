@@ -6,7 +6,7 @@ from broker.position import START, Position
 from conf.settings import Settings
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import MAX_HANDED_OUT_BYTES, BatchShares, Waiting, is_too_much
-from tracker.commands.schema import MAX_ANSWERS
+from tracker.schemas import MAX_ANSWERS
 
 MIB = 1 << 20
 

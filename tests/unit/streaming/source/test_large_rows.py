@@ -19,12 +19,11 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.support.tracker.messages import TOPIC, messages
 from tracker import Shard, TickInput
-from tracker.backoff import DEFAULT_BACKOFF
 from tracker.buckets.large_rows import LargeRule
 from tracker.messages import concat, int64
-from tracker.row_sizes import LARGE_BYTES, payload_sizes
+from tracker.packing import LARGE_BYTES, payload_sizes
 from tracker.store import MemoryStore
-from tracker.subscriptions import Subscriptions
+from tracker.subscriptions import DEFAULT_BACKOFF, Subscriptions
 from tracker.tick import Effects
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import (

@@ -13,7 +13,7 @@ from streaming.source.late_large_messages import LATE_MILLIS, LateLargeMessages
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.buckets.large_rows import LargeRows, LargeRule
 from tracker.messages import concat
-from tracker.row_sizes import LARGE_BYTES
+from tracker.packing import LARGE_BYTES
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import to_index
 

@@ -12,7 +12,7 @@ from streaming.source.later_commands import later_commands
 from tests.support.warehouse.tables import NOW, TOPIC, rows
 from tests.unit.warehouse.routes.test_tenure import known
 from tracker.commands.kinds import CANCEL
-from tracker.commands.schema import MAX_REQUEST_ID_BYTES
+from tracker.schemas import MAX_REQUEST_ID_BYTES
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tracker.messages import messages
-from tracker.buckets import waiting_rows
-from tracker.buckets.waiting_rows import Queue, WaitingRows
+from tracker.buckets import time_slots
+from tracker.buckets.time_slots import Queue, WaitingRows
 from tracker.store import MemoryStore
 
 A, B = ("t", "a"), ("t", "b")
@@ -23,7 +23,7 @@ def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[t
     store, queues, n = MemoryStore(), None, 0
     naive: dict[Queue, list[int]] = {A: [], B: []}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting_rows, "PIECE_ROWS", 4)
+        patch.setattr(time_slots, "PIECE_ROWS", 4)
         for queue, n_added, n_taken in steps:
             waiting = WaitingRows(store, queues)
             waiting.add(queue, messages([(1, n + i, SLOT * (n + i)) for i in range(n_added)]))
@@ -46,7 +46,7 @@ def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[t
 def test_what_is_not_taken_is_not_read_or_written_again() -> None:
     store = MemoryStore()
     waiting = WaitingRows(store)
-    waiting.add(A, messages([(1, i, 0) for i in range(5 * waiting_rows.PIECE_ROWS)]))
+    waiting.add(A, messages([(1, i, 0) for i in range(5 * time_slots.PIECE_ROWS)]))
     packed = {number for number, *_ in waiting.meta["queues"][0][2]}
-    assert waiting.take(lambda _: waiting_rows.PIECE_ROWS + 1).num_rows == waiting_rows.PIECE_ROWS + 1
+    assert waiting.take(lambda _: time_slots.PIECE_ROWS + 1).num_rows == time_slots.PIECE_ROWS + 1
     assert len(packed & {number for number, *_ in waiting.meta["queues"][0][2]}) == 3

@@ -9,7 +9,7 @@ from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, Desk, appl
 from tests.support.tracker.messages import batches, command, commands
 from tracker.commands.kinds import RESCHEDULE
 from tracker.commands.match import with_released
-from tracker.commands.schema import KNOWN
+from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 
 

@@ -10,8 +10,8 @@ from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTI
 from tests.support.tracker.messages import TOPIC, command, commands, messages, tick_at
 from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP
-from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.messages import MESSAGES
+from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions

@@ -14,7 +14,10 @@ from tests.support.tracker.messages import messages
 from tracker.buckets.index_bits import MAX_ENTRY_ID
 from tracker.commands.decode import Decoded, Limits, decode, resolve_topic
 from tracker.commands.kinds import ANSWER, CANCEL, REPEAT, RETRY, SKIP
-from tracker.commands.schema import (
+from tracker.commands.match import command_positions
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.messages import FIRST_IMPORTED_LEDGER, concat
+from tracker.schemas import (
     COMMAND_ROWS,
     MAX_BATCH_INDEX,
     MAX_MESSAGES,
@@ -22,10 +25,7 @@ from tracker.commands.schema import (
     MAX_NAMES,
     MAX_REQUEST_ID_BYTES,
     SubscriptionRule,
-    command_positions,
 )
-from tracker.messages import FIRST_IMPORTED_LEDGER, concat
-from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.wire.delaylake_pb2 import (
     CancelDelayedMessage,
     CancelDelayedMessages,

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.tracker.messages import TOPIC, batches
 from tests.support.tracker.recurring import NAMES, SECOND, Job, recurring
-from tracker.commands.holding.giving_up import NOT_DELIVERED
 from tracker.commands.kinds import SKIP_NEXT
+from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.recurrence.recurrence import Recurrence
 from tracker.wire.delaylake_pb2 import Result
 

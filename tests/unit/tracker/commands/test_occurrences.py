@@ -8,8 +8,8 @@ import pytest
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.tracker.recurring import NAMES, SECOND, Job, recurring
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT
-from tracker.commands.message_state.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.messages import concat
+from tracker.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.wire.delaylake_pb2 import Result
 
 MINUTE, DAY = 60_000, 86_400_000

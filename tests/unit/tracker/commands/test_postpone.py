@@ -11,9 +11,9 @@ from tests.support.tracker.recurring import SECOND, Job, recurring
 from tracker.commands.decode import decode
 from tracker.commands.kinds import PAUSE_SCHEDULE, POSTPONE, RESCHEDULE
 from tracker.commands.match import split_groups
-from tracker.commands.schema import SubscriptionRule
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, with_columns
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.schemas import SubscriptionRule
 from tracker.wire.delaylake_pb2 import ControlCommand, PostponeMessages, Result, SkipEntry
 
 ORDERS = "persistent://public/default/orders"

@@ -14,7 +14,7 @@ from tests.support.naive.schedule import NaiveSchedule
 from tests.support.tracker.messages import TOPIC, command
 from tests.support.tracker.recurring import SECOND, Job, recurring
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
-from tracker.commands.schema import PauseChange
+from tracker.schemas import PauseChange
 from tracker.wire.delaylake_pb2 import Result
 
 # A move, an entry, a number of seconds or so, subscriptions as bits.

@@ -9,11 +9,11 @@ from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTI
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages
 from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, REPEAT
-from tracker.commands.message_state.rebuilt import Rebuilt
-from tracker.commands.moment import Moment
-from tracker.commands.requests.repeats import OTHER_BODY
-from tracker.commands.schema import PauseChange
+from tracker.commands.repeats import OTHER_BODY
+from tracker.context import Moment
 from tracker.messages import concat
+from tracker.rebuilt import Rebuilt
+from tracker.schemas import PauseChange
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
@@ -120,7 +120,7 @@ def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
 def test_an_id_whose_hash_is_that_of_another_is_a_request_of_its_own(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracker.commands.requests.request_log._hashes", lambda ids: np.full(len(list(ids)), 7))
+    monkeypatch.setattr("tracker.commands.repeats._hashes", lambda ids: np.full(len(list(ids)), 7))
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     desk.at(2, 1_000)
     assert desk.apply(command("s", 1, 7, [1]), known=ALONE) == [("b", Result.APPLIED)]

@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, Answers, command, commands, messages, tick_at
-from tracker.backoff import Backoff
 from tracker.commands.kinds import RETRY, SKIP
 from tracker.commands.match import NOT_KEPT
-from tracker.commands.schema import KNOWN, PauseChange
+from tracker.due_time import BadScheduleError
 from tracker.messages import concat
-from tracker.properties.retry_of import sent_back, with_reason
-from tracker.properties.schedule import BadScheduleError
+from tracker.properties import sent_back, with_reason
+from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard
 from tracker.store import MemoryStore
-from tracker.subscriptions import Subscriptions
+from tracker.subscriptions import Backoff, Subscriptions
 from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC, command, commands, messages
-from tracker.commands.requests import waiting
-from tracker.commands.requests.waiting import WAITING, WaitingCommands
+from tracker.commands import waiting
+from tracker.commands.waiting import WAITING, WaitingCommands
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.packing import pack
-from tracker.properties.schedule import MAX_TIME_MILLIS
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 

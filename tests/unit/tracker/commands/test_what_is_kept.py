@@ -7,11 +7,11 @@ import pytest
 
 from tests.support.tracker.control_desk import ALONE, BATCH, SUBSCRIPTIONS, TICK_MILLIS, Desk, apply_to_batch
 from tests.support.tracker.messages import command, messages
+from tracker.commands import repeats
 from tracker.commands.control import Control
-from tracker.commands.message_state.cancelled import Compression
-from tracker.commands.message_state.rebuilt import NOT_TO_DELIVER, Rebuilt
-from tracker.commands.requests import request_log
-from tracker.commands.requests.request_log import KEPT_MILLIS, RequestLog
+from tracker.commands.repeats import KEPT_MILLIS, RequestLog
+from tracker.message_state.cancelled import Compression
+from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.store import MemoryStore
 
 MARGIN = 2 * TICK_MILLIS
@@ -72,8 +72,8 @@ def test_what_was_delivered_before_a_rebuild_is_forgotten_for_good_when_it_is_pa
 
 
 def test_of_ten_times_as_many_request_ids_as_are_kept_the_newest_are_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_log, "KEPT_REQUESTS", 100)
-    monkeypatch.setattr(request_log, "_CHUNK_REQUESTS", 10)
+    monkeypatch.setattr(repeats, "KEPT_REQUESTS", 100)
+    monkeypatch.setattr(repeats, "_CHUNK_REQUESTS", 10)
     store = MemoryStore()
     for n in range(100):
         RequestLog(store).add({f"r{n * 10 + i}": n for i in range(10)}, n)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tracker.keys import cold_keys, live_keys
 from tracker.keys.cold_keys import ColdKeys
-from tracker.keys.live_keys import LastMessage, LiveKeys
-from tracker.keys.packed_bucket import PackedBucket
+from tracker.keys.live_keys import LastMessage, LiveKeys, PackedBucket
 from tracker.messages import BoolArray
 from tracker.store import MemoryStore
 
@@ -38,7 +37,7 @@ def test_a_bucket_is_a_map_also_as_an_earlier_version_has_written_it(
     every: int,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracker.keys.packed_bucket._SEARCHED_ROWS", searched)
+        patch.setattr("tracker.keys.live_keys._SEARCHED_ROWS", searched)
         check_bucket(old, changes, every)
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.support.tracker.keyed import Job, by_key, entries, keyed, recurring
 from tests.support.tracker.messages import TOPIC
 from tracker.commands.kinds import RESCHEDULE
-from tracker.commands.schema import PauseChange
 from tracker.messages import concat
+from tracker.schemas import PauseChange
 from tracker.subscriptions import Subscriptions
 from tracker.wire.delaylake_pb2 import Result
 

@@ -7,12 +7,12 @@ import pytest
 from tests.support.tracker.keyed import Job, by_key, keyed
 from tests.support.tracker.messages import TOPIC, batches, command
 from tracker.commands.kinds import RESCHEDULE, SKIP
-from tracker.commands.schema import PauseChange
+from tracker.due_time import BadScheduleError
 from tracker.keys import cold_keys
 from tracker.keys.live_keys import LiveKeys
 from tracker.messages import concat
-from tracker.properties.schedule import BadScheduleError
-from tracker.properties.schedule_key import schedule_key
+from tracker.properties import schedule_key
+from tracker.schemas import PauseChange
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import Result
 

@@ -10,7 +10,7 @@ from datetime import date, datetime, timedelta
 from functools import cache
 from itertools import groupby, product
 
-from tracker.recurrence.rrule_parts import Parts
+from tracker.recurrence.rrule import Parts
 
 ONE_DAY = timedelta(days=1)
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import batches
+from tracker.due_time import BadScheduleError
 from tracker.messages import concat
-from tracker.properties.schedule import BadScheduleError
-from tracker.recurrence.columns import NEVER, Recurrences
+from tracker.recurrence.columns import NEVER, Recurrences, first_of
 from tracker.recurrence.recurrence import Misfire, Recurrence
-from tracker.recurrence.start import first_of
 
 NOW = 1_790_000_000_123
 DAY = 86_400_000

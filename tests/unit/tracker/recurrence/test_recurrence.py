@@ -13,7 +13,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.recurrence.columns import first_of, stored
 from tracker.recurrence.recurrence import (
     Misfire,
     Recurrence,
@@ -22,7 +23,6 @@ from tracker.recurrence.recurrence import (
     _why_refused,
     recurrence_of,
 )
-from tracker.recurrence.start import first_of, stored
 
 START = int(datetime(2026, 9, 21, 14, 13, 20, 123_000, tzinfo=UTC).timestamp() * 1_000)
 DAY = 86_400_000

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fuzzing.examples import examples
 from tests.unit.tracker.recurrence.rfc5545 import occurrences
 from tracker.recurrence.recurrence import Recurrence
-from tracker.recurrence.rrule_parts import FREQUENCIES, parse
+from tracker.recurrence.rrule import FREQUENCIES, parse
 
 START = datetime(2024, 1, 1, 9, 30)
 LAST = date(2060, 12, 31)

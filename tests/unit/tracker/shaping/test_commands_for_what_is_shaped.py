@@ -10,8 +10,8 @@ from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tests.support.tracker.shaped_service import START, Service, many, rate
 from tracker.commands.kinds import RESCHEDULE
-from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat, int64, where
+from tracker.schemas import KNOWN, PauseChange
 from tracker.wire.delaylake_pb2 import Result
 
 

@@ -11,8 +11,8 @@ from conf.shaping import Window
 from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
-from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat, int64, where
+from tracker.schemas import KNOWN, PauseChange
 from tracker.shaping.rule import rule_of
 from tracker.sharding import shards_of
 from tracker.store import Key, MemoryStore
@@ -48,7 +48,7 @@ def test_a_shard_that_gives_places_alone_moves_no_more_than_so_many_in_a_tick(
 ) -> None:
     outs = []
     for most in (1_000_000, 100):
-        monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", most)
+        monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", most)
         service = Service(rule, shards=1)
         keys = [{"key": f"k{i % 2}"} for i in range(640)]
         service.step(100, concat(many(1, START + 5_000, i, **keys[i]) for i in range(640)))
@@ -67,7 +67,7 @@ def test_a_shard_that_gives_places_alone_moves_no_more_than_so_many_in_a_tick(
 def test_what_comes_at_short_notice_goes_behind_what_has_waited_for_a_place(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 100)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 100)
     service = Service(rate(50, burst=2), shards, places_at_most=100)
     service.step(100, many(640, START + 5_000))
     service.run_until(START + 5_000)
@@ -97,7 +97,7 @@ def test_a_long_queue_keeps_no_other_from_its_places() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_what_waits_goes_out_when_it_is_shaped_no_more(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 100)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 100)
     service = Service(rate(50, burst=10), shards, places_at_most=100)
     service.step(100, many(640, START + 5_000))
     service.run_until(START + 5_000)
@@ -111,7 +111,7 @@ def test_what_waits_goes_out_when_it_is_shaped_no_more(shards: int, monkeypatch:
 
 @pytest.mark.slow
 def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.buckets.waiting_rows.PIECE_ROWS", 50)
+    monkeypatch.setattr("tracker.buckets.time_slots.PIECE_ROWS", 50)
     service = Service(rate(500, burst=10), places_at_most=100)
     service.step(100, many(4_000, START + 3_000))
     service.run_until_some_wait(100)
@@ -136,7 +136,7 @@ def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pyte
 def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 20)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 20)
     service = Service(rate(50, burst=10), shards, places_at_most=20)
     service.subscriptions = replace(service.subscriptions, in_order={TOPIC: 1})
     service.step(100, concat(messages([(7, i, START + 5_000 + i)], key="k") for i in range(300)))
@@ -159,7 +159,7 @@ def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
 def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 50)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 50)
     rule = rule_of(None, [Window.model_validate({"from": "01:00"})])  # open now
     service = Service(rule, shards=1)
     service.step(100, many(300, START + 5_000))
@@ -179,7 +179,7 @@ def test_what_waits_is_not_handed_out_before_its_time_where_the_clock_is_set_bac
 def test_what_is_cancelled_of_a_queue_after_the_clock_was_set_back_lets_nothing_overtake_the_rest(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 50)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 50)
     service = Service(rate(50, burst=10), shards, places_at_most=50 * shards)
     due = START + 5_000
     service.step(100, concat([many(300, due), many(100, due + 200, first=300)]))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.shaping import DAYS, Window
-from tracker.shaping.open_time import OpenTime
 from tracker.shaping.rule import OpenWindow, ShapingRule, rule_of
+from tracker.shaping.token_bucket import OpenTime
 
 EVERY_DAY = tuple(range(7))
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland", "Asia/Kolkata"]

@@ -10,8 +10,8 @@ import pytest
 from tests.support.tracker.messages import TOPIC, command, commands
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
 from tracker.commands.kinds import RESCHEDULE, RETRY, SKIP
-from tracker.commands.schema import KNOWN, PauseChange
 from tracker.messages import concat
+from tracker.schemas import KNOWN, PauseChange
 from tracker.wire.delaylake_pb2 import Result
 
 N = 200
@@ -42,7 +42,7 @@ def attempts(service: Service) -> list[int]:
 @pytest.mark.parametrize("rule", [rate(50, burst=10), rate(25, 5, "key"), CLOSED])
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_message_that_waits_for_its_place(rule: str, is_moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 20)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 20)
     service = Service(rule, shards=1)
     service.step(100, many(N, START + (60_000 if is_moved else 10_000)))
     service.run_until(START + 3_000)
@@ -61,7 +61,7 @@ def test_a_message_that_waits_for_its_place(rule: str, is_moved: bool, monkeypat
 
 
 def test_a_retry_that_waits_for_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.shaping.target.MOST_PLACES", 2)
+    monkeypatch.setattr("tracker.shaping.shaper.MOST_PLACES", 2)
     service = Service(rate(1, burst=1), shards=1)
     service.step(100, many(6, START + 5_000))
     service.run_out(6)

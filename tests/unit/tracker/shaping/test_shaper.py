@@ -17,11 +17,10 @@ from tests.support.fuzzing.examples import examples
 from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
-from tracker.backoff import Backoff
 from tracker.messages import concat, with_columns
 from tracker.shaping.rule import rule_of
 from tracker.sharding import shards_of
-from tracker.subscriptions import Subscriptions
+from tracker.subscriptions import Backoff, Subscriptions
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from streaming.release.feedback import Feedback
 from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC
 from tests.support.tracker.shaped_service import START, Service, many, rate
-from tracker.commands.message_state.rebuilt import Rebuilt
+from tracker.rebuilt import Rebuilt
 from tracker.sharding import shards_of
 from tracker.subscriptions import Subscriptions
 

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.tables import NOW, make
-from tracker.commands.schema import CANCEL_ROWS
+from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import statistics
 from warehouse.maintenance.maintain import maintain

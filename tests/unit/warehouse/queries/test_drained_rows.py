@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, messages
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
-from tracker.commands.schema import CANCEL_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, typed, with_columns
+from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import find_first_held
 from warehouse.queries.index_rows import cancels_to_index, to_index

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.support.warehouse.tables import DAY, HOUR, NOW, rows
-from tracker.commands.requests.repeats import ANSWERS, OTHER_BODY
-from tracker.commands.schema import OUTCOME_ROWS
+from tracker.commands.repeats import ANSWERS, OTHER_BODY
+from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_bodies, find_first_answers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from tests.support.tracker.messages import TOPIC
-from tracker.commands.schema import SubscriptionRule
+from tracker.schemas import SubscriptionRule
 from warehouse.routes.known_routes import KnownRoutes, RoutesError, as_routes, changes, known_routes
 
 OTHER = "persistent://public/default/other"

@@ -16,7 +16,7 @@ from status.troubles import NO_ROUTE, Troubles
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tracker.commands.control import Control
-from tracker.commands.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, typed
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit

@@ -21,8 +21,8 @@ from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.support.warehouse.tables import DAY, NOW, TOPIC, rows
 from tracker.commands.control import Control
-from tracker.commands.schema import SEQUENCE_BITS
 from tracker.messages import MESSAGES, typed
+from tracker.schemas import SEQUENCE_BITS
 from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables

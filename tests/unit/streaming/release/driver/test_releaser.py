@@ -11,7 +11,7 @@ import pytest
 from tests.support.service.fake_releaser import SENDING, Job, Tables
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
-from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
+from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import concat, with_columns
 from tracker.packing import pack

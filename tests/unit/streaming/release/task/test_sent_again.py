@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.position import START
 from broker.protocol.building import OutgoingEntry
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
@@ -20,9 +21,9 @@ from streaming.release.driver.releaser import Releaser
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import read_generations
 from streaming.release.sequence_ids import last_sequence_id
-from streaming.release.task import process_clients
+from streaming.release.task import process_clients, producers
 from streaming.release.task.sender import send_releases
-from tests.support.servers.fake_destinations import FakeBrokers, seen_in
+from tests.support.servers.fake_destinations import FakeBrokers
 from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
@@ -55,41 +56,6 @@ class Broker(FakeBrokers):
         if is_new and len(self.entries) == self.stolen_after:
             self.last[topic, name] = FORGED
         return is_new
-
-    def create_reader(self, topic: str, start: Any) -> Reader:
-        found = [Message(name, one.properties) for to, name, e in self.entries if to == topic for one in seen_in(e)]
-        return Reader(found)
-
-
-@dataclass
-class Message:
-    """What pulsar-client reads."""
-
-    producer: str
-    given: dict[str, str]
-
-    def producer_name(self) -> str:
-        return self.producer
-
-    def properties(self) -> dict[str, str]:
-        return self.given
-
-
-@dataclass
-class Reader:
-    messages: list[Message]
-
-    def seek(self, since: int) -> None:
-        pass
-
-    def has_message_available(self) -> bool:
-        return bool(self.messages)
-
-    def read_next(self, timeout_millis: int) -> Message:
-        return self.messages.pop(0)
-
-    def close(self) -> None:
-        pass
 
 
 class Job:
@@ -153,7 +119,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     broker = Broker()
     monkeypatch.setattr(process_clients, "brokers", lambda settings, number=0: broker)
     monkeypatch.setattr(process_clients, "new_brokers", lambda settings: broker)
-    monkeypatch.setattr(process_clients, "reading_client", lambda settings: broker)
+    monkeypatch.setattr(producers, "before_time", lambda *_: START)
     monkeypatch.setattr(process_clients, "forget_brokers", lambda number=None: None)
     return Job(tmp_path, broker)
 

@@ -27,7 +27,7 @@ from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.task.test_send_on_time import Topic, lines_to, now, run
 from tracker.packing import pack
-from tracker.shaping.bucket import Bucket
+from tracker.shaping.token_bucket import Bucket
 from tracker.sharding import ShardId
 from warehouse.routes.known_routes import known_routes
 

@@ -16,10 +16,9 @@ from streaming.release.task import process_clients
 from streaming.release.task.sender import send_releases
 from tests.support.servers.fake_destinations import FakeBrokers
 from tests.support.tracker.messages import TOPIC, messages, release_rows
-from tracker.commands.holding.giving_up import NOT_DELIVERED, NOT_TAKEN
+from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import Int64Array, with_columns
-from tracker.packing import pack, unpack
-from tracker.row_sizes import payload_sizes
+from tracker.packing import pack, payload_sizes, unpack
 
 N = 6
 NO_VALUE = [("region", None)]

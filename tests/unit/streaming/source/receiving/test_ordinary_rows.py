@@ -16,11 +16,11 @@ import streaming.source.receiving.chunk_builder
 from broker.position import Position, SourceTopic
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import SOURCE_POSITION, Envelope
+from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from streaming.source.receiving.unpacking import unpack
 from tests.support.fuzzing.examples import examples
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 
 SOURCE = SourceTopic("persistent://public/default/t-partition-3", "persistent://public/default/t", 3)
 NOW = 1_790_000_000_000

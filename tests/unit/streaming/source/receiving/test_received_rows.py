@@ -15,7 +15,7 @@ from broker.protocol.wire.pulsar_pb2 import ZLIB, MessageMetadata
 from streaming.source.receiving.details import NotKnownYetError
 from tests.support.servers.fake_pulsar import FakeConsumer, batch, one
 from tests.support.service.receiver_harness import Harness, rows_of
-from tracker.properties.schedule import MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from warehouse.message_schemas import MessageSchema
 
 

@@ -14,7 +14,7 @@ from tests.support.servers.fake_pulsar import FakeConsumer, one
 from tests.support.service.receiver_harness import TOPIC, Harness
 from tests.support.warehouse.schedule_tables import TOPIC as SCHEDULES_TOPIC
 from tests.support.warehouse.schedule_tables import ScheduleTables
-from tracker.properties.schedule import BadScheduleError
+from tracker.due_time import BadScheduleError
 
 MINUTE = {"repeat": "@every 1m"}
 

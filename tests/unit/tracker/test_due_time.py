@@ -1,0 +1,104 @@
+"""When a message is due."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.message_state.cancelled import CancelledMessages, Compression
+from tracker.sharding import shard_of
+from tracker.store import MemoryStore
+
+
+def test_times_are_read() -> None:
+    assert deliver_at({"deliverAt": "1234"}, 5, 9) == 1234
+    assert deliver_at({"deliverAfter": "1000"}, 5, 9) == 1005
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "1000"}, 5, 9) == 7
+    assert deliver_at({"deliverAt": "0"}, 5, 9) == 0
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "1e12", " 1", "١٢", "9" * 25, str(2**62), "0x10", "NaN"])
+def test_what_is_no_time_is_refused_in_one_line(text: str) -> None:
+    for name in ("deliverAt", "deliverAfter"):
+        with pytest.raises(BadScheduleError) as error:
+            deliver_at({name: text}, 5, 9)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({"deliverAt": "soon"}, "deliverAt is no whole number of milliseconds: 'soon'"),
+        ({"deliverAfter": ""}, "deliverAfter is no whole number of milliseconds: ''"),
+        ({"deliverAt": "x" * 99}, f"deliverAt is no whole number of milliseconds: '{'x' * 40}'"),
+        ({"deliverAfter": "-1"}, "deliverAfter is negative: -1"),
+        ({"deliverAt": str(MAX_TIME_MILLIS + 1)}, f"deliverAt {MAX_TIME_MILLIS + 1} is beyond the year 9999"),
+        ({"deliverAfter": str(MAX_TIME_MILLIS)}, f"deliverAt {MAX_TIME_MILLIS + 5} is beyond the year 9999"),
+        ({"deliverAt": "-1", "deliverAfter": "1"}, "deliverAt is negative: -1"),
+    ],
+)
+def test_the_reason_says_what_is_wrong(properties: dict[str, str], reason: str) -> None:
+    with pytest.raises(BadScheduleError) as error:
+        deliver_at(properties, 5, 9)
+    assert str(error.value) == reason
+
+
+def test_signs_zeros_and_the_last_moment_are_taken() -> None:
+    assert deliver_at({"deliverAt": "+12"}, 5, 9) == 12
+    assert deliver_at({"deliverAfter": "-0"}, 5, 9) == 5
+    assert deliver_at({"deliverAt": "0" * 10 + "12"}, 5, 9) == 12
+    assert deliver_at({"deliverAt": str(MAX_TIME_MILLIS)}, 5, 9) == MAX_TIME_MILLIS
+    assert deliver_at({"deliverAt": "7", "deliverAfter": "soon"}, 5, 9) == 7
+
+
+def test_a_message_without_a_time_is_due_at_once_whatever_its_producers_clock() -> None:
+    now = 1_000_000
+    assert deliver_at({"other": "1"}, now - 5, now) == now - 5
+    assert deliver_at({}, now + 3_600_000, now) == now
+    assert deliver_at({"deliverAfter": "10"}, now + 3_600_000, now) == now + 3_600_010
+
+
+def test_a_publish_time_beyond_the_last_moment_is_refused() -> None:
+    for properties in ({}, {"deliverAt": "7"}, {"deliverAfter": "1"}):
+        with pytest.raises(BadScheduleError, match=f"the publish time {MAX_TIME_MILLIS + 1} is beyond the year 9999"):
+            deliver_at(properties, MAX_TIME_MILLIS + 1, 9)
+
+
+def test_a_delay_beyond_the_longest_is_refused() -> None:
+    assert deliver_at({"deliverAt": "1100"}, 100, 104, 1000) == 1100
+    assert deliver_at({"deliverAfter": "1000"}, 100, 104, 1000) == 1100
+    with pytest.raises(BadScheduleError, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
+        deliver_at({"deliverAt": "1101"}, 100, 104, 1000)
+
+
+def test_shards_are_stable_and_even() -> None:
+    entries = np.arange(100_000)
+    shards = shard_of(np.full(100_000, 7), entries, 4)
+    assert shard_of(np.array([7]), np.array([4711]), 4)[0] == shards[4711]
+    assert np.bincount(shards).min() > 20_000
+    assert (shards == shard_of(np.full(100_000, 7), entries, 4)).all()
+
+
+@pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
+def test_what_is_cancelled_survives_any_compression(codec: str) -> None:
+    chance = np.random.default_rng(1)
+    entries = chance.choice(200_000, 20_000, replace=False)
+    ledgers = np.full(len(entries), 3)
+    store = MemoryStore()
+    cancelled = CancelledMessages(store, Compression(codec, 100))
+    cancelled.add_entries(1, ledgers, entries, entries * 0 + 1_000)
+    cancelled.add_messages(
+        1, ledgers[:2], np.array([300_000, 300_000]), np.array([0, 2]), np.array([3, 3]), entries[:2]
+    )
+    cancelled.save()
+    again = CancelledMessages(store, Compression("NONE"))
+    assert again.count == 20_002
+    assert again.n_bytes > 0
+    every = np.arange(200_000)
+    found = again.contains(1, np.full(200_000, 3), every, every * 0 - 1)
+    assert set(np.flatnonzero(found).tolist()) == set(entries.tolist())
+    of_batch = again.contains(1, np.full(3, 3), np.full(3, 300_000), np.arange(3))
+    assert of_batch.tolist() == [True, False, True]
+    again.drop_expired(10**9)
+    assert not again

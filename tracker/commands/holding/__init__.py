@@ -1,1 +1,0 @@
-"""Holding messages back, the pace at which they go out afterwards, and giving them up."""

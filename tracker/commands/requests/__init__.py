@@ -1,1 +1,0 @@
-"""Repeated commands, and commands that wait for their message."""

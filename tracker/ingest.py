@@ -1,0 +1,199 @@
+"""What comes in in a tick: which messages are new, which are rejected, and which messages the commands name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.commands.control import Control
+from tracker.commands.kinds import KINDS_WITH_PAYLOAD
+from tracker.commands.match import with_released
+from tracker.commands.retries import take_sent_back
+from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
+from tracker.keys.superseding import Superseding
+from tracker.message_state.moves import held
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    are_recurring,
+    concat,
+    empty_table,
+    has_keys,
+    int64,
+    is_among,
+    is_rejected,
+    of_entries,
+    where,
+    with_columns,
+)
+from tracker.schemas import COMMAND_ROWS, KNOWN, PAST
+from tracker.sharding import ShardId
+from tracker.subscriptions import Subscriptions
+from tracker.tick import TickInProgress, TickInput
+
+
+class Accepted(NamedTuple):
+    """The messages that came in in a tick, after the decisions about them."""
+
+    new: pa.Table  # as MESSAGES: those to be added to the tracker
+    logged: pa.Table  # as ENTRY_LOG_ROWS: all of them, and those that other shards have of this shard's entries
+    outcomes: pa.Table  # as OUTCOME_ROWS: of the commands that waited for them
+
+
+class NewMessages:
+    """Decides which of the messages that came in are new, and applies the commands that waited for them.
+
+    Args:
+        subscriptions: the subscriptions of each source topic.
+        tracker: knows the messages that were added before.
+        control: has the commands that wait.
+        keys: decides which message of a schedule key waits.
+    """
+
+    def __init__(
+        self, subscriptions: Subscriptions, tracker: DelayedDeliveryTracker, control: Control, keys: Superseding
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._tracker = tracker
+        self._control = control
+        self._keys = keys
+
+    def accept(self, step: TickInProgress) -> Accepted:
+        """Sorts a tick's messages; adds rejects, outcomes, and the commands of messages sent back, to the tick.
+
+        Args:
+            step: the tick. Its messages are not added to the tracker yet.
+        """
+        sent_back = take_sent_back(step.input.messages, self._subscriptions, step.tick.now)
+        messages = sent_back.messages
+        if sent_back.commands.num_rows:
+            # These commands came with their messages, so they precede the commands of the control topic.
+            step.commands = concat([sent_back.commands, step.commands], COMMAND_ROWS)
+        rejected = is_rejected(messages)
+        # After a rebuild, messages that are done with may come again.
+        is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
+        is_new = ~rejected & ~is_done
+        if sent_back.outcomes.num_rows:
+            is_first = is_new & ~self._tracker.knows(messages)
+            step.outcomes.append(where(sent_back.outcomes, is_first[sent_back.row]))
+        if has_keys(messages):
+            decided = self._keys.take(messages, is_new & ~self._tracker.knows(messages), step.moment)
+            messages, is_new = decided.messages, is_new & ~decided.dropped
+            step.outcomes.append(decided.outcomes)
+        new = where(messages, is_new)
+        self._control.count_unwanted(new)
+        done = where(messages, ~is_rejected(messages) & is_done)
+        self._tracker.keep_to_seal(where(done, ~are_recurring(done)))
+        outcomes = self._control.apply_waiting(messages, step.moment, new, step.input.elsewhere, done)
+        step.outcomes.append(outcomes)
+        step.n_taken = messages.num_rows
+        step.effects.rejects = where(messages, rejected)
+        logged = _with_rejects_past(rejected, messages).select(ENTRY_LOG_ROWS.names)
+        return Accepted(new, concat([logged, step.input.elsewhere], ENTRY_LOG_ROWS), outcomes)
+
+
+def _with_rejects_past(rejected: BoolArray, messages: pa.Table) -> pa.Table:
+    """Returns the messages with the rejected ones due at PAST: as if handed out, so that no command applies to them."""
+    if not rejected.any():
+        return messages
+    return with_columns(messages, deliver_at=pa.array(np.where(rejected, PAST, int64(messages, "deliver_at"))))
+
+
+_ENTRY = ["ledger_id", "entry_id"]
+
+
+class Named(NamedTuple):
+    """The messages of the entries that commands name."""
+
+    known: pa.Table  # as KNOWN
+    is_new: BoolArray  # (known,): the message came in only in this tick, and is not rejected
+
+
+class NamedMessages:
+    """Finds the messages that commands name.
+
+    Args:
+        tracker: has the delayed messages in state.
+        entries: has the messages that are not durable.
+        control: knows the times to which messages were moved.
+        shard_id: which shard this is.
+    """
+
+    def __init__(self, tracker: DelayedDeliveryTracker, entries: EntryLog, control: Control, shard_id: ShardId) -> None:
+        self._tracker = tracker
+        self._entries = entries
+        self._control = control
+        self._shard_id = shard_id
+
+    def find(self, commands: pa.Table, messages: pa.Table, durable: pa.Table, by_key: pa.Table) -> Named:
+        """Finds the messages of the entries that commands name. Call it before the entry log has this tick's messages.
+
+        Args:
+            commands: as COMMAND_ROWS.
+            messages: as ENTRY_LOG_ROWS: messages of this tick.
+            durable: as KNOWN: messages that the tables have.
+            by_key: as KNOWN: messages of earlier ticks that commands name by their schedule key.
+        """
+        if not commands.num_rows:
+            return Named(empty_table(KNOWN), np.zeros(0, np.bool_))
+        wanted = _entries_of(commands)
+        new, recent, durable = (
+            rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
+            for rows in (messages, self._entries.all(), self._with_released(durable))
+        )
+        # The entry log has all messages of an entry that is not durable yet, the delayed index perhaps some of them.
+        durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
+        known = pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN)
+        if by_key.num_rows:
+            is_there = is_among(by_key, known, [*_ENTRY, "batch_index"])
+            known = pa.concat_tables([known, where(by_key, ~is_there)])
+        is_new = np.zeros(known.num_rows, np.bool_)
+        is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
+        return Named(known, is_new)
+
+    def payload_rows(
+        self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table
+    ) -> tuple[pa.Table, pa.Table]:
+        """Returns the payload rows of the known messages that commands move or restore.
+
+        Args:
+            commands: as COMMAND_ROWS.
+            messages: as MESSAGES: new messages of this tick.
+            known: as `Named.known`.
+            sealed: as MESSAGES: rows of these messages that the delayed index has.
+
+        Returns:
+            two tables, as MESSAGES: all payload rows, and those of them in state that have not been handed out.
+        """
+        nothing = empty_table(MESSAGES)
+        if not commands.num_rows:
+            return nothing, nothing
+        kinds = pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD))
+        if not pc.any(kinds).as_py():
+            return nothing, nothing
+        wanted = _entries_of(commands.filter(kinds))
+        known = known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
+        times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
+        in_state = of_entries(self._tracker.find(times), wanted)
+        to_seal = of_entries(self._tracker.find_to_seal(), wanted)
+        return concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)]), in_state
+
+    def held(self, tick_input: TickInput) -> pa.Table:
+        """Returns all rows that are held back, sealed or in state, as MESSAGES."""
+        return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
+
+    def _with_released(self, durable: pa.Table) -> pa.Table:
+        """Completes the entries whose home is this shard: see `with_released`."""
+        if not has_keys(durable):
+            return with_released(durable)
+        is_home = self._shard_id.is_home(durable)
+        return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
+
+
+def _entries_of(commands: pa.Table) -> pa.Table:
+    """Returns the entries that commands name, each once."""
+    return commands.select(_ENTRY).group_by(_ENTRY).aggregate([])

@@ -1,0 +1,309 @@
+"""The last move of each message for each subscription, and the packed table that keeps them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tracker.buckets.index_bits import by_ledger
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.message_state.cancelled import codes, subscriptions_of
+from tracker.messages import BoolArray, Int64Array, int64, where
+from tracker.packing import pack_columns, unpack_columns
+from tracker.store import Store, get_present
+
+# Columns. CODE: entry and batch index (see `codes`), by which rows are sorted. SEQUENCE: of the move. TIME: the
+# deliver_at of the new row; its bits from ATTEMPT_BIT on are the row's attempt. UNTIL: when the last of the earlier
+# rows is past. Times are ms since the epoch.
+CODE, SEQUENCE, TIME, UNTIL = range(4)
+
+ATTEMPT_BIT = 48  # a time is below 2^48
+
+TIME_MASK = (1 << ATTEMPT_BIT) - 1
+
+_COLUMNS = 4
+
+_PARTS = "moved_parts"
+
+_ROWS = "moved_rows"
+
+_WHOLE = "moved"  # of earlier versions: all rows in one value
+
+# A part with more rows is split into parts of _SPLIT_ROWS. Smaller parts cost more store calls, larger ones more bytes
+# a call.
+_MOST_ROWS = 2_048
+
+_SPLIT_ROWS = 1_536
+
+_SUBSCRIPTION_BITS = 6  # a mask of subscriptions has 64 bits
+
+# Columns of the list of parts. _FIRST: a part has the codes from this on, up to the next part's. _NUMBER: in the store.
+# _LAST: when the last of its rows is past, ms since the epoch.
+_FIRST, _NUMBER, _LAST = range(3)
+
+
+class MovedTable:
+    """A sorted table of moves, in parts of one to two thousand rows. A call reads and writes only the parts it needs.
+
+    Args:
+        store: where the parts are kept.
+        ledger: the messages' ledger.
+        subscription: its number.
+    """
+
+    def __init__(self, store: Store, ledger: int, subscription: int) -> None:
+        self._store, self._ledger, self._subscription = store, ledger, subscription
+        data = store.get(_PARTS, (ledger, subscription)) or b""
+        self._parts = np.frombuffer(data, np.int64).reshape(-1, 3)
+        self._rows: dict[int, Int64Array] = {}
+        self._changed: set[int] = set()
+        self._has_whole = False
+        if not data and (whole := store.get(_WHOLE, (ledger, subscription))):
+            self._has_whole = True
+            self.put(np.frombuffer(whole, np.int64).reshape(-1, _COLUMNS))
+
+    @property
+    def last(self) -> int:
+        """When the last row is past, ms since the epoch."""
+        return int(self._parts[:, _LAST].max(initial=0))
+
+    def rows_near(self, codes: Int64Array) -> Int64Array:
+        """Returns all rows of the parts that may have some codes: int64, (n, 4), sorted by code."""
+        if not len(self._parts) or not len(codes):
+            return np.zeros((0, _COLUMNS), np.int64)
+        tables = [self._load(int(self._parts[part, _NUMBER])) for part in np.unique(self._parts_of(codes)).tolist()]
+        return tables[0] if len(tables) == 1 else np.concatenate(tables)
+
+    def put(self, rows: Int64Array) -> None:
+        """Adds moves of distinct messages. They replace earlier moves, whose rows are taken into account in UNTIL.
+
+        Args:
+            rows: int64, (n, 4), sorted by code.
+        """
+        if not len(self._parts):
+            self._parts = np.zeros((1, 3), np.int64)
+            self._rows[0] = rows[:0]
+        part_of = self._parts_of(rows[:, CODE])
+        # From the last part to the first, because splitting a part shifts the following ones.
+        for part in np.unique(part_of)[::-1].tolist():
+            number = int(self._parts[part, _NUMBER])
+            merged = _merged(self._load(number), rows[part_of == part])
+            step = len(merged) if len(merged) <= _MOST_ROWS else _SPLIT_ROWS
+            pieces = [merged[start : start + step] for start in range(0, len(merged), step)]
+            new = int(self._parts[:, _NUMBER].max()) + 1
+            numbers = [number, *range(new, new + len(pieces) - 1)]
+            firsts = [int(self._parts[part, _FIRST]), *(int(piece[0, CODE]) for piece in pieces[1:])]
+            of_pieces = np.array([*zip(firsts, numbers, map(_last, pieces), strict=True)], np.int64)
+            self._parts = np.concatenate([self._parts[:part], of_pieces, self._parts[part + 1 :]])
+            self._rows |= zip(numbers, pieces, strict=True)
+            self._changed |= set(numbers)
+
+    def save(self) -> bool:
+        """Writes the changes to the store; returns whether there were any."""
+        if not self._changed:
+            return False
+        for number in sorted(self._changed):
+            self._store.put(_ROWS, self._key(number), pack_columns(self._rows[number]))
+        self._changed.clear()
+        self._store.put(_PARTS, (self._ledger, self._subscription), self._parts.tobytes())
+        if self._has_whole:
+            self._store.remove(_WHOLE, (self._ledger, self._subscription))
+            self._has_whole = False
+        return True
+
+    def remove(self) -> None:
+        """Removes all rows from the store."""
+        for number in self._parts[:, _NUMBER].tolist():
+            self._store.remove(_ROWS, self._key(number))
+        for table in (_PARTS, _WHOLE) if self._has_whole else (_PARTS,):
+            self._store.remove(table, (self._ledger, self._subscription))
+
+    def _parts_of(self, codes: Int64Array) -> Int64Array:
+        """Returns the index of each code's part: int64, (n,)."""
+        return np.searchsorted(self._parts[:, _FIRST], codes, side="right") - 1
+
+    def _key(self, number: int) -> tuple[int, int]:
+        return self._ledger, number << _SUBSCRIPTION_BITS | self._subscription
+
+    def _load(self, number: int) -> Int64Array:
+        if number not in self._rows:
+            self._rows[number] = unpack_columns(get_present(self._store, _ROWS, self._key(number)), _COLUMNS)
+        return self._rows[number]
+
+
+def zero_where_held(times: Int64Array) -> Int64Array:
+    """Returns times, int64, (n,), with 0 instead of `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
+
+    A row that was held back or paused is never loaded again. So no move has to be remembered for it once a later row
+    counts.
+    """
+    return np.where(times > MAX_TIME_MILLIS, 0, times)
+
+
+def _merged(before: Int64Array, rows: Int64Array) -> Int64Array:
+    """Returns rows, int64, (n, 4), sorted by code, with new rows added; these replace rows with the same code."""
+    place = np.searchsorted(before[:, CODE], rows[:, CODE])
+    is_again = place < len(before)
+    is_again[is_again] = before[place[is_again], CODE] == rows[is_again, CODE]
+    merged, earlier = before.copy(), before[place[is_again]]
+    merged[place[is_again]] = rows[is_again]
+    past = np.maximum(earlier[:, UNTIL], zero_where_held(earlier[:, TIME] & TIME_MASK))
+    merged[place[is_again], UNTIL] = np.maximum(rows[is_again, UNTIL], past)
+    return merged if is_again.all() else np.insert(merged, place[~is_again], rows[~is_again], axis=0)
+
+
+def _last(rows: Int64Array) -> int:
+    """Returns the time at which the last of some rows is past, ms since the epoch; 0: there are no rows."""
+    return max(int((rows[:, TIME] & TIME_MASK).max(initial=0)), int(rows[:, UNTIL].max(initial=0)))
+
+
+# The deliver_at of a message that is held back, ms since the epoch: later than any with which a message can come in.
+HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
+
+# The deliver_at of the next occurrence of a recurring message that is paused, ms since the epoch.
+PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
+
+_DIRECTORY = "moved_ledgers"
+
+
+def held(rows: pa.Table) -> pa.Table:
+    """Returns the rows that are held back. Rows of paused schedules are not. Both tables are as MESSAGES."""
+    return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
+
+
+class Moved:
+    """The last move of each message, for each subscription: its sequence, and the time of the message's new row.
+
+    A moved message has several rows in the tracker: the one with which it came, and one for each move and subscription.
+    For a subscription, only the row of the last move is delivered. The moves of a ledger are dropped when the last of
+    these rows is past.
+
+    Args:
+        store: where the moves are kept, in a `MovedTable` for each ledger and subscription.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables: dict[tuple[int, int], MovedTable] = {}
+        data = store.get(_DIRECTORY, (0, 0)) or b""
+        self._saved = data
+        # By ledger: the subscriptions with moves, as bits; when the last of their rows is past, ms since the epoch.
+        self._ledgers: dict[int, list[int]] = {
+            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
+        }
+
+    def __bool__(self) -> bool:
+        """Whether anything has been moved."""
+        return bool(self._ledgers)
+
+    def find(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the last moves of messages for a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+
+        Returns:
+            three arrays, int64, (n,): the move's sequence; the time to which the message was moved; the time at which
+            its earlier rows are past; times in ms since the epoch. All are 0 where there is no move.
+        """
+        sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
+        if self._ledgers:
+            for ledger, rows in by_ledger(ledger_ids):
+                entry = self._ledgers.get(ledger)
+                if entry is None or not entry[0] >> subscription & 1:
+                    continue
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                table = self._table(ledger, subscription).rows_near(wanted)
+                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
+                is_there = table[at, CODE] == wanted
+                sequences[rows] = np.where(is_there, table[at, SEQUENCE], 0)
+                times[rows] = np.where(is_there, table[at, TIME] & TIME_MASK, 0)
+                until[rows] = np.where(is_there, table[at, UNTIL], 0)
+        return sequences, times, until
+
+    def attempts(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> Int64Array:
+        """Returns the retry number of each message's last move. The arguments are those of `find`.
+
+        Returns:
+            int64, (n,), from 1; 0: no move, or it is not that of a retry.
+        """
+        attempts = np.zeros(len(ledger_ids), np.int64)
+        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
+            entry = self._ledgers.get(ledger)
+            if entry is not None and entry[0] >> subscription & 1:
+                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                table = self._table(ledger, subscription).rows_near(wanted)
+                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
+                attempts[rows] = np.where(table[at, CODE] == wanted, table[at, TIME] >> ATTEMPT_BIT, 0)
+        return attempts
+
+    def are_retries(
+        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
+    ) -> BoolArray:
+        """Tells which messages were last moved by a retry. The arguments are those of `find`.
+
+        Returns:
+            bool, (n,).
+        """
+        return self.attempts(subscription, ledger_ids, entry_ids, batch_indexes) > 0
+
+    def put(
+        self,
+        subscription: int,
+        ledger_ids: Int64Array,
+        entry_ids: Int64Array,
+        batch_indexes: Int64Array,
+        sequences: Int64Array,
+        times: Int64Array,
+        until: Int64Array,
+        attempts: Int64Array,
+    ) -> None:
+        """Adds moves of distinct messages for a subscription.
+
+        Args:
+            subscription: its number.
+            ledger_ids: int64, (n,).
+            entry_ids: int64, (n,).
+            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            sequences: int64, (n,): of the moves.
+            times: int64, (n,), ms since the epoch: the times to which the messages are moved.
+            until: int64, (n,), ms since the epoch: when the earlier rows of the messages are past.
+            attempts: int64, (n,): the retry number of each new row; 0: no retry.
+        """
+        for ledger, rows in by_ledger(ledger_ids):
+            of = codes(entry_ids[rows], batch_indexes[rows])
+            stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
+            new = np.stack([of, sequences[rows], stored_times, zero_where_held(until[rows])], axis=1)
+            self._table(ledger, subscription).put(new[np.argsort(of)])
+            self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
+
+    def drop_expired(self, cutoff: int) -> None:
+        """Drops the ledgers whose rows are all past at the cutoff, ms since the epoch."""
+        self.save()
+        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
+            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
+                self._table(ledger, subscription).remove()
+                del self._tables[ledger, subscription]
+
+    def save(self) -> None:
+        """Writes the changes to the store."""
+        for ledger in {ledger for (ledger, _), table in self._tables.items() if table.save()}:
+            entry = self._ledgers[ledger]
+            entry[1] = max(self._table(ledger, s).last for s in subscriptions_of(entry[0]))
+        data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
+        if data != self._saved:
+            self._store.put(_DIRECTORY, (0, 0), data)
+            self._saved = data
+
+    def _table(self, ledger: int, subscription: int) -> MovedTable:
+        key = ledger, subscription
+        if key not in self._tables:
+            self._tables[key] = MovedTable(self._store, ledger, subscription)
+        return self._tables[key]

@@ -1,1 +1,0 @@
-"""Stages of a shard's tick that combine the tracker, the commands and the releases in flight."""
