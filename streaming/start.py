@@ -112,7 +112,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     Does nothing where the broker does not answer: then nothing can be read or sent, either.
 
     Raises:
-        NewClusterError: a source topic was made anew, in another cluster.
+        NewClusterError: a source topic was made again, in another cluster.
         CheckpointError: the outcome topic has outcomes of later ticks than the checkpoint.
     """
     newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset

@@ -39,11 +39,11 @@ class Job:
     sent_to: int = 0  # an earlier run may have sent the lane's releases up to this tick, this one, too; 0: it has not
     # (first, last) time at which shaped messages are due, ms since the epoch, by source topic and subscription number.
     shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
-    # Whether one task has to send all shards: some messages were held back, or come in the order of their keys.
+    # Whether one task has to send all shards: some messages were parked, or come in the order of their keys.
     is_in_order: bool = False
     # (first, last) time at which messages in order are due, ms since the epoch; by source topic and order key.
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
-    # Source topics with messages that can't be held back any more: what was to come after them does already.
+    # Source topics with messages that can't be parked any more: what was to come after them does already.
     passed: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
@@ -83,7 +83,7 @@ class OpenPart:
     done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived before, as `SendReport.done`
     # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
-    is_resumed: bool = False  # of an earlier run: some messages may have arrived, and be written down
+    is_resumed: bool = False  # of an earlier run: some messages may have arrived, and be recorded
     is_untouched: bool = False  # none of its messages was given to a producer, in any run
 
     @property
@@ -172,10 +172,10 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
 
 
 def _passed(rows: pa.Table) -> frozenset[str]:
-    """Returns the topics of occurrences, of retries, of messages with a schedule key, and of those held back before.
+    """Returns the topics of occurrences, of retries, of messages with a schedule key, and of those parked before.
 
     A schedule has its next occurrence, a retry may be followed by another, and a key may have its next message. What a
-    slow destination gets of what was held back for it would go back and forth.
+    slow destination gets of what was parked for it would go back and forth.
     """
     topics: set[str] = set()
     for name in ("occurrence", "attempt", "schedule_key", "was_due"):

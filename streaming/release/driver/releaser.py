@@ -172,7 +172,7 @@ class Releaser:
             bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too. A
                 large release comes in several parts, in order.
             unwritable: `Offset.unwritable` of the batch's offset.
-            drained: the slow targets to which the batch hands out messages that were held back: how many, and whether
+            drained: the slow targets to which the batch dispatches messages that were parked: how many, and whether
                 others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
             large_bytes: bytes of large payloads in the state's time slots after the batch.
