@@ -20,6 +20,7 @@ from warehouse.audit.accounts import run_audit
 from warehouse.backup.copying import back_up
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import COLUMNS, version_bytes
+from warehouse.named_queries import Sql, literal
 from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.routes.tenure import Tenures, changes, write_changes
@@ -146,7 +147,7 @@ def test_who_was_not_there_at_the_earlier_broker_gets_what_comes_from_the_other(
     renumber(tables, Renumbering(1), NOW)
     tenures = Tenures.of(made.warehouse)
     assert tenures.were_missed(those, TOPIC, "b").tolist() == [False, True, False, False]
-    condition = tenures.sql("r", "r.deliver_at", "r.topic", "'b'")
+    condition = tenures.sql("r", Sql("r.deliver_at"), Sql("r.topic"), literal("b"))
     by_sql = tables.sql(f"SELECT count(*) AS n FROM delayed_index AS r WHERE {condition.replace(str(NOW), str(2**60))}")
     assert by_sql["n"].to_pylist() == [3]
     [positions] = set(

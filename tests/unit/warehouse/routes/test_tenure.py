@@ -27,6 +27,7 @@ from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
+from warehouse.named_queries import Sql, literal
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
 from warehouse.routes.known_routes import KnownRoutes
@@ -325,7 +326,7 @@ def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
     history.tables.append("delayed_index", table, {})
     table = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'LATE'")
     for name in ("a", "b", "c"):
-        condition = tenures.sql("i", "i.deliver_at", "i.topic", f"'{name}'", "i.sequence")
+        condition = tenures.sql("i", Sql("i.deliver_at"), Sql("i.topic"), literal(name), Sql("i.sequence"))
         sql = f"SELECT {condition} AS missed FROM delayed_index AS i WHERE operation = 'LATE'"
         by_sql = history.tables.sql(sql)["missed"].to_pylist()
         assert tenures.were_missed(table, TOPIC, name).tolist() == by_sql
