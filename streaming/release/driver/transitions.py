@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeVar
 
+from conf.errors import DelayLakeError
+
 
 class ReleaseState(StrEnum):
     """Where a release is on its way from its lane to the tables."""
@@ -113,7 +115,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 
-class TransitionError(RuntimeError):
+class TransitionError(DelayLakeError):
     """An event that can't come in a state: the program is wrong, and the run ends before it sends or writes more."""
 
 
