@@ -17,7 +17,7 @@ from streaming.sinks.outcomes import OutcomePublisher
 from tracker.messages import concat, in_order
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
-from warehouse.routes.tenure import write_changes
+from warehouse.routes.membership import write_changes
 from warehouse.schemas import DELAYED_INDEX
 
 

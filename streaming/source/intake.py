@@ -35,7 +35,7 @@ from tracker.packing import LARGE_BYTES
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
-from warehouse.routes import tenure
+from warehouse.routes import membership
 
 _log = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ class Intake:
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
         # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
-        changed = tenure.changes(before, routes, handed_out, last.positions)
+        changed = membership.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
         changed = changed if last.run_id else last.changed | changed
         return {"routes": routes.to_json(), "reinstated": reinstated, "changed": changed}

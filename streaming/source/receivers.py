@@ -148,7 +148,7 @@ class Receivers:
                 details=None if is_control else MessageDetails(source, self._schemas),
                 recurring=None if is_control else self._recurring_of(source.topic),
                 on_received=self.arrived.set,
-                on_rows=self._watch.follow(source, after),
+                on_entries=self._watch.follow(source, after),
                 takes_replicated=is_control or self._settings.replicated == "all",
                 decryptor=self._decryptor,
                 on_passed=partial(self._watch.passed, source),

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
 from broker.clusters.new_cluster import never_had
-from broker.entries.continuity import Continuity, Gap, missing_ranges
+from broker.entries.continuity import Continuity, Gap, Part, missing_ranges
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
@@ -94,7 +94,7 @@ class SourceWatch:
             self._thread.join(timeout=_TIMEOUT_SECONDS)
         self._admin.close()
 
-    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table], None]:
+    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table, Sequence[Part]], None]:
         """Begins to look for gaps in a topic partition.
 
         Args:
@@ -102,7 +102,7 @@ class SourceWatch:
             after: the last entry of earlier runs; START: there is none.
 
         Returns:
-            a function to call with all rows that come in from the topic partition, as MESSAGES, in order.
+            a function to call with all entries that come in from the topic partition: see `Receiver`'s `on_entries`.
         """
         self._continuity[source.name] = Continuity(after)
         return functools.partial(self._came_in, source)
@@ -139,8 +139,8 @@ class SourceWatch:
         stats = self._admin.internal_stats(name)
         return stats is not None and never_had(stats, position)
 
-    def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
-        if gaps := self._continuity[source.name].gaps(rows):
+    def _came_in(self, source: SourceTopic, rows: pa.Table, parts: Sequence[Part]) -> None:
+        if gaps := self._continuity[source.name].gaps(rows, parts):
             self._add(source, gaps)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
@@ -305,7 +305,8 @@ class SourceWatch:
 
     def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
         """Whether the waiting entries are no messages, such as chunks of a message whose producer ended in between."""
-        last, name = receiver.last_received, receiver.source.name
+        name = receiver.source.name
+        last = max(receiver.last_received, self._continuity[name].last)
         if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
             return False
         entries = (self._admin.entry_metadata(name, *Position(last.ledger_id, n)) for n in _after(last, end))

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 
+import httpx
 import pulsar
 import pytest
 
@@ -81,6 +82,21 @@ def test_a_publish_time_that_lies_hides_no_other_message(broker: EmbeddedBroker,
     ids = [one.position for one in read_entries(brokers, topic)]
     firsts = [_first_not_durable(brokers, topic, {topic: after}) for after in (START, ids[2], ids[3])]
     assert firsts == [4_000, 6_000, None]
+
+
+def test_a_topic_that_is_unloaded_is_read_on(
+    broker: EmbeddedBroker, brokers: Brokers, pulsar_client: pulsar.Client, topic: str
+) -> None:
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+    for n in range(100):
+        producer.send(b"x" * 300_000, properties={"n": f"{n}"})
+    found = []
+    for one in read_messages(brokers, topic):
+        found.append(int(one.properties["n"]))
+        if len(found) == 5:
+            url = f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/unload"
+            httpx.put(url, timeout=60).raise_for_status()
+    assert found == list(range(100))
 
 
 def test_a_topic_is_read_from_a_time_or_an_entry_on_and_no_subscription_stays(
