@@ -25,7 +25,7 @@ from status.disk_room import DiskRoom, is_of_full_disk
 from status.troubles import DISK, FAILED, Troubles
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.last_routes import last_routes
+from streaming.checkpoint.prepared import last_routes
 from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recover, wait_for_broker
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog

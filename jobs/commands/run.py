@@ -251,7 +251,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
         RoutesError: the settings' routes don't fit the checkpoint.
     """
     from conf.settings import local_path
-    from streaming.checkpoint.last_routes import last_routes
+    from streaming.checkpoint.prepared import last_routes
     from warehouse.routes.known_routes import KnownRoutes, changes
     from warehouse.schedules.schedules_left_out import schedules_left_out
 
