@@ -31,7 +31,7 @@ from broker.clusters.new_cluster import check_topics
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
-from status.troubles import NO_BROKER, Troubles
+from status.alerts import NO_BROKER, Alerts
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
@@ -106,7 +106,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
 
 def recover(
-    settings: Settings, tables: Tables, checkpoint: Checkpoint, troubles: Troubles, stopping: threading.Event
+    settings: Settings, tables: Tables, checkpoint: Checkpoint, alerts: Alerts, stopping: threading.Event
 ) -> None:
     """Does steps 1 to 5 of a start.
 
@@ -114,7 +114,7 @@ def recover(
         settings: of the job.
         tables: of the warehouse.
         checkpoint: of the job, which holds its lock.
-        troubles: records that the broker does not answer.
+        alerts: records that the broker does not answer.
         stopping: ends waiting for the broker.
 
     Raises:
@@ -122,7 +122,7 @@ def recover(
         FencedError: another job has taken the warehouse over in the meantime.
     """
     begin(settings, tables, checkpoint)
-    wait_for_broker(settings, troubles, stopping)
+    wait_for_broker(settings, alerts, stopping)
     check_sent(settings, checkpoint)
 
 
@@ -159,8 +159,8 @@ class Restarts:
         return _RESTART_SECONDS * self.failures
 
 
-def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
-    """Waits until the broker answers, or `stopping` is set. Until it answers there is a trouble NO_BROKER.
+def wait_for_broker(settings: Settings, alerts: Alerts, stopping: threading.Event) -> None:
+    """Waits until the broker answers, or `stopping` is set. Until it answers there is an alert NO_BROKER.
 
     An error such as missing rights is an answer, too: whoever needs those rights reports it.
     """
@@ -172,12 +172,12 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
             try:
                 client.get_topic_partitions(settings.control.topic)
             except (pulsar.ConnectError, pulsar.NotConnected, pulsar.ServiceUnitNotReady, pulsar.Timeout) as error:
-                troubles.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
+                alerts.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
                 stopping.wait(_RETRY_SECONDS)
                 continue
             except pulsar.PulsarException as error:
                 _log.debug("asking the broker: %s", error)
-            troubles.end(NO_BROKER, url)
+            alerts.end(NO_BROKER, url)
             break
     finally:
         client.close()

@@ -21,7 +21,7 @@ from broker.protocol.entries import Envelope
 from broker.protocol.reading import read_entries
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tracker.properties import MessagePosition
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries

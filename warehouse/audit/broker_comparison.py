@@ -48,9 +48,9 @@ class ComparedTopic:
         partition: number of the partition; -1: the topic is not partitioned.
         entries: entries that the broker has stored.
         durable: of these, entries that the table `entries` has.
-        not_durable: entries after the durable ones, which are not read or not written down yet.
+        not_durable: entries after the durable ones, which are not read or not recorded yet.
         no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
-        not_seen: entries that were not taken in, although acknowledged or between durable ones.
+        not_seen: entries that were not ingested, although acknowledged or between durable ones.
         not_known: entries missing both in the tables and in the broker, or that the broker was not asked about; a gap
             that it was not asked about counts as one entry.
         trimmed: durable entries that the broker no longer has.
@@ -74,7 +74,7 @@ class Comparison:
     Attributes:
         problem: why they could not be compared; None: they were compared.
         topics: the topic partitions of the settings' routes.
-        not_seen: (topic, position) of each entry that was not taken in.
+        not_seen: (topic, position) of each entry that was not ingested.
     """
 
     problem: str | None = None

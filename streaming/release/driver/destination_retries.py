@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.release.driver.destinations import Destinations, Ended, Moment, Probe, Send, Wait
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.job import Job, OpenPart, PartsSent, Release
@@ -34,7 +34,7 @@ class DestinationRetries:
         parts: sends open parts.
         spark_jobs: tries whether a topic accepts a producer.
         threads: of the run.
-        troubles: records each unwritable or slow destination.
+        alerts: records each unwritable or slow destination.
         stopped: set when the job stops; then the threads end.
     """
 
@@ -46,7 +46,7 @@ class DestinationRetries:
         parts: PartSender,
         spark_jobs: SparkJobs,
         threads: RunThreads,
-        troubles: Troubles,
+        alerts: Alerts,
         stopped: threading.Event,
     ) -> None:
         self._lock = lock
@@ -55,10 +55,10 @@ class DestinationRetries:
         self._parts = parts
         self._spark_jobs = spark_jobs
         self._threads = threads
-        self._troubles = troubles
+        self._alerts = alerts
         self._stopped = stopped
         self._recorded: dict[str, Any] = {}  # as the feedback has it
-        self._alerts: dict[tuple[str, str], str] = {}  # as `troubles` has them
+        self._shown: dict[tuple[str, str], str] = {}  # as `alerts` has them
 
     def resume(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
         """Takes over the unwritable targets of the run before: see `Destinations.resume`."""
@@ -93,18 +93,18 @@ class DestinationRetries:
         self._publish()
 
     def _publish(self) -> None:
-        """Writes the feedback, and the troubles, where the destinations have changed."""
+        """Writes the feedback, and the alerts, where the destinations have changed."""
         with self._lock:
             if (recorded := self._destinations.recorded()) != self._recorded:
                 self._feedback.write()
                 self._recorded = recorded
-            alerts = self._destinations.alerts()
-            for (kind, topic), text in alerts.items():
-                if self._alerts.get((kind, topic)) != text:
-                    self._troubles.begin(kind, topic, text)
-            for kind, topic in self._alerts.keys() - alerts.keys():
-                self._troubles.end(kind, topic)
-            self._alerts = alerts
+            current = self._destinations.alerts()
+            for (kind, topic), text in current.items():
+                if self._shown.get((kind, topic)) != text:
+                    self._alerts.begin(kind, topic, text)
+            for kind, topic in self._shown.keys() - current.keys():
+                self._alerts.end(kind, topic)
+            self._shown = current
 
     def _look_after(self, target: Target) -> None:
         """Tries a destination again until it is writable, whatever fails meanwhile: nobody else would."""

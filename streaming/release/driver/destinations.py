@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from status.troubles import SLOW, UNWRITABLE
+from status.alerts import SLOW, UNWRITABLE
 from streaming.release.driver.drain import Drain
 from streaming.release.driver.job import Job, OpenPart, PartsSent, Release, is_parked, oldest
 from streaming.release.driver.releases import Releases
@@ -173,7 +173,7 @@ class Destinations:
         return found
 
     def alerts(self) -> dict[tuple[str, str], str]:
-        """Returns what an operator is to know, by kind of trouble and topic."""
+        """Returns what an operator is to know, by kind of alert and topic."""
         found = {}
         for one in self._destinations.values():
             if one.is_slow:

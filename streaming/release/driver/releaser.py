@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.release.driver.destination_retries import DestinationRetries
 from streaming.release.driver.destinations import Destinations, RetryRules
 from streaming.release.driver.feedback_writer import FeedbackWriter
@@ -62,7 +62,7 @@ class Releaser:
         feedback: the file that the source process reads.
         app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
         on_deliveries: called with the rows that were written to `deliveries`, in several threads.
-        troubles: records unwritable destinations and foreign producers.
+        alerts: records unwritable destinations and foreign producers.
         routes: of the last batch of the run before; None: there was none.
         folder: of this run, where tasks run on this machine, too; None: they run on other machines.
         release_folder: for the rows of large releases, as `ReleaseFiles` has it.
@@ -76,12 +76,12 @@ class Releaser:
         feedback: FeedbackFile,
         app_id: str,
         on_deliveries: Callable[[pa.Table], None],
-        troubles: Troubles | None = None,
+        alerts: Alerts | None = None,
         routes: KnownRoutes | None = None,
         folder: Path | None = None,
         release_folder: Path | None = None,
     ) -> None:
-        troubles = troubles or Troubles()
+        alerts = alerts or Alerts()
         routes = (routes or KnownRoutes({})).updated_to(settings)
         rules = RetryRules(
             retry_max_seconds=settings.release.retry_max_millis / 1000,
@@ -104,8 +104,8 @@ class Releaser:
             self._lock, feedback, self._lookahead, self._releases, self._destinations, self._stopped
         )
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
-        self._records = ReleaseRecords(tables, app_id, self._stopped, troubles)
-        names = ProducerNames(settings, troubles)
+        self._records = ReleaseRecords(tables, app_id, self._stopped, alerts)
+        names = ProducerNames(settings, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
         parts = PartSender(self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped)
@@ -116,7 +116,7 @@ class Releaser:
             parts=parts,
             spark_jobs=self._spark_jobs,
             threads=self._threads,
-            troubles=troubles,
+            alerts=alerts,
             stopped=self._stopped,
         )
         self._turns = Turns(self._lock, self._releases, self._destinations, self._stopped, folder)

@@ -28,9 +28,7 @@ class Spacing:
     def __init__(self, pace_file: str = "") -> None:
         self.pace_file = pace_file
         self._lock = threading.Lock()
-        self._until: dict[
-            ShapedTarget, int
-        ] = {}  # when the last message is sent of what was put off, ms since the epoch
+        self._until: dict[ShapedTarget, int] = {}  # the last time of what was put off, ms since the epoch
 
     def put_off(self, shaped: Mapping[ShapedTarget, tuple[int, int]], now: int) -> dict[ShapedTarget, int]:
         """Returns how much later than due a release's messages are to be sent, ms; targets on time are left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -140,3 +141,21 @@ def test_an_empty_topic_and_one_whose_entries_are_gone_have_none(
     assert list(read_entries(brokers, topic, last)) == []
     assert list(read_entries(brokers, topic, Position(1 << 40, 0))) == []
     assert time.monotonic() - begun < 30
+
+
+def test_all_that_attackers_send_is_read(broker: EmbeddedBroker, brokers: Brokers, topic: str) -> None:
+    """An entry may say that it has any number of messages, by which the broker counts what it may still send."""
+    raw = RawProducer(broker.settings.service_url, topic)
+    hostile = Sender(random.Random(7))
+    n = 3_000
+    for data, sequence_id, n_messages in itertools.islice(hostile.entries(), n):
+        raw.send(data, sequence_id, n_messages)
+    raw.flush()
+    taken = n - raw.refused
+    raw.close()
+    assert taken > n // 2
+    begun = time.monotonic()
+    found = [one.position for one in read_entries(brokers, topic)]
+    assert len(found) == len(set(found)) >= taken - n // 10, "but for markers, which the broker does not send"
+    assert found == sorted(found)
+    assert time.monotonic() - begun < 20

@@ -25,7 +25,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
+from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
@@ -71,7 +71,7 @@ class Watched:
     ) -> None:
         self.topic = topic
         self.why: str | None = None
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         warehouse = str(folder / "warehouse")
         self.settings = Settings(
             pulsar=broker.settings,
@@ -99,7 +99,7 @@ class Watched:
             receiver.stop()
             receiver._thread.join()
         self.watch.stop()
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
 
     def subscribe(self) -> EntryConsumer:

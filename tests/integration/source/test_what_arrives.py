@@ -19,7 +19,7 @@ import pytest
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tests.support.clients import java_client
 from tests.support.service.harness import Job, http, now, wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from status.troubles import SLOW, UNWRITABLE
+from status.alerts import SLOW, UNWRITABLE
 from streaming.release.driver import destinations as module
 from streaming.release.driver.destinations import Destinations, Ended, Moment, Probe, RetryRules, Send, Step, Wait
 from streaming.release.driver.job import Job, OpenPart, PartsSent

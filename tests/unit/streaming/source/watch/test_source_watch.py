@@ -18,7 +18,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from broker.pulsar_admin.topic_questions import Cursor
 from conf.settings import Settings
-from status.troubles import NOT_SEEN, STANDING, Troubles
+from status.alerts import NOT_SEEN, STANDING, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch import source_watch, undecided_gaps
 from streaming.source.watch.source_watch import SourceWatch
@@ -86,7 +86,7 @@ class FakeAdmin:
 class Watched:
     def __init__(self, folder: Path) -> None:
         self.receiver = FakeReceiver()
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         settings = Settings(warehouse=str(folder), checkpoint=str(folder / "checkpoint"))
         receivers = [cast("Receiver", self.receiver)]
         self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
@@ -345,7 +345,7 @@ def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tm
     first.take_over(1)
     source.join(1)
     Tables(str(tmp_path)).take_over(2)
-    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Troubles(), lambda: [], lambda: None, source)
+    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Alerts(), lambda: [], lambda: None, source)
     watch.start()
     watch.stop()
     with pytest.raises(FencedError):
