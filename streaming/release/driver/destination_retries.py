@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from streaming.release.driver.destinations import Destinations, Ended, Moment, P
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.job import Job, OpenPart, PartsSent, Release
 from streaming.release.driver.part_sender import PartSender
-from streaming.release.driver.run_threads import RunThreads
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import TransitionError
 from streaming.release.naming import Target
@@ -22,6 +21,27 @@ from streaming.release.naming import Target
 _log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 1.0  # until a destination is looked after again whose thread something has failed for
+
+
+class RunThreads:
+    """Starts threads. An exception in one becomes `failure`."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None  # the error that has ended a thread
+
+    def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread, which ends with the process."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
+                _log.exception("%s", name)
+                self.failure = f"{name}: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
 
 class DestinationRetries:

@@ -15,21 +15,19 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.alerts import Alerts
-from streaming.release.driver.destination_retries import DestinationRetries
+from streaming.release.driver.destination_retries import DestinationRetries, RunThreads
 from streaming.release.driver.destinations import Destinations, RetryRules
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.job import FinishedJob
-from streaming.release.driver.job_sender import JobSender
+from streaming.release.driver.job_sender import JobSender, Turns
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.part_sender import PartSender
 from streaming.release.driver.release_files import ReleaseFiles
 from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.releases import Releases
-from streaming.release.driver.run_threads import RunThreads
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import ReleaseEvent
-from streaming.release.driver.turns import Turns
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames

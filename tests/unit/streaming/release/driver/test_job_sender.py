@@ -11,9 +11,9 @@ import pytest
 
 from streaming.release.driver.destinations import Destinations, Moment, RetryRules
 from streaming.release.driver.job import FinishedJob, Job
+from streaming.release.driver.job_sender import Turns
 from streaming.release.driver.releases import Releases
 from streaming.release.driver.transitions import ReleaseEvent, ReleaseState
-from streaming.release.driver.turns import Turns
 from streaming.release.task.turn_file import RunEndedError, wait_for_turn
 from tests.support.tracker.messages import TOPIC
 from tracker.in_flight import IN_ORDER, PLANNED
