@@ -19,8 +19,8 @@ from deltalake.exceptions import TableNotFoundError
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import ControlSettings, Route, Settings
-from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.crash_recovery import check_broker, check_sent

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from recovery.rebuild.rebuild import rebuild
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
@@ -222,7 +222,7 @@ class Service:
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
-        with mock.patch("recovery.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
+        with mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
             rebuild(self.settings, self.tables, folder, now=self.now)
         prepared = PreparedState(folder)
         assert prepared.offset is not None

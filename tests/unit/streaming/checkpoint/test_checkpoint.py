@@ -12,8 +12,8 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from conf.settings import Settings
-from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
