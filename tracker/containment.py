@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from conf.errors import DelayLakeError, one_line
 from tracker.commands.kinds import ANSWER
-from tracker.message_state.operations import SequencesExhaustedError
+from tracker.context import SequencesExhaustedError
 from tracker.messages import MESSAGES, concat, int64, message_ids, position_texts, where, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, StateLostError, Store

@@ -91,7 +91,7 @@ class EntryLog:
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, ENTRY_LOG_ROWS)
 
-    def take(self, seal_epoch: int) -> pa.Table:
+    def take_durable(self, seal_epoch: int) -> pa.Table:
         """Removes the messages of a seal epoch and of earlier ones.
 
         Returns:

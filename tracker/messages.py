@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -215,9 +215,17 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
     )
 
 
-def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+class MessageIds(NamedTuple):
+    """The ids of n messages in columns, int64, (n,). Batch indexes of -1 and 0 are the same: the first of the entry."""
+
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+    batch_indexes: Int64Array
+
+
+def message_ids(rows: pa.Table) -> MessageIds:
     """Returns the columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
-    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+    return MessageIds(int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index"))
 
 
 def position_texts(rows: pa.Table) -> pa.Array:

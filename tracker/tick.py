@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from tracker.commands.repeats import FirstAnswers, no_answers
-from tracker.context import Moment
 from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
 from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import Release
@@ -126,7 +125,6 @@ class TickInProgress:
 
     tick: Tick
     input: TickInput
-    moment: Moment
     giving_up: GivingUp
     ends_seal_epoch: bool
     commands: pa.Table  # as COMMAND_ROWS: the input's and those of messages sent back, with schedule keys resolved

@@ -23,8 +23,8 @@ class DelayedDeliveryTracker:
     """Keeps messages until they are due: those due soon in time slots, the others in buckets.
 
     `add_messages` puts a new message into a time slot if it is due before `near_until`, else into the mutable bucket.
-    `seal` makes an immutable bucket of the mutable one, and the caller stores it. Rows of the bucket that are due
-    before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
+    `seal_bucket` makes an immutable bucket of the mutable one, and the caller stores it. Rows of the bucket that are
+    due before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
     them to `load_segment`. `get_scheduled_messages` removes the messages that are due.
 
     A recurring message is needed as long as it recurs, and a message that may be retried after its delivery. So the row
@@ -63,7 +63,7 @@ class DelayedDeliveryTracker:
         self.was_complete_until: int = meta.get("complete_until", self.load_horizon)
         self._saved = saved
 
-    def begin(self, large: LargeRows) -> None:
+    def begin_tick(self, large: LargeRows) -> None:
         """Begins a tick.
 
         Args:
@@ -239,7 +239,7 @@ class DelayedDeliveryTracker:
         is_kept = pc.or_(pc.is_in(rows["topic"], self._retried_topics), pc.is_valid(rows["occurrence"]))
         self._to_seal.add(rows.filter(pc.and_(is_kept, pc.is_null(rows["sequence"]))))
 
-    def seal(self, load_horizon: int, near_until: int) -> pa.Table:
+    def seal_bucket(self, load_horizon: int, near_until: int) -> pa.Table:
         """Makes an immutable bucket of the mutable one, and advances the load horizon.
 
         The caller then passes to `load_segment` the rows of earlier buckets that are due from the old load horizon

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,31 +13,54 @@ import pyarrow.compute as pc
 from tracker.commands.kinds import (
     ANSWER,
     CANCEL,
-    PAUSE_SCHEDULE,
     POSTPONE,
     REPEAT,
     RESCHEDULE,
-    RESTORE,
-    RESUME_SCHEDULE,
-    RETRY,
-    SCHEDULE_KINDS,
     SKIP,
     SKIP_NEXT,
 )
-from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
+from tracker.messages import MESSAGES, BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.schemas import KNOWN, PAST
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
-# Why a message can't be retried by its id.
-NOT_KEPT = "its payload is not kept: send the message back with the property retryOf"
 
-# Why a command for a schedule can't be applied to a message that does not recur.
-_NO_SCHEDULE = {
-    SKIP_NEXT: "the message does not recur: skip it",
-    PAUSE_SCHEDULE: "the message does not recur: reschedule it, or pause the subscription",
-    RESUME_SCHEDULE: "the message does not recur: resume the subscription",
-}
+class Named(NamedTuple):
+    """The known messages of the entries that commands name.
+
+    Attributes:
+        known: as KNOWN.
+        are_dispatched: bool, (known,): the message has been dispatched, assuming that it was not moved.
+        payload_rows: as MESSAGES: rows of the messages that commands move or restore.
+        in_state: as MESSAGES: those of the payload rows that have not been dispatched.
+    """
+
+    known: pa.Table
+    are_dispatched: BoolArray
+    payload_rows: pa.Table = MESSAGES.empty_table()
+    in_state: pa.Table = MESSAGES.empty_table()
+
+
+class Pairs(NamedTuple):
+    """Pairs of a command and a known message that it names.
+
+    Attributes:
+        commands: as COMMAND_ROWS.
+        command: int64, (pairs,): the index of the command.
+        named: the known messages.
+        row: int64, (pairs,): the index of the known message.
+    """
+
+    commands: pa.Table
+    command: Int64Array
+    named: Named
+    row: Int64Array
+
+    @property
+    def known(self) -> pa.Table:
+        """The known messages, as KNOWN."""
+        return self.named.known
+
 
 _ADD_UP = (POSTPONE, SKIP_NEXT)  # each command has an effect of its own on the same message
 
@@ -77,62 +100,6 @@ def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
             times.add(time)
             moved[ledger, entry] = of_entry, times
     return list(itertools.pairwise([*starts, commands.num_rows]))
-
-
-def results_of(
-    kind: str,
-    cancelled: BoolArray,
-    is_late: BoolArray,
-    has_payload: BoolArray,
-    recurs: BoolArray,
-    is_paused: BoolArray,
-) -> tuple[Int64Array, list[str]]:
-    """Returns the results of commands of one kind for n messages and one subscription.
-
-    Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, POSTPONE, RESTORE, RETRY or one of SCHEDULE_KINDS.
-        cancelled: bool, (n,): the message is cancelled.
-        is_late: bool, (n,): the message has been handed out.
-        has_payload: bool, (n,): the message has a payload row, so that it can be moved.
-        recurs: bool, (n,): the message is a recurring one, and has a payload row.
-        is_paused: bool, (n,): the message is a recurring one that is paused.
-
-    Returns:
-        numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
-    """
-    if kind == RESTORE:
-        cases = [
-            (~cancelled, Result.ALREADY_APPLIED, ""),
-            (is_late, Result.TOO_LATE, "its time is past"),
-            (~has_payload, Result.TOO_LATE, "not kept any more"),
-        ]
-    elif kind in (RESCHEDULE, POSTPONE, *SCHEDULE_KINDS):
-        cases = [
-            (cancelled, Result.INVALID, "cancelled: restore it first"),
-            (is_late, Result.TOO_LATE, "released"),
-            (~has_payload, Result.TOO_LATE, "not kept any more"),
-        ]
-        if kind in (RESCHEDULE, POSTPONE):
-            cases.insert(1, (is_paused, Result.INVALID, "paused: resume it first"))
-        else:
-            cases.insert(1, (has_payload & ~recurs, Result.INVALID, _NO_SCHEDULE[kind]))
-        if kind == PAUSE_SCHEDULE:
-            cases.insert(1, (is_paused, Result.ALREADY_APPLIED, ""))
-        elif kind == RESUME_SCHEDULE:
-            cases.append((~is_paused, Result.ALREADY_APPLIED, "it is not paused"))
-    elif kind == RETRY:
-        cases = [
-            (recurs, Result.INVALID, "a recurring message is not retried by its id: send the delivered one back"),
-            (~is_late & cancelled, Result.INVALID, "cancelled: restore it first"),
-            (~is_late, Result.ALREADY_APPLIED, "it waits"),
-            (~has_payload, Result.NOT_FOUND, NOT_KEPT),
-        ]
-    else:
-        cases = [(cancelled, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
-    conditions = [condition for condition, _, _ in cases]
-    result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
-    reason = np.select(conditions, [text for _, _, text in cases], "")
-    return result.astype(np.int64), reason.tolist()
 
 
 def payload_rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: pa.Array) -> Int64Array:
@@ -202,7 +169,7 @@ def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
 
 
-def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
+def match_messages(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
     """Pairs each command with all known messages of the entry that it names, in its topic and partition.
 
     Args:

@@ -167,7 +167,9 @@ class Repeats:
         repeats: BoolArray = is_repeat.to_numpy(zero_copy_only=False)
         return repeats
 
-    def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
+    def answer_again(
+        self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int
+    ) -> tuple[pa.Table, pa.Table]:
         """Answers repeats.
 
         Args:
@@ -180,11 +182,13 @@ class Repeats:
             two tables, as OUTCOME_ROWS: the first answers once more; and INVALID for commands whose body differs from
             that of the first command with their id.
         """
-        of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
-        own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
-        of_tick = of_tick.filter(own)
+        tick_outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
+        own = pc.is_in(tick_outcomes["request_id"], pc.unique(commands["request_id"]))
+        tick_outcomes = tick_outcomes.filter(own)
         published = _last(
-            pa.concat_tables([self._answers, of_tick.append_column("tick", pa.repeat(tick, of_tick.num_rows))])
+            pa.concat_tables(
+                [self._answers, tick_outcomes.append_column("tick", pa.repeat(tick, tick_outcomes.num_rows))]
+            )
         )
         bodies = list(zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True))
         is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)

@@ -15,7 +15,7 @@ from tracker.store import MemoryStore
 def test_an_entry_is_durable_as_one_row_however_many_messages_it_has() -> None:
     log = EntryLog(MemoryStore(), ShardId().is_home)
     log.add(batches([(1, 5, i, 3, 100 - i) for i in range(3)] + [(1, 6, -1, 1, 50)]), 1)
-    entries = log.take(1)
+    entries = log.take_durable(1)
     assert positions(entries) == [(1, 5), (1, 6)]
     assert entries["batch_size"].to_pylist() == [3, 1]
     assert entries.schema == EMPTY_ENTRIES.schema
@@ -26,7 +26,7 @@ def test_an_entry_says_when_its_first_and_last_messages_are_due() -> None:
     log.add(messages([(2, 0, 70), (1, 9, 80)]), 1)
     log.add(batches([(1, 5, i, 3, due) for i, due in enumerate((90, 100, 60))]), 1)
     log.add(batches([(1, 6, i, 2, 40) for i in range(2)]), 1)
-    entries = log.take(1)
+    entries = log.take_durable(1)
     assert positions(entries) == [(2, 0), (1, 9), (1, 5), (1, 6)]
     assert entries["first_due"].to_pylist() == [70, 80, 60, 40]
     assert entries["last_due"].to_pylist() == [None, None, 100, None]
@@ -35,7 +35,7 @@ def test_an_entry_says_when_its_first_and_last_messages_are_due() -> None:
 def test_of_entries_of_other_shards_only_the_home_one_says_it() -> None:
     log = EntryLog(MemoryStore(), lambda rows: pc.equal(rows["ledger_id"], 1).to_numpy(zero_copy_only=False))
     log.add(messages([(2, 0, 70), (1, 9, 80)]), 1)
-    assert log.take(1).select(["ledger_id", "first_due"]).to_pylist() == [{"ledger_id": 1, "first_due": 80}]
+    assert log.take_durable(1).select(["ledger_id", "first_due"]).to_pylist() == [{"ledger_id": 1, "first_due": 80}]
 
 
 def test_a_seal_epoch_takes_its_entries_and_those_before_once() -> None:
@@ -43,11 +43,11 @@ def test_a_seal_epoch_takes_its_entries_and_those_before_once() -> None:
     log = EntryLog(store, ShardId().is_home)
     for entry, seal_epoch in enumerate((3, 1, 2, 3, 1)):
         log.add(messages([(1, entry, 10)]), seal_epoch)
-    assert log.take(0).equals(EMPTY_ENTRIES)
-    assert positions(log.take(2)) == [(1, 1), (1, 4), (1, 2)]
-    assert log.take(2).equals(EMPTY_ENTRIES)
+    assert log.take_durable(0).equals(EMPTY_ENTRIES)
+    assert positions(log.take_durable(2)) == [(1, 1), (1, 4), (1, 2)]
+    assert log.take_durable(2).equals(EMPTY_ENTRIES)
     assert positions(log.all()) == [(1, 0), (1, 3)]
-    assert positions(log.take(9)) == [(1, 0), (1, 3)]
+    assert positions(log.take_durable(9)) == [(1, 0), (1, 3)]
     assert log.all().num_rows == 0
     assert not store.values
 
@@ -79,7 +79,7 @@ def test_another_goes_on_with_the_store() -> None:
     again.add(messages([(1, 2, 10)]), 4)
     again.save()
     last = EntryLog(store, ShardId().is_home)
-    assert positions(last.take(4)) == [(1, 1), (1, 2)]
+    assert positions(last.take_durable(4)) == [(1, 1), (1, 2)]
     last.save()
     assert EntryLog(store, ShardId().is_home).all().num_rows == 0
 
@@ -87,4 +87,4 @@ def test_another_goes_on_with_the_store() -> None:
 def test_first_indexes_may_be_unknown() -> None:
     log = EntryLog(MemoryStore(), ShardId().is_home)
     log.add(pa.concat_tables([messages([(1, 1, 10)], first_index=2**40), messages([(1, 2, 10)])]), 1)
-    assert log.take(1)["first_index"].to_pylist() == [2**40, None]
+    assert log.take_durable(1)["first_index"].to_pylist() == [2**40, None]

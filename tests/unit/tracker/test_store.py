@@ -35,8 +35,8 @@ def entries(store: MemoryStore) -> Callable[[], object]:
 
 def in_flight(store: MemoryStore) -> Callable[[], object]:
     kept = InFlight(store)
-    kept.add(Release(7, True, messages([(1, 1, 10)])))
-    return kept.all
+    kept.add_release(Release(7, True, messages([(1, 1, 10)])))
+    return kept.all_releases
 
 
 @pytest.mark.parametrize("keep", [slots, mutable, entries, in_flight])
