@@ -49,9 +49,9 @@ def entries_of(messages: pa.Table) -> pa.Table:
     starts = np.flatnonzero(is_new)
     group = np.empty(len(order), np.int64)
     group[order] = np.cumsum(is_new) - 1
-    of_entry = group[int64(messages, "batch_index") <= 0]
-    first = np.minimum.reduceat(due[order], starts)[of_entry]
-    last = np.maximum.reduceat(due[order], starts)[of_entry]
+    entry_groups = group[int64(messages, "batch_index") <= 0]
+    first = np.minimum.reduceat(due[order], starts)[entry_groups]
+    last = np.maximum.reduceat(due[order], starts)[entry_groups]
     entries = entries.append_column("first_due", pa.array(first))
     return entries.append_column("last_due", pa.array(last, mask=last == first))
 

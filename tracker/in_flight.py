@@ -1,4 +1,4 @@
-"""Releases that have been handed out and not yet confirmed."""
+"""Releases that have been dispatched and not yet confirmed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIST = "in_flight_list"
 
 @dataclass(frozen=True)
 class Release:
-    """Messages of one kind that one shard hands out in one tick, to be sent at their time.
+    """Messages of one kind that one shard dispatches in one tick, to be sent at their time.
 
     Attributes:
         tick: the tick's number.

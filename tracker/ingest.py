@@ -141,7 +141,7 @@ class NamedMessages:
         """
         if not commands.num_rows:
             return Named(empty_table(KNOWN), np.zeros(0, np.bool_))
-        wanted = _entries_of(commands)
+        wanted = _named_entries(commands)
         new, recent, durable = (
             rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
             for rows in (messages, self._entries.all(), self._with_released(durable))
@@ -170,7 +170,7 @@ class NamedMessages:
         kinds = pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD))
         if not pc.any(kinds).as_py():
             return named
-        wanted = _entries_of(commands.filter(kinds))
+        wanted = _named_entries(commands.filter(kinds))
         known = named.known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._state.times_moved_to(known)}
         in_state = of_entries(self._tracker.find(times), wanted)
@@ -190,6 +190,6 @@ class NamedMessages:
         return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
 
 
-def _entries_of(commands: pa.Table) -> pa.Table:
+def _named_entries(commands: pa.Table) -> pa.Table:
     """Returns the entries that commands name, each once."""
     return commands.select(_ENTRY).group_by(_ENTRY).aggregate([])

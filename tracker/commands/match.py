@@ -86,19 +86,19 @@ def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
         zip(*(commands[name].to_pylist() for name in names), strict=True)
     ):
         kind = "cancel or skip" if kind in (CANCEL, SKIP) else kind
-        of_entry, times = moved.get((ledger, entry), ({}, set()))
+        entry_times, times = moved.get((ledger, entry), ({}, set()))
         # An index of -1 means all messages of the entry.
-        is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
+        is_moved_elsewhere = any(entry_times.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
-        is_again = kind in _ADD_UP and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
+        is_again = kind in _ADD_UP and (index in entry_times or -1 in entry_times or (index < 0 and entry_times != {}))
         if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_again:
             starts.append(i)
-            group, moved, of_entry, times = kind, {}, {}, set()
+            group, moved, entry_times, times = kind, {}, {}, set()
         if kind in (RESCHEDULE, *_ADD_UP):
-            of_entry[index] = time
+            entry_times[index] = time
             times.add(time)
-            moved[ledger, entry] = of_entry, times
+            moved[ledger, entry] = entry_times, times
     return list(itertools.pairwise([*starts, commands.num_rows]))
 
 
@@ -117,22 +117,22 @@ def payload_rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, 
     """
     if not payload_rows.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
-    there: dict[tuple[int, int, int], int] = {}
+    rows_by_position: dict[tuple[int, int, int], int] = {}
     if not has_occurrences(payload_rows):
         for i, position in enumerate(_keys(payload_rows)):
-            there.setdefault(position, i)
-        return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+            rows_by_position.setdefault(position, i)
+        return np.array([rows_by_position.get(position, -1) for position in _keys(known)], dtype=np.int64)
     # A recurring message has rows of several occurrences: that of the last move is the next one. After a rebuild, rows
     # of several subscriptions may share a sequence.
-    of_move: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
+    move_rows: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
     columns = (payload_rows[name].to_pylist() for name in ("sequence", "subscription", "occurrence"))
     for i, (position, sequence, name, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
         if number is None:
-            there.setdefault(position, i)
+            rows_by_position.setdefault(position, i)
         else:
-            of_move.setdefault((position, sequence or 0, name if sequence else None), i)
+            move_rows.setdefault((position, sequence or 0, name if sequence else None), i)
     found = [
-        of_move.get((position, sequence, name if sequence else None), there.get(position, -1))
+        move_rows.get((position, sequence, name if sequence else None), rows_by_position.get(position, -1))
         for position, sequence, name in zip(_keys(known), moves.tolist(), names.to_pylist(), strict=True)
     ]
     return np.array(found, dtype=np.int64)
@@ -149,17 +149,17 @@ def last_payload_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array
     Returns:
         int64, (n,): the index of a payload row; -1: there is none.
     """
-    there: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
+    last_rows: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
     columns = zip(
         *(payload_rows[c].to_pylist() for c in ("subscription", "attempt", "sequence", "reason")), strict=True
     )
     for i, (position, (name, attempt, sequence, reason)) in enumerate(zip(_keys(payload_rows), columns, strict=True)):
         if reason is None:
             place = (attempt or 0, sequence or 0, i)
-            there[position, name] = max(place, there.get((position, name), place))
+            last_rows[position, name] = max(place, last_rows.get((position, name), place))
     nowhere = (0, 0, -1)
-    of_rows = zip(_keys(rows), names.to_pylist(), strict=True)
-    found = [max(there.get((at, None), nowhere), there.get((at, name), nowhere))[2] for at, name in of_rows]
+    row_keys = zip(_keys(rows), names.to_pylist(), strict=True)
+    found = [max(last_rows.get((at, None), nowhere), last_rows.get((at, name), nowhere))[2] for at, name in row_keys]
     return np.array(found, dtype=np.int64)
 
 
@@ -251,10 +251,10 @@ def each_subscription(
             strict=True,
         )
     ):
-        of_command: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
-        of_command = of_command + [ALSO_LATER] * bool(also_later) or [own]
-        index += [i] * len(of_command)
-        names += of_command
+        command_names: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
+        command_names = command_names + [ALSO_LATER] * bool(also_later) or [own]
+        index += [i] * len(command_names)
+        names += command_names
     return np.array(index, dtype=np.int64), names
 
 
@@ -277,7 +277,7 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
 
 
 def with_released(known: pa.Table) -> pa.Table:
-    """Adds the missing messages of known entries: those that are in no bucket, because they were handed out.
+    """Adds the missing messages of known entries: those that are in no bucket, because they were dispatched.
 
     Args:
         known: as KNOWN: durable messages. A row with batch_index -1 and a batch_size above 1 stands for an entry that
@@ -293,12 +293,12 @@ def with_released(known: pa.Table) -> pa.Table:
     if not missing.num_rows:
         return known
     parts = known.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
-    there: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    rows_by_position: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in parts.to_pylist():
-        there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
+        rows_by_position.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
     rest = [
         {**rows[0], "batch_index": index, "deliver_at": PAST, "schedule_key": None}
-        for rows in there.values()
+        for rows in rows_by_position.values()
         for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
     ]
     is_stand_in = (int64(known, "batch_index") < 0) & (int64(known, "batch_size") > 1)

@@ -155,7 +155,7 @@ class CurrentOccurrences:
         recurrences: the rules of the messages.
         numbers: int64, (rows,): numbers of the occurrences.
         since: int64, (rows,): the next occurrences are later than this.
-        was_due: int64, (rows,): when the occurrences were due before they were held back or shaped.
+        was_due: int64, (rows,): when the occurrences were due before they were parked or shaped.
         by_rule: int64, (rows,): when the occurrences are due by the rule.
         is_paused: bool, (rows,): the message is paused.
     """
@@ -262,7 +262,7 @@ class FailedSchedules:
 # An occurrence that is later than this, ms, was missed: with the misfire policy `skip` it is not delivered.
 MISFIRE_GRACE_MILLIS = 60_000
 
-# The most following occurrences, of all messages, that a shard hands out in a tick; the others come in the next tick.
+# The most following occurrences, of all messages, that a shard dispatches in a tick; the others come in the next tick.
 MOST_AT_ONCE = 5_000
 
 
@@ -598,5 +598,5 @@ def _each_subscription(rows: pa.Table, masks: Int64Array) -> tuple[Int64Array, I
         [1 << b for b in range(mask.bit_length()) if mask >> b & 1] if repeats and mask > 0 else [mask]
         for mask, repeats in zip(masks.tolist(), recurs.tolist(), strict=True)
     ]
-    index = np.repeat(np.arange(len(bits)), [len(of_row) for of_row in bits])
-    return index, np.array([bit for of_row in bits for bit in of_row], np.int64)
+    index = np.repeat(np.arange(len(bits)), [len(row_bits) for row_bits in bits])
+    return index, np.array([bit for row_bits in bits for bit in row_bits], np.int64)

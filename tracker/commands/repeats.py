@@ -73,8 +73,8 @@ class RequestLog:
             known = np.frombuffer(self._store.get(_TABLE, (number, 0)) or b"", np.int64)
             is_found = wanted[np.minimum(np.searchsorted(wanted, known), len(wanted) - 1)] == known
             if is_found.any():
-                of_chunk = np.frombuffer(self._bodies(number, n), np.int64)
-                for found, body in zip(known[is_found].tolist(), of_chunk[is_found].tolist(), strict=True):
+                chunk_bodies = np.frombuffer(self._bodies(number, n), np.int64)
+                for found, body in zip(known[is_found].tolist(), chunk_bodies[is_found].tolist(), strict=True):
                     bodies.setdefault(found, set()).add(body)
         return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
@@ -91,14 +91,14 @@ class RequestLog:
         if self._chunks:
             number, before, last, *begun = self._chunks[-1]
             first = begun[0] if begun else last
-        data = of_before = b""
+        data = bodies_before = b""
         if before < _CHUNK_REQUESTS and now - first < _CHUNK_MILLIS:
-            data, of_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
+            data, bodies_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
             self._chunks.pop()
         else:
             number, before, first = number + 1, 0, now
         self._store.put(_TABLE, (number, 0), data + _hashes(bodies).tobytes())
-        self._store.put(_BODIES, (number, 0), of_before + np.array(list(bodies.values()), np.int64).tobytes())
+        self._store.put(_BODIES, (number, 0), bodies_before + np.array(list(bodies.values()), np.int64).tobytes())
         self._chunks.append([number, before + len(bodies), now, first])
         total = sum(chunk[1] for chunk in self._chunks)
         while total - self._chunks[0][1] >= KEPT_REQUESTS or self._chunks[0][2] < now - KEPT_MILLIS:

@@ -112,9 +112,9 @@ class WaitingCommands:
             return empty_table(WAITING)
         ledgers = int64(messages, "ledger_id")
         taken = []
-        for place, of_place in by_ledger(ledgers // _LEDGERS_TOGETHER):
+        for place, place_rows in by_ledger(ledgers // _LEDGERS_TOGETHER):
             if place in self._stored:
-                entries = messages.select(_ENTRY).take(pa.array(of_place))
+                entries = messages.select(_ENTRY).take(pa.array(place_rows))
                 taken.append(self._take_where(place, partial(is_among, others=entries, keys=_ENTRY)))
         found = concat(taken, WAITING)
         return found.take(pa.array(np.argsort(int64(found, "ledger_id"), kind="stable")))
@@ -157,8 +157,8 @@ class WaitingCommands:
         self._add(rows)
 
     def _add(self, rows: pa.Table) -> None:
-        for place, of_place in by_ledger(int64(rows, "ledger_id") // _LEDGERS_TOGETHER):
-            self._put(place, concat([self._get(place), rows.take(pa.array(of_place))], WAITING))
+        for place, place_rows in by_ledger(int64(rows, "ledger_id") // _LEDGERS_TOGETHER):
+            self._put(place, concat([self._get(place), rows.take(pa.array(place_rows))], WAITING))
 
     def _take_where(self, place: int, is_taken: Callable[[pa.Table], BoolArray]) -> pa.Table:
         rows = self._get(place)

@@ -149,7 +149,7 @@ class TakenOver:
     """Remembers, for messages that superseded another one of their key before a rebuild, when the key began.
 
     Such a message comes in again after the rebuild, but the superseded one does not wait any more. Without this the key
-    would begin anew with the message, and `debounceMax` would count from it.
+    would begin again with the message, and `debounceMax` would count from it.
 
     Args:
         store: where they are kept.
@@ -171,7 +171,7 @@ class TakenOver:
             positions: the position of each message.
 
         Returns:
-            by position: publish time of the first message since the key began anew, ms since the epoch.
+            by position: publish time of the first message since the key began again, ms since the epoch.
         """
         if not len(self._rows):
             return {}

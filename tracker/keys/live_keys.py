@@ -49,7 +49,7 @@ class LastMessage(NamedTuple):
     batch_index: int
     batch_size: int
     deliver_at: int  # the time with which it came, also if it was moved since
-    since: int  # publish time of the first message since the key began anew
+    since: int  # publish time of the first message since the key began again
 
     @property
     def position(self) -> MessagePosition:
@@ -407,8 +407,8 @@ class LiveKeys:
         if chosen:
             past, rests = judge(pa.concat_tables([bucket.hot.positions() for _, bucket in chosen]))
             ends = np.cumsum([len(bucket.hot) for _, bucket in chosen])[:-1]
-            for (number, bucket), *of_bucket in zip(chosen, np.split(past, ends), np.split(rests, ends), strict=True):
-                self._sweep_bucket(number, bucket, *of_bucket)
+            for (number, bucket), *masks in zip(chosen, np.split(past, ends), np.split(rests, ends), strict=True):
+                self._sweep_bucket(number, bucket, *masks)
         if not len(self):
             self._reset()
 

@@ -93,8 +93,8 @@ class MovedTable:
             new = int(self._parts[:, _NUMBER].max()) + 1
             numbers = [number, *range(new, new + len(pieces) - 1)]
             firsts = [int(self._parts[part, _FIRST]), *(int(piece[0, CODE]) for piece in pieces[1:])]
-            of_pieces = np.array([*zip(firsts, numbers, map(_last, pieces), strict=True)], np.int64)
-            self._parts = np.concatenate([self._parts[:part], of_pieces, self._parts[part + 1 :]])
+            new_parts = np.array([*zip(firsts, numbers, map(_last, pieces), strict=True)], np.int64)
+            self._parts = np.concatenate([self._parts[:part], new_parts, self._parts[part + 1 :]])
             self._rows |= zip(numbers, pieces, strict=True)
             self._changed |= set(numbers)
 
@@ -134,7 +134,7 @@ class MovedTable:
 def zero_where_held(times: Int64Array) -> Int64Array:
     """Returns times, int64, (n,), with 0 instead of `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
 
-    A row that was held back or paused is never loaded again. So no move has to be remembered for it once a later row
+    A row that was parked or paused is never loaded again. So no move has to be remembered for it once a later row
     counts.
     """
     return np.where(times > MAX_TIME_MILLIS, 0, times)
@@ -157,7 +157,7 @@ def _last(rows: Int64Array) -> int:
     return max(int((rows[:, TIME] & TIME_MASK).max(initial=0)), int(rows[:, UNTIL].max(initial=0)))
 
 
-# The deliver_at of a message that is held back, ms since the epoch: later than any with which a message can come in.
+# The deliver_at of a message that is parked, ms since the epoch: later than any with which a message can come in.
 HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 
 # The deliver_at of the next occurrence of a recurring message that is paused, ms since the epoch.
@@ -167,7 +167,7 @@ _DIRECTORY = "moved_ledgers"
 
 
 def held(rows: pa.Table) -> pa.Table:
-    """Returns the rows that are held back. Rows of paused schedules are not. Both tables are as MESSAGES."""
+    """Returns the rows that are parked. Rows of paused schedules are not. Both tables are as MESSAGES."""
     return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
 
 

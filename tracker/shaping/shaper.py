@@ -30,7 +30,7 @@ from tracker.messages import (
 )
 from tracker.schemas import SEQUENCE_BITS
 from tracker.shaping.rule import ShapingRule
-from tracker.shaping.token_bucket import Bucket, FloatArray, OpenTime, own_ranks
+from tracker.shaping.token_bucket import FloatArray, OpenTime, TokenBucket, own_ranks
 from tracker.subscriptions import by_topic, dead_letters_in
 
 # A message may be this late, ms, before places are postponed; or half the time in which the burst is saved up, if that
@@ -266,7 +266,7 @@ class ShapedSubscription:
         """
         if self._rule.rate is None:
             return times
-        bucket, state = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id), self.state
+        bucket, state = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id), self.state
         if keys is None:
             names, numbers = [_NO_KEY], np.zeros(len(times), np.int64)
         else:
@@ -286,7 +286,7 @@ class ShapedSubscription:
         if self._rule.rate is None:
             return MOST_PLACES
         before = self.state.next_times.get(_NO_KEY, self.state.floor)
-        bucket = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id)
+        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
         places, _ = bucket.places(times, float(opened.to_open(np.array([before]))[0]))
         return int((opened.to_real(places) <= self._context.cutoff).sum())
 
@@ -295,10 +295,10 @@ class ShapedSubscription:
         places = int64(rows, "deliver_at").astype(np.float64)
         if not self.state.postponements:
             return places
-        of_tick = _ticks(rows)
+        ticks_given = _ticks(rows)
         by = np.zeros(len(places))
         for tick, millis in self.state.postponements:
-            by += np.where(of_tick < tick, millis, 0.0)
+            by += np.where(ticks_given < tick, millis, 0.0)
         is_later = by > 0
         places[is_later] = opened.to_real(opened.to_open(places[is_later]) + by[is_later])
         return places
@@ -307,7 +307,7 @@ class ShapedSubscription:
         """Returns a token bucket's state after a last place, without saved burst; both ms since the epoch."""
         if self._rule.rate is None:
             return float(last)
-        bucket = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id)
+        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
         opened = OpenTime(self._rule.windows, last)
         after = opened.to_open(np.array([float(last)])) + max(1, bucket.burst) * bucket.interval
         return float(opened.to_real(after)[0])
