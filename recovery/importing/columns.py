@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.errors import one_line
 from recovery.importing.importer import ImportFailedError
 from tracker.messages import BoolArray
 
@@ -46,6 +47,8 @@ def check_columns(schema: pa.Schema) -> None:
         kind = schema.field(name).type
         if name in _TIMES and any(is_one(kind) for is_one in _NO_TIMES):
             raise ImportFailedError(f"{name} is of the type {kind}, no time: give ms since the epoch, or a timestamp")
+        if name not in _TIMES and pa.types.is_timestamp(kind):
+            raise ImportFailedError(f"{name} is of the type {kind}: give it as {COLUMNS[name]}")
     if "deliver_at" not in schema.names:
         raise ImportFailedError("no column deliver_at")
 
@@ -56,9 +59,15 @@ def own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
     Text may have bytes that are no UTF-8. Times between two ms are the later ms for `deliver_at`, else the earlier one.
 
     Raises:
-        pa.ArrowException: a value can't be cast.
+        ImportFailedError: a value can't be cast.
     """
-    return {name: _cast(rows[name], name, kind) for name, kind in COLUMNS.items() if name in rows.column_names}
+    own = {}
+    for name in COLUMNS.keys() & set(rows.column_names):
+        try:
+            own[name] = _cast(rows[name], name, COLUMNS[name])
+        except pa.ArrowException as error:
+            raise ImportFailedError(f"{name}, of the type {rows[name].type}: {one_line(error)}") from error
+    return own
 
 
 def are_seconds(column: pa.ChunkedArray) -> BoolArray:
@@ -78,7 +87,7 @@ def _cast(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> pa.ChunkedAr
     if pa.types.is_timestamp(column.type):
         return _millis(column, is_rounded_up=name == "deliver_at")
     # Whether bytes are text is checked row by row, with the reasons.
-    return pc.cast(column, kind, safe=not pa.types.is_string(kind))
+    return pc.cast(column, kind, safe=not (pa.types.is_string(kind) or pa.types.is_map(kind)))
 
 
 def _millis(column: pa.ChunkedArray, is_rounded_up: bool) -> pa.ChunkedArray:

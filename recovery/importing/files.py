@@ -19,6 +19,7 @@ from recovery.importing.columns import COLUMNS, IN_SECONDS, are_seconds, check_c
 from recovery.importing.importer import Importer, ImportFailedError, sendable
 from recovery.importing.meaning import with_meaning
 from streaming.release.outgoing import FIELD_BYTES
+from streaming.source.receiving.chunk_builder import MAX_PRODUCER_NAME_BYTES
 from tracker.due_time import MAX_TIME_MILLIS, TOO_FAR
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
 
@@ -36,6 +37,8 @@ def check_files(files: Iterable[Path]) -> None:
         ImportFailedError: a file can't be read, or has other columns.
     """
     for path in files:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # to read a pipe would wait for ever
+            raise ImportFailedError(f"{path}: it is no regular file")
         with _errors_of(path):
             schema = pq.read_schema(path)
             check_columns(schema)
@@ -92,6 +95,9 @@ def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0)
     """Returns rows as MESSAGES of a ledger, with entry ids from `first` on; rejected ones have a `reason`."""
     n, now = rows.num_rows, time.time_ns() // 1_000_000
     own = own_columns(rows)
+    if "producer_name" in own:
+        is_long = pc.greater(pc.binary_length(own["producer_name"]), MAX_PRODUCER_NAME_BYTES)
+        own["producer_name"] = pc.if_else(is_long, None, own["producer_name"])
     due = pc.fill_null(own["deliver_at"], now)
     reasons = _reasons(importer, due, own, now)
     columns = {

@@ -33,6 +33,8 @@ from warehouse.schemas import DELIVERIES, MOVED_AT
 _log = logging.getLogger(__name__)
 
 _MESSAGES_AT_ONCE = 20_000
+_MOST_NOT_DURABLE = 1_000_000  # entries of a topic: more than what comes in before it is durable
+_NEVER = 1 << 64  # later than any publish time
 
 _MEANS = "what was sent there and not written down may come twice"
 
@@ -150,16 +152,20 @@ def _may_be_there(admin: AdminClient, topic: str) -> bool:
 
 
 def _first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Position]) -> int | None:
-    """Returns the publish time of the first message that comes again from a source topic, ms; None: none comes."""
-    times = []
-    for name in brokers.partition_names(topic):
+    """Returns the least publish time of the messages that come again from a source topic, ms; None: none comes.
+
+    A producer may say any time. So all entries are looked at that may have come in since the last durable ones: who
+    lies does so for its own messages.
+    """
+    first = _NEVER
+    partitions = brokers.partition_names(topic)
+    for name in partitions:
         entries = read_entries(brokers, name, durable.get(name, START))
-        for entry in entries:
+        for entry in islice(entries, _MOST_NOT_DURABLE // len(partitions) + 1):
             if not isinstance(entry.envelope, EntryError):  # what can't be read was sent nowhere
-                times.append(entry.envelope.metadata.publish_time)
-                break
+                first = min(first, entry.envelope.metadata.publish_time)
         entries.close()
-    return min(times, default=None)
+    return first if first < _NEVER else None
 
 
 def _deliveries(messages: Iterable[ReadMessage], topic: str, subscription: str) -> pa.Table:

@@ -37,7 +37,7 @@ _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and
 _MAX_EVENT_TIME = 2**63 - 1
 MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
 _TOO_MANY = "bytes are too many to be delivered with their delaylake properties"
-_MAX_NAME_BYTES = 256  # of a producer; each of its messages has it
+MAX_PRODUCER_NAME_BYTES = 256  # of a producer; each of its messages has it
 _ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
 
 _NO_METADATA = MessageMetadata()
@@ -246,7 +246,7 @@ class ChunkBuilder:
         metadata = received.metadata or _NO_METADATA
         reason, version = None, metadata.schema_version[: 2 * VERSION_BYTES]  # a longer one is none
         producer, is_named = None, True
-        if len(metadata.producer_name) <= _MAX_NAME_BYTES:
+        if len(metadata.producer_name) <= MAX_PRODUCER_NAME_BYTES:
             try:
                 producer = metadata.producer_name.decode()
             except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from broker.protocol.reading import before_time, read_entries, read_messages
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from recovery.rebuild.destinations import _first_not_durable
+from tests.attack.entries import Sender
 from tests.support.clients.raw_producer import RawProducer, entry, metadata
 
 
@@ -50,6 +52,35 @@ def test_chunks_that_lie_of_their_size_are_read_as_anything_else(
     assert published is not None
     assert abs(published - now()) < 60_000
     assert _first_not_durable(brokers, topic, {topic: found[-1].position}) is None
+
+
+def test_batches_that_lie_are_read_as_anything_else(
+    broker: EmbeddedBroker, brokers: Brokers, pulsar_client: pulsar.Client, topic: str
+) -> None:
+    """Pulsar's C++ client ends its process (SIGSEGV) at a batch that has fewer messages than it says."""
+    honest = pulsar_client.create_producer(topic, batching_enabled=False)
+    honest.send(b"first", properties={"n": "1"})
+    raw, sender = RawProducer(broker.settings.service_url, topic), Sender(random.Random(1))
+    for sequence_id, make in enumerate(sender.kinds * 10, 1):
+        data, n_messages = make()
+        raw.send(data, sequence_id, n_messages)
+    raw.flush()
+    raw.close()
+    honest.send(b"last", properties={"n": "2"})
+    found = [one.properties["n"] for one in read_messages(brokers, topic) if "n" in one.properties]
+    assert found == ["1", "2"]
+
+
+def test_a_publish_time_that_lies_hides_no_other_message(broker: EmbeddedBroker, brokers: Brokers, topic: str) -> None:
+    """A rebuild reads destinations from the least publish time on of what comes again."""
+    raw = RawProducer(broker.settings.service_url, topic)
+    for sequence_id, at in enumerate((2**64 - 1, 5_000, 4_000, 6_000), 1):
+        raw.send(entry(metadata(sequence_id, at), b"x"), sequence_id)
+    raw.flush()
+    raw.close()
+    ids = [one.position for one in read_entries(brokers, topic)]
+    firsts = [_first_not_durable(brokers, topic, {topic: after}) for after in (START, ids[2], ids[3])]
+    assert firsts == [4_000, 6_000, None]
 
 
 def test_a_topic_is_read_from_a_time_or_an_entry_on_and_no_subscription_stays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,16 @@ REFUSED: dict[str, tuple[dict[str, pa.Array], str]] = {
     "a number with a fraction": ({"deliver_at": pa.array(["1.5"])}, "1.5"),
     "infinite": ({"deliver_at": pa.array([float("inf")])}, "inf"),
     "only in seconds": ({"deliver_at": pa.array([1_800_000_000])}, "seconds"),
+    "a payload of times": ({"payload": pa.array([5], pa.timestamp("ms"))}, "payload is of the type timestamp"),
+    "a key of times": ({"key": pa.array([5], pa.timestamp("us", "UTC"))}, "key is of the type timestamp"),
+    "a payload of fractions": ({"payload": pa.array([1.5])}, "payload, of the type double"),
+    "properties of JSON": ({"properties": pa.array(['{"a": "1"}'])}, "properties, of the type string"),
+    "properties of a list of structs": (
+        {"properties": pa.array([[{"key": "a", "value": "1"}]])},
+        "properties, of the type list",
+    ),
+    "not a number": ({"deliver_at": pa.array([float("nan")])}, "deliver_at, of the type double: .*nan"),
+    "beyond 2^63": ({"event_time": pa.array([2**64 - 1], pa.uint64())}, "event_time, of the type uint64"),
     "a column of another name": ({"Deliver_At": pa.array([1])}, "unknown column Deliver_At"),
 }
 
@@ -105,6 +116,26 @@ TAKEN: dict[str, tuple[dict[str, pa.Array], list[str | None], Check]] = {
         {"properties": pa.MapArray.from_arrays([0, 1, 2], no_text(b"\xff", b"a"), pa.array(["1", "2"]))},
         ["properties", None],
         lambda rows: dict(rows[0]["properties"]) == {"a": "2"},
+    ),
+    "properties of bytes that are no text": (
+        {"properties": pa.array([[(b"a", b"\xff")], [(b"a", b"1")]], pa.map_(pa.binary(), pa.binary()))},
+        ["properties", None],
+        lambda rows: dict(rows[0]["properties"]) == {"a": "1"},
+    ),
+    "a producer with a long name": (
+        {"producer_name": pa.array(["p" * 70_000, "p", None])},
+        [None, None, None],
+        lambda rows: [row["producer_name"] for row in rows] == [None, "p", None],
+    ),
+    "views": (
+        {"key": pa.array(["k"], pa.string_view()), "payload": pa.array([b"x"], pa.binary_view())},
+        [None],
+        lambda rows: (rows[0]["key"], rows[0]["payload"]) == ("k", b"x"),
+    ),
+    "keys of other types": (
+        {"key": pa.array([b"x" * 16], pa.uuid()), "payload": pa.array(["{}"], pa.json_())},
+        [None],
+        lambda rows: (rows[0]["key"], rows[0]["payload"]) == ("x" * 16, b"{}"),
     ),
     "a producer that is no UTF-8": ({"producer_name": no_text(b"\xff", b"p")}, ["producer_name", None], len),
     "NUL and surrogates of JSON": ({"key": pa.array(["\0", "\\ud800"])}, [None, None], len),
@@ -228,3 +259,9 @@ def test_a_folder_and_two_columns_of_one_name_are_refused(tmp_path: Path) -> Non
         check_files([twice])
     with pytest.raises(ImportFailedError, match=str(tmp_path)):
         check_files([tmp_path])
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.parquet")
+    with pytest.raises(ImportFailedError, match=rf"{re.escape(str(pipe))}: it is no regular file"):
+        check_files([pipe])
