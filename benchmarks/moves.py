@@ -46,7 +46,7 @@ def move(store: MemoryStore, entries: np.ndarray, tick: int) -> None:
     """A tick that looks messages up, and moves them."""
     moved, n = Moved(store), len(entries)
     ids = MessageIds(np.full(n, LEDGER), entries, np.full(n, -1))
-    moved.find(0, ids)
+    moved.find_moves(0, ids)
     due = NOW + entries % DAY_MILLIS + tick * 60_000
     moved.put(0, ids, np.full(n, tick << 20), due, due - 60_000, np.zeros(n, np.int64))
     moved.save()

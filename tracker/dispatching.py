@@ -136,7 +136,7 @@ class Dispatcher:
         found: dict[str, dict[str, tuple[int, bool]]] = {}
         if not step.tick.drains:
             return found
-        unsealed = self._tracker.find(())
+        unsealed = self._tracker.find_rows(())
         for topic, names in step.tick.drains.items():
             for name, most in names.items():
                 rows = _parked_for(step.input.drained, topic, name)
@@ -238,7 +238,7 @@ class Dispatcher:
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         outcomes = concat([given_up.outcomes, more.outcomes], OUTCOME_ROWS)
-        rejects = [given_up.rejects, more.rejects, self._occurrences.failed.take()]
+        rejects = [given_up.rejects, more.rejects, self._occurrences.failed.take_rejects()]
         return rows, GivenUp(concat(rejects), outcomes)
 
 

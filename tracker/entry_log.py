@@ -73,7 +73,7 @@ class EntryLog:
         self._saved = store.get(_LIST, (0, 0))
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
-    def add(self, messages: pa.Table, seal_epoch: int) -> None:
+    def add_messages(self, messages: pa.Table, seal_epoch: int) -> None:
         """Adds messages.
 
         Args:
@@ -86,7 +86,7 @@ class EntryLog:
         self._store.put(_TABLE, (seal_epoch, chunk), pack(messages.select(_COLUMNS)))
         self._chunks[seal_epoch] = chunk + 1
 
-    def all(self) -> pa.Table:
+    def all_messages(self) -> pa.Table:
         """Returns the messages that are not durable yet, as ENTRY_LOG_ROWS."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, ENTRY_LOG_ROWS)

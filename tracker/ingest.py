@@ -144,7 +144,7 @@ class NamedMessages:
         wanted = _named_entries(commands)
         new, recent, durable = (
             rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
-            for rows in (messages, self._entries.all(), self._with_released(durable))
+            for rows in (messages, self._entries.all_messages(), self._with_released(durable))
         )
         # The entry log has all messages of an entry that is not durable yet, the delayed index perhaps some of them.
         durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
@@ -173,14 +173,14 @@ class NamedMessages:
         wanted = _named_entries(commands.filter(kinds))
         known = named.known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
         times = {*known["deliver_at"].to_pylist(), *self._state.times_moved_to(known)}
-        in_state = of_entries(self._tracker.find(times), wanted)
+        in_state = of_entries(self._tracker.find_rows(times), wanted)
         to_seal = of_entries(self._tracker.find_to_seal(), wanted)
         payload_rows = concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)])
         return named._replace(payload_rows=payload_rows, in_state=in_state)
 
     def parked_rows(self, tick_input: TickInput) -> pa.Table:
         """Returns all rows that are parked, sealed or in state, as MESSAGES."""
-        return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
+        return concat([held(tick_input.payload_rows), held(self._tracker.find_rows(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
         """Completes the entries whose home is this shard: see `with_released`."""

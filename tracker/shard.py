@@ -112,7 +112,7 @@ class Shard:
         options: StateOptions | None = None,
         shard_id: ShardId | None = None,
     ) -> None:
-        options, subscriptions = options or StateOptions(), Subscriptions.of(subscriptions)
+        options, subscriptions = options or StateOptions(), Subscriptions.from_names(subscriptions)
         self.due = empty_table(MESSAGES)
         self._min_index_count = min_index_count_per_bucket
         self._context = context = Context(store, subscriptions, shard_id or ShardId(), tick_time_millis)
@@ -240,7 +240,9 @@ class Shard:
 
     def _add_messages(self, step: TickInProgress, accepted: Accepted) -> pa.Table:
         """Adds new messages to entry log and tracker; returns those that are due already, as MESSAGES."""
-        self._entries.add(accepted.logged, step.tick.seal_epoch if step.ends_seal_epoch else step.tick.seal_epoch + 1)
+        self._entries.add_messages(
+            accepted.logged, step.tick.seal_epoch if step.ends_seal_epoch else step.tick.seal_epoch + 1
+        )
         return self._tracker.add_messages(accepted.new, step.tick.cutoff)
 
     def _apply_commands(self, step: TickInProgress, accepted: Accepted, named: Named) -> None:
@@ -254,7 +256,7 @@ class Shard:
             self._parking.change_pauses(changes)
             self._parking.resume_parked(parked)
             step.outcomes.append(self._control.apply_commands(step.commands, named, repeats, accepted.outcomes))
-        step.given_up.append(GivenUp(self._occurrences.failed.take()))
+        step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
     def _seal_and_load(self, step: TickInProgress, open_rows: pa.Table) -> pa.Table:
         """Adds the rows of moved messages, seals the mutable bucket when it is time to, and loads the segment.

@@ -99,7 +99,7 @@ class Subscriptions:
         return self.backoff(topic, subscription).attempts
 
     @staticmethod
-    def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
+    def from_names(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
         """Makes `Subscriptions` of names by topic, all of them in the settings; returns `Subscriptions` unchanged."""
         return names if isinstance(names, Subscriptions) else Subscriptions(names)
 

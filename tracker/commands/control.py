@@ -69,9 +69,9 @@ class Control:
         if not request_ids and not commands.num_rows:
             return None
         now = self._context.now
-        remembered = self._requests.find([*request_ids, *commands["request_id"].to_pylist()], now)
+        remembered = self._requests.find_ids([*request_ids, *commands["request_id"].to_pylist()], now)
         repeats = Repeats(remembered, request_ids, first_answers(remembered.keys()))
-        self._requests.add({r: body for r, body in request_ids.items() if r not in repeats.known}, now)
+        self._requests.add_ids({r: body for r, body in request_ids.items() if r not in repeats.known}, now)
         return repeats
 
     def apply_commands(
@@ -167,7 +167,7 @@ class Control:
             request_ids: by request id of answered commands: the hash of the command's body.
         """
         self._waiting.add_commands(waiting, REBUILT_TICK)
-        self._requests.add(request_ids, self._context.now)
+        self._requests.add_ids(request_ids, self._context.now)
 
     def save(self) -> None:
         """Writes the changes to the store."""

@@ -205,7 +205,7 @@ class FailedSchedules:
         self._rejects: list[pa.Table] = []
         self.noted: list[tuple[str, str, str]] = []
 
-    def find(
+    def find_failed(
         self,
         rows: pa.Table,
         masks: Int64Array,
@@ -253,7 +253,7 @@ class FailedSchedules:
                     )
                 )
 
-    def take(self) -> pa.Table:
+    def take_rejects(self) -> pa.Table:
         """Removes and returns the rejects, as MESSAGES: a row for each message and subscription, with the reason."""
         taken, self._rejects = concat(self._rejects), []
         return taken
@@ -329,7 +329,7 @@ class Occurrences:
         if len(ended):
             out = {int(at): (one.number, one.due if one.at is None else one.at) for at, one in further}
             last_out = {i: out[int(chosen[i])] for i in ended.tolist() if int(chosen[i]) in out}
-            self.failed.find(_take(rows, chosen), wanted[chosen], current, ended, last_out, now)
+            self.failed.find_failed(_take(rows, chosen), wanted[chosen], current, ended, last_out, now)
         masks[chosen[is_skipped]] = 0
         self._move_on(rows, wanted, chosen, pending, is_skipped)
         # Occurrences that were parked, or put off to a later tick, go out late: in the order in which they were due.
@@ -368,7 +368,7 @@ class Occurrences:
         masks = np.full(rows.num_rows, 1 << subscription)
         current = CurrentOccurrences(rows, masks)
         following = self._next_times(current)
-        self.failed.find(rows, masks, current, np.flatnonzero(following == NEVER), {}, self._context.now)
+        self.failed.find_failed(rows, masks, current, np.flatnonzero(following == NEVER), {}, self._context.now)
         times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
         pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))
         self._replace_all(rows, subscription, pending, sequence)
@@ -553,7 +553,7 @@ class Occurrences:
                 self._state.replace_occurrences(
                     _take(rows, chosen[at]),
                     subscription,
-                    pending.take(at),
+                    pending.take_rows(at),
                     is_replaced[at],
                     self._context.next_sequence(),
                 )

@@ -51,7 +51,7 @@ class RequestLog:
         # [number, count of ids, when the last id was added, when the first was]; earlier versions lack the last value.
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
-    def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
+    def find_ids(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
         """Finds ids that are remembered.
 
         Args:
@@ -78,7 +78,7 @@ class RequestLog:
                     bodies.setdefault(found, set()).add(body)
         return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
-    def add(self, bodies: Mapping[str, int], now: int) -> None:
+    def add_ids(self, bodies: Mapping[str, int], now: int) -> None:
         """Remembers ids, and forgets the oldest beyond the limits.
 
         Args:

@@ -158,12 +158,12 @@ class TakenOver:
     def __init__(self, store: Store) -> None:
         self._rows = LiveKeys(store, "schedule_keys_taken_over")
 
-    def add(self, rows: pa.Table) -> None:
+    def add_messages(self, rows: pa.Table) -> None:
         """Adds the rows of LIVE_KEYS that have `comes_again`."""
         named = zip(rows["topic"].to_pylist(), last_messages(rows), strict=True)
         self._rows.update({_hash_of(topic, message.position): message for topic, message in named})
 
-    def take(self, topics: Iterable[str], positions: Sequence[MessagePosition]) -> dict[MessagePosition, int]:
+    def take_since(self, topics: Iterable[str], positions: Sequence[MessagePosition]) -> dict[MessagePosition, int]:
         """Looks messages up, forgets the ones found, and returns when their keys began.
 
         Args:
@@ -176,7 +176,7 @@ class TakenOver:
         if not len(self._rows):
             return {}
         hashes = [_hash_of(topic, position) for topic, position in zip(topics, positions, strict=True)]
-        found = self._rows.find(hashes)
+        found = self._rows.find_hot(hashes)
         self._rows.update(dict.fromkeys(found))
         return {position: found[one].since for one, position in zip(hashes, positions, strict=True) if one in found}
 

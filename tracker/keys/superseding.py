@@ -151,7 +151,7 @@ class Superseding:
         handling = {topic: self._due_handling(topic) for topic in set(topics)}
         ids = [rows[name].to_pylist() for name in LastMessage._fields[:5]]
         at = [MessagePosition(*position) for position in zip(*ids[:4], strict=True)]
-        own_since = self._taken_over.take(topics, at)
+        own_since = self._taken_over.take_since(topics, at)
         # Topic, key, the superseded message, and the message that it yields to.
         superseded: list[tuple[str, str, _KeyState, LastMessage]] = []
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
@@ -270,7 +270,7 @@ class Superseding:
     def rebuild(self, rows: pa.Table) -> None:
         """Restores the keys after a rebuild, from LIVE_KEYS."""
         comes_again = pc.is_valid(rows["comes_again"]).to_numpy(zero_copy_only=False)
-        self._taken_over.add(where(rows, comes_again))
+        self._taken_over.add_messages(where(rows, comes_again))
         rows = where(rows, ~comes_again)
         hashes = [key_hash(*pair) for pair in zip(*_pairs(rows), strict=True)]
         self._keys.update(dict(zip(hashes, last_messages(rows), strict=True)))
@@ -315,7 +315,7 @@ class Superseding:
     def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, LastMessage], dict[KeyHash, list[int]]]:
         """Returns the last messages of the hot ones of some keys, and the groups of those that may be cold."""
         hashes = list(hashes)
-        found = self._keys.find(hashes)
+        found = self._keys.find_hot(hashes)
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
 
     def _warm(

@@ -196,7 +196,7 @@ class Moved:
         """Whether anything has been moved."""
         return bool(self._ledgers)
 
-    def find(self, subscription: int, ids: MessageIds) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def find_moves(self, subscription: int, ids: MessageIds) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Returns the last moves of messages for a subscription.
 
         Args:
@@ -223,7 +223,7 @@ class Moved:
         return sequences, times, until
 
     def attempts(self, subscription: int, ids: MessageIds) -> Int64Array:
-        """Returns the retry number of each message's last move. The arguments are those of `find`.
+        """Returns the retry number of each message's last move. The arguments are those of `find_moves`.
 
         Returns:
             int64, (n,), from 1; 0: no move, or it is not that of a retry.
@@ -239,7 +239,7 @@ class Moved:
         return attempts
 
     def are_retries(self, subscription: int, ids: MessageIds) -> BoolArray:
-        """Tells which messages were last moved by a retry. The arguments are those of `find`.
+        """Tells which messages were last moved by a retry. The arguments are those of `find_moves`.
 
         Returns:
             bool, (n,).

@@ -263,7 +263,7 @@ class Parking:
         )
         sequences = int64(rows, "sequence")
         for subscription in numbers_in(masks):
-            last, _, until = self._state.moved.find(subscription, message_ids(rows))
+            last, _, until = self._state.moved.find_moves(subscription, message_ids(rows))
             # Cancelled messages are moved, too: they may be restored.
             released = np.flatnonzero((masks >> subscription & 1 > 0) & (last == sequences))
             if len(released):
@@ -296,7 +296,7 @@ class Parking:
         number = names.index(name) if name in names else -1
         if number < 0 or not rows.num_rows or not self._only_unwritable(topic) >> number & 1:
             return 0
-        last, _, _ = self._state.moved.find(number, message_ids(rows))
+        last, _, _ = self._state.moved.find_moves(number, message_ids(rows))
         is_wanted = self._state.addressed_to(rows) & self._subscriptions.active(topic)
         sequences = int64(rows, "sequence")
         chosen = np.flatnonzero((is_wanted >> number & 1 > 0) & (last == sequences))

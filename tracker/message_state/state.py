@@ -139,7 +139,7 @@ class MessageState:
             sequence = pc.fill_null(rows["sequence"], 0).to_numpy()
         for subscription in numbers_in(masks):
             is_left = self.cancelled.contains(subscription, position)
-            is_left |= self.moved.find(subscription, position)[0] != sequence
+            is_left |= self.moved.find_moves(subscription, position)[0] != sequence
             is_left |= self.delivered.contains(subscription, position)
             masks[is_left] &= ~(1 << subscription)
         return masks
@@ -161,7 +161,7 @@ class MessageState:
             position = message_ids(messages)
             for subscription in numbers_in(left):
                 is_done = self.delivered.contains(subscription, position)
-                is_done |= self.moved.find(subscription, position)[0] > 0
+                is_done |= self.moved.find_moves(subscription, position)[0] > 0
                 left[is_done] &= ~(1 << subscription)
         return np.asarray(left == 0, np.bool_)
 
@@ -198,7 +198,7 @@ class MessageState:
         """
         times: set[int] = set()
         for subscription in range(self._subscriptions.max_count if self.moved else 0):
-            times.update(self.moved.find(subscription, message_ids(known))[1].tolist())
+            times.update(self.moved.find_moves(subscription, message_ids(known))[1].tolist())
         return times
 
     def cancel_messages(self, subscription: int, rows: pa.Table, as_entry: BoolArray, until: Int64Array) -> None:
@@ -248,7 +248,7 @@ class MessageState:
             are_dispatched: bool, (rows,): the message has been dispatched, assuming that it was not moved.
         """
         ids = message_ids(rows)
-        moves, moved_to, _ = self.moved.find(subscription, ids)
+        moves, moved_to, _ = self.moved.find_moves(subscription, ids)
         are_out = (moved_to <= self._context.released) | self._context.are_dispatched_ahead(rows, moved_to, moves)
         is_late = np.where(moves > 0, are_out, are_dispatched) | self.delivered.contains(subscription, ids)
         return DeliveryState(self.cancelled.contains(subscription, ids), is_late, moves, moved_to)
@@ -272,7 +272,7 @@ class MessageState:
             "sequence": pa.array(np.full(n, sequence)),
             "deliver_at": pa.array(deliver_at),
         }
-        self._to_seal.add(typed(values, CANCEL_ROWS))
+        self._to_seal.add_rows(typed(values, CANCEL_ROWS))
 
     def move_messages(
         self,

@@ -320,7 +320,7 @@ class PendingOccurrences:
             self.by_rule[i] = NEVER if one.at is None else one.at
             self.was_due[i] = NEVER if one.was_due is None else one.was_due
 
-    def take(self, index: Int64Array) -> PendingOccurrences:
+    def take_rows(self, index: Int64Array) -> PendingOccurrences:
         """Returns the occurrences of some messages, by their indexes, int64, (m,)."""
         columns = (self.numbers, self.times, self.by_rule, self.was_due)
         return PendingOccurrences(*(column[index] for column in columns))

@@ -29,8 +29,6 @@ class RecurrenceError(BadScheduleError):
         self.reason = reason
 
 
-__all__ = ["Misfire", "Recurrence", "RecurrenceError"]
-
 REPEAT = "repeat"
 
 TIME_ZONE = "timeZone"

@@ -52,10 +52,10 @@ class Desk:
         """Begins with what the store has, in the same tick."""
         if store is not None:
             self.store = store
-            self.context = Context(store, Subscriptions.of(subscriptions), tick_time_millis=TICK_MILLIS)
+            self.context = Context(store, Subscriptions.from_names(subscriptions), tick_time_millis=TICK_MILLIS)
         else:
             last = self.context
-            self.context = Context(self.store, Subscriptions.of(subscriptions), tick_time_millis=TICK_MILLIS)
+            self.context = Context(self.store, Subscriptions.from_names(subscriptions), tick_time_millis=TICK_MILLIS)
             self.context.begin_tick(last.tick, last.now, last.cutoff, last.released, last.ingested_through)
         self.state = MessageState(self.context, self.compression)
         self.parking = Parking(self.context, self.state)

@@ -157,7 +157,7 @@ class History:
     def pending(self, bit: int, entry: int) -> int:
         """Returns when the next occurrence is due, ms since the epoch."""
         ids = MessageIds(*(np.array([number]) for number in (1, entry, -1)))
-        moves, times, _ = Moved(self.service.store).find(bit, ids)
+        moves, times, _ = Moved(self.service.store).find_moves(bit, ids)
         return int(times[0]) if moves[0] else self.started[entry][2]
 
     def look(self) -> None:

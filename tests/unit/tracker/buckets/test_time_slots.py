@@ -15,8 +15,8 @@ from tracker.store import MemoryStore
 
 def test_what_is_due_comes_in_order_whatever_the_order_it_came_in() -> None:
     slots = TimeSlots(MemoryStore())
-    slots.add(messages([(1, 1, 950), (1, 2, 10), (1, 3, 450), (1, 4, 15)]))
-    slots.add(messages([(1, 5, 12), (1, 6, 449), (0, 7, 10)]))
+    slots.add_rows(messages([(1, 1, 950), (1, 2, 10), (1, 3, 450), (1, 4, 15)]))
+    slots.add_rows(messages([(1, 5, 12), (1, 6, 449), (0, 7, 10)]))
     assert len(slots) == 7
     assert positions(slots.take_due(449)) == [(0, 7), (1, 2), (1, 5), (1, 4), (1, 6)]
     assert positions(slots.take_due(10_000)) == [(1, 3), (1, 1)]
@@ -27,7 +27,7 @@ def test_what_is_due_comes_in_order_whatever_the_order_it_came_in() -> None:
 def test_the_cutoff_is_exact_at_the_edges_of_a_slot(cutoff: int) -> None:
     times = [2 * SLOT_MILLIS + d for d in (-1, 0, 1, SLOT_MILLIS - 1, SLOT_MILLIS)]
     slots = TimeSlots(MemoryStore())
-    slots.add(messages([(1, i, t) for i, t in enumerate(times)]))
+    slots.add_rows(messages([(1, i, t) for i, t in enumerate(times)]))
     assert positions(slots.take_due(cutoff)) == [(1, i) for i, t in enumerate(times) if t <= cutoff]
     assert len(slots) == sum(t > cutoff for t in times)
 
@@ -35,14 +35,14 @@ def test_the_cutoff_is_exact_at_the_edges_of_a_slot(cutoff: int) -> None:
 def test_the_earliest_time_is_the_start_of_the_first_slot() -> None:
     slots = TimeSlots(MemoryStore())
     assert slots.earliest is None
-    slots.add(messages([(1, 1, 3 * SLOT_MILLIS + 7), (1, 2, 9 * SLOT_MILLIS)]))
+    slots.add_rows(messages([(1, 1, 3 * SLOT_MILLIS + 7), (1, 2, 9 * SLOT_MILLIS)]))
     assert slots.earliest == 3 * SLOT_MILLIS
 
 
 def test_a_whole_slot_is_read_and_removed_and_nothing_is_written() -> None:
     store = MemoryStore()
     slots = TimeSlots(store)
-    slots.add(messages([(1, 1, 10), (1, 2, SLOT_MILLIS - 1), (1, 3, SLOT_MILLIS)]))
+    slots.add_rows(messages([(1, 1, 10), (1, 2, SLOT_MILLIS - 1), (1, 3, SLOT_MILLIS)]))
     store.put = None  # type: ignore[method-assign, assignment]
     assert slots.take_due(SLOT_MILLIS - 1).num_rows == 2
     assert list(store.values) == [("slots", (1, 0))]
@@ -51,9 +51,9 @@ def test_a_whole_slot_is_read_and_removed_and_nothing_is_written() -> None:
 def test_nothing_is_kept_for_nothing() -> None:
     store = MemoryStore()
     slots = TimeSlots(store)
-    slots.add(MESSAGES.empty_table())
+    slots.add_rows(MESSAGES.empty_table())
     assert slots.take_due(10**9).schema == MESSAGES
-    slots.add(messages([(1, 1, 10), (1, 2, 900)]))
+    slots.add_rows(messages([(1, 1, 10), (1, 2, 900)]))
     assert positions(slots.take_due(10**9)) == [(1, 1), (1, 2)]
     assert (len(slots), slots.earliest, slots.meta, store.values) == (0, None, {}, {})
 
@@ -78,7 +78,7 @@ def test_slots_against_a_sorted_list(steps: list[list[int] | int]) -> None:
             model = [row for row in model if row[0] > step]
         else:
             rows = [(t, entry + i) for i, t in enumerate(step)]
-            slots.add(messages([(1, e, t) for t, e in rows]))
+            slots.add_rows(messages([(1, e, t) for t, e in rows]))
             model += rows
             entry += len(rows)
         meta = slots.meta

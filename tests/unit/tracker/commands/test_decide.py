@@ -89,4 +89,5 @@ def test_each_condition_is_in_some_case_and_no_case_is_hidden_by_those_before_it
 
 def test_a_retry_by_id_of_what_is_not_kept_says_what_to_do_instead() -> None:
     columns = np.array([(False, True, False, False, False)], np.bool_).T
-    assert results_of(RETRY, Conditions(*columns)) == (Result.NOT_FOUND, [NOT_KEPT])
+    results, reasons = results_of(RETRY, Conditions(*columns))
+    assert (results.tolist(), reasons) == ([Result.NOT_FOUND], [NOT_KEPT])

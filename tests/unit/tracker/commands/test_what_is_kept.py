@@ -75,9 +75,9 @@ def test_of_ten_times_as_many_request_ids_as_are_kept_the_newest_are_for_a_day(m
     monkeypatch.setattr(repeats, "_CHUNK_REQUESTS", 10)
     store = MemoryStore()
     for n in range(100):
-        RequestLog(store).add({f"r{n * 10 + i}": n for i in range(10)}, n)
-    found = RequestLog(store).find([f"r{i}" for i in range(1_000)], 100)
+        RequestLog(store).add_ids({f"r{n * 10 + i}": n for i in range(10)}, n)
+    found = RequestLog(store).find_ids([f"r{i}" for i in range(1_000)], 100)
     assert sorted(found) == sorted(f"r{i}" for i in range(900, 1_000))
     assert sum(map(len, store.values.values())) < 4_000  # bytes
-    RequestLog(store).add({"last": 1}, KEPT_MILLIS + 100)
-    assert RequestLog(store).find(["r999", "last"], KEPT_MILLIS + 100) == {"last": {1}}
+    RequestLog(store).add_ids({"last": 1}, KEPT_MILLIS + 100)
+    assert RequestLog(store).find_ids(["r999", "last"], KEPT_MILLIS + 100) == {"last": {1}}

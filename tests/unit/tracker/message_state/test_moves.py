@@ -39,7 +39,7 @@ def _found(moved: Moved, subscription: int, ledger: int, messages: list[tuple[in
     entries, indexes = np.array(messages, np.int64).reshape(-1, 2).T
     ids = MessageIds(np.full(len(messages), ledger), entries, indexes)
     retries = moved.are_retries(subscription, ids)
-    return list(zip(*(c.tolist() for c in (*moved.find(subscription, ids), retries)), strict=True))
+    return list(zip(*(c.tolist() for c in (*moved.find_moves(subscription, ids), retries)), strict=True))
 
 
 @pytest.mark.slow
