@@ -21,7 +21,8 @@ from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.remembered import Remembered
 from conf.errors import DelayLakeError
-from warehouse.delta.tables import Tables, exists, literal
+from warehouse.delta.tables import Tables, exists
+from warehouse.named_queries import NamedQueries
 from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
 
 COLUMNS = pa.schema(
@@ -34,6 +35,8 @@ COLUMNS = pa.schema(
         ("seen_at", pa.int64()),  # ms since the epoch
     ]
 )
+
+_SQL = NamedQueries(__file__)
 
 VERSION_BYTES = 8
 
@@ -147,8 +150,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
     """
     if not exists(warehouse, TABLE):
         return {}
-    condition = "" if topic is None else f" WHERE topic = {literal(topic)}"
-    rows = Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE}{condition} ORDER BY seen_at DESC")  # noqa: S608
+    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("of_topic", topic=topic))
     return {
         (row["topic"], row["schema_version"]): None
         if row["type"] is None

@@ -19,8 +19,11 @@ from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
 from status.troubles import NOT_SEEN_REASON
 from tracker.properties import MessagePosition
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.schemas import REJECTS
+
+_SQL = NamedQueries(__file__, not_seen=f"{NOT_SEEN_REASON}%")
 
 _MAX_ASKED = 1_000  # entries of a gap that the broker is asked about, one by one
 _MAX_ROWS = 100_000  # of a gap; the last row stands for the rest
@@ -115,12 +118,9 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
     if not found.num_rows:
         return 0
     first, last = (end.as_py() for end in pc.min_max(found["ledger_id"]).values())
-    rows = tables.query(
-        "rejects",
-        f"SELECT position FROM rejects WHERE topic = {literal(source.topic)} AND partition = {source.partition} "  # noqa: S608
-        f"AND ledger_id BETWEEN {first} AND {last} AND reason LIKE '{NOT_SEEN_REASON}%'",
-    )
-    known = set(rows["position"].to_pylist())
+    topic, partition = source.topic, source.partition
+    sql = _SQL("positions_not_seen", topic=topic, partition=partition, first=first, last=last)
+    known = set(tables.query("rejects", sql)["position"].to_pylist())
     new = {position: i for i, position in enumerate(found["position"].to_pylist()) if position not in known}
     if new:
         tables.append("rejects", found.take(list(new.values())), {})
@@ -129,12 +129,9 @@ def record(tables: Tables, source: SourceTopic, found: pa.Table) -> int:
 
 def durable_index(tables: Tables, source: SourceTopic, position: Position) -> int | None:
     """Returns the broker entry index of an entry's last message from the table `entries`; None: it is not there."""
-    found = tables.query(
-        "entries",
-        "SELECT first_index + batch_size - 1 AS last_index FROM entries "  # noqa: S608
-        f"WHERE topic = {literal(source.topic)} AND partition = {source.partition} "
-        f"AND ledger_id = {position.ledger_id} AND entry_id = {position.entry_id} AND first_index IS NOT NULL",
-    )["last_index"].to_pylist()
+    topic, partition = source.topic, source.partition
+    sql = _SQL("last_index", topic=topic, partition=partition, ledger=position.ledger_id, entry=position.entry_id)
+    found = tables.query("entries", sql)["last_index"].to_pylist()
     return int(found[0]) if found else None
 
 

@@ -15,6 +15,7 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
+from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
@@ -23,7 +24,6 @@ from recovery.importing.acknowledged import not_acknowledged
 from recovery.importing.importer import Importer, ImportFailedError, number_of, position_of, sendable, source_of
 from streaming.source.receiving.chunk_builder import MOST_KEPT, ChunkBuilder
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
-from streaming.source.receiving.unpacking import unpack
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, concat, typed
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS

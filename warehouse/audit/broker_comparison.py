@@ -19,8 +19,10 @@ from broker.pulsar_admin.answers import TopicLedgers
 from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
-from warehouse.delta.tables import literal
+from warehouse.named_queries import NamedQueries, Sql
 from warehouse.unseen_entries import GONE, find_not_seen
+
+_SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER)
 
 _MAX_GAPS = 5_000  # of a topic partition: the broker is asked about the last ones only
 _ASKED_AT_ONCE = 4
@@ -178,22 +180,17 @@ class _Durable:
     """
 
     def __init__(self, source: SourceTopic, horizon: int, query: Query) -> None:
-        of_topic = f"topic = {literal(source.topic)} AND partition = {source.partition} "
-        of_topic += f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
-        self.before = _first_position(query, f"{of_topic} AND publish_time < {horizon}", "DESC")
+        topic, partition = source.topic, source.partition
+        self.before = _position(query, _SQL("last_before", topic=topic, partition=partition, horizon=horizon))
         if self.before == START:
-            first = _first_position(query, of_topic, "ASC")
+            first = _position(query, _SQL("first", topic=topic, partition=partition))
             self.before = START if first == START else Position(first.ledger_id, first.entry_id - 1)
         self.last = self.before
         self.by_ledger: dict[int, int] = {}
         self.gaps: list[Gap] = []
         continuity = Continuity(self.before)
-        for rows in query(
-            "SELECT ledger_id, entry_id, max(batch_size) AS batch_size, max(first_index) AS first_index FROM entries "  # noqa: S608
-            f"WHERE {of_topic} AND (ledger_id > {self.before.ledger_id} "
-            f"OR (ledger_id = {self.before.ledger_id} AND entry_id > {self.before.entry_id})) "
-            "GROUP BY ledger_id, entry_id ORDER BY ledger_id, entry_id"
-        ):
+        ledger, entry = self.before
+        for rows in query(_SQL("entries_after", topic=topic, partition=partition, ledger=ledger, entry=entry)):
             if rows.num_rows:
                 self.gaps += continuity.gaps(rows)
                 ledgers, counts = np.unique(int64(rows, "ledger_id"), return_counts=True)
@@ -202,11 +199,8 @@ class _Durable:
                 self.last = Position(int(ledgers[-1]), int(int64(rows, "entry_id")[-1]))
 
 
-def _first_position(query: Query, condition: str, order: str) -> Position:
-    sql = (
-        f"SELECT ledger_id, entry_id FROM entries WHERE {condition} "  # noqa: S608
-        f"ORDER BY ledger_id {order}, entry_id {order} LIMIT 1"
-    )
+def _position(query: Query, sql: Sql) -> Position:
+    """Returns the position that a query finds; START: none."""
     rows: list[dict[str, Any]] = [row for some in query(sql) for row in some.to_pylist()]
     return Position(rows[0]["ledger_id"], rows[0]["entry_id"]) if rows else START
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
+from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
 from streaming.release.outgoing import FIELD_BYTES
@@ -20,7 +21,6 @@ from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import Recurring, RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
-from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties import BASE64, KEY_ENCODING

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from broker.protocol.batches import find_messages
 from broker.protocol.entries import is_batch
 from broker.protocol.fields import OF_ENTRY, PADDING, Fields, Spans, read_fields
+from broker.protocol.unpacking import UnpackedEntry
 from streaming.release.outgoing import FIELD_BYTES
 from streaming.source.receiving.scheduling import MEANINGFUL, is_dropped
-from streaming.source.receiving.unpacking import UnpackedEntry
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, BoolArray, Int64Array
 from tracker.properties import BASE64

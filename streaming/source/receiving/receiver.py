@@ -17,6 +17,7 @@ from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.encryption import Decryptor
 from broker.protocol.session import DisconnectedError
+from broker.protocol.unpacking import UnpackedEntry, unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
@@ -27,7 +28,6 @@ from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_chunks import ReceivedChunks
 from streaming.source.receiving.recurring import Recurring
 from streaming.source.receiving.room import Room
-from streaming.source.receiving.unpacking import UnpackedEntry, unpack
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)

@@ -33,6 +33,7 @@ from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.protocol.frames import encode
 from broker.protocol.session import DisconnectedError, Session, answered
+from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import (
     LZ4,
     NONE,
@@ -45,7 +46,6 @@ from broker.protocol.wire.pulsar_pb2 import (
     MessageMetadata,
 )
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from streaming.source.receiving.unpacking import unpack
 
 MAX_MESSAGE_BYTES = 64 << 10  # what the broker has announced
 # The most that reading a frame may take: its bytes when decompressed, and an object for each message and property.

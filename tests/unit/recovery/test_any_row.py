@@ -18,12 +18,12 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from broker.position import SourceTopic
+from broker.protocol.unpacking import unpack
 from recovery.importing.importer import Importer
 from recovery.other_systems.importing import import_items
 from recovery.other_systems.item import Item, item, rejected_item
 from streaming.release.outgoing import why_unsendable
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from streaming.source.receiving.unpacking import unpack
 from tests.support.fuzzing.examples import examples
 from tests.support.servers.fake_pulsar import one
 from tests.support.service.one_shard import NAMES, NOW, SECOND, Service

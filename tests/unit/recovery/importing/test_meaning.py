@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.position import SourceTopic
+from broker.protocol.unpacking import unpack
 from conf.settings import Settings
 from recovery.importing.files import check_files, import_file, messages_of
 from recovery.importing.importer import Importer, ImportFailedError
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from streaming.source.receiving.unpacking import unpack
 from tests.support.servers.fake_pulsar import one
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables

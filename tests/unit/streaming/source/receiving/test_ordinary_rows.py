@@ -16,9 +16,9 @@ import streaming.source.receiving.chunk_builder
 from broker.position import Position, SourceTopic
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import SOURCE_POSITION, Envelope
+from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
 from streaming.source.receiving.chunk_builder import ChunkBuilder
-from streaming.source.receiving.unpacking import unpack
 from tests.support.fuzzing.examples import examples
 from tracker.due_time import MAX_TIME_MILLIS
 
