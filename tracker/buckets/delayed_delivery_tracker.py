@@ -74,7 +74,7 @@ class DelayedDeliveryTracker:
                 buckets that are from now on, and were not before.
         """
         self._large = large
-        self._slots.begin(large.rule)
+        self._slots.begin_tick(large.rule)
 
     @property
     def large_bytes(self) -> int:

@@ -85,7 +85,7 @@ class TimeSlots:
         """The bytes of large payloads."""
         return sum(self.large.values()) + sum(pile.n_bytes for pile in self.piles.values())
 
-    def begin(self, rule: LargeRule) -> None:
+    def begin_tick(self, rule: LargeRule) -> None:
         """Begins a tick, in which rows are large by a rule."""
         self._rule = rule
         if not self.piles:

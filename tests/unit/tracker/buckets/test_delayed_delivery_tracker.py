@@ -199,11 +199,11 @@ def test_large_rows_outlive_a_restart_and_a_program_that_does_not_know_them_says
 
     def reopened() -> DelayedDeliveryTracker:
         made = DelayedDeliveryTracker(store)
-        made.begin(LargeRows(large_rule))
+        made.begin_tick(LargeRows(large_rule))
         return made
 
     first = reopened()
-    first.seal(10_000, 10_000)
+    first.seal_bucket(10_000, 10_000)
     small = messages([(1, 0, 500), (1, 1, 900)])
     large = pa.concat_tables(messages([(1, e, 500)], payload=b"x" * LARGE_BYTES) for e in range(2, 5))
     first.add_messages(pa.concat_tables([small, large]), 0)

@@ -125,10 +125,10 @@ def test_a_tick_reads_of_many_large_rows_about_those_that_it_takes(monkeypatch: 
     monkeypatch.setattr(time_slots, "_PILE_BYTES", 3 << 16)
     store = Counting()
     slots = TimeSlots(store)
-    slots.begin(RULE)
+    slots.begin_tick(RULE)
     for i in range(10):
-        slots.add(large(range(10 * i, 10 * i + 10), 50))
-    slots.add(messages([(2, 0, 50)], payload=b"small"))
+        slots.add_rows(large(range(10 * i, 10 * i + 10), 50))
+    slots.add_rows(messages([(2, 0, 50)], payload=b"small"))
     total = slots.large_bytes
     assert total == 100 << 16
     taken: list[tuple[int, int]] = []
@@ -147,8 +147,8 @@ def test_a_tick_reads_of_many_large_rows_about_those_that_it_takes(monkeypatch: 
 def test_rows_that_are_not_large_any_more_do_not_wait_for_room() -> None:
     """The settings have the topic's messages in order now: so all that is due goes out together."""
     slots = TimeSlots(MemoryStore())
-    slots.begin(RULE)
-    slots.add(large(range(10), 50))
+    slots.begin_tick(RULE)
+    slots.add_rows(large(range(10), 50))
     now = RULE._replace(in_order=(TOPIC,))
     again = TimeSlots(slots._store, slots.meta, slots.large, slots.piles, slots.pile_rule)
     again.begin(now)
@@ -157,12 +157,12 @@ def test_rows_that_are_not_large_any_more_do_not_wait_for_room() -> None:
 
 def test_a_cutoff_within_a_slot_leaves_its_later_large_rows() -> None:
     slots = TimeSlots(MemoryStore())
-    slots.begin(RULE)
-    slots.add(pa.concat_tables([large(range(i, i + 1), 10 * i) for i in range(10)]))
+    slots.begin_tick(RULE)
+    slots.add_rows(pa.concat_tables([large(range(i, i + 1), 10 * i) for i in range(10)]))
     assert positions(slots.take_due(45, Budget(3 * 66_000, RULE.are_large))) == [(1, 0), (1, 1), (1, 2)]
     assert positions(slots.take_due(45)) == [(1, 3), (1, 4)]
     assert len(slots) == 5
-    assert sum(rows.num_rows for rows in slots.find([50])) == 5
+    assert sum(rows.num_rows for rows in slots.find_rows([50])) == 5
     assert positions(slots.take_due(SLOT_MILLIS)) == [(1, e) for e in range(5, 10)]
 
 
@@ -185,7 +185,7 @@ def test_large_and_small_rows_against_a_sorted_list(steps: list[Any]) -> None:
     entry = 0
     for step in steps:
         slots = TimeSlots(store, *saved)
-        slots.begin(RULE)
+        slots.begin_tick(RULE)
         if isinstance(step, tuple):
             cutoff, fit = step
             budget = Budget(fit * LARGE_BYTES, RULE.are_large)
@@ -203,7 +203,7 @@ def test_large_and_small_rows_against_a_sorted_list(steps: list[Any]) -> None:
                 messages([(1, entry + i, time)], payload=LARGE if is_large else b"s")
                 for i, (time, is_large) in enumerate(step)
             ]
-            slots.add(pa.concat_tables(rows))
+            slots.add_rows(pa.concat_tables(rows))
             model |= {entry + i: one for i, one in enumerate(step)}
             entry += len(step)
         assert len(slots) == len(model)
