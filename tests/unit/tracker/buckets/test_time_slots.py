@@ -151,7 +151,7 @@ def test_rows_that_are_not_large_any_more_do_not_wait_for_room() -> None:
     slots.add_rows(large(range(10), 50))
     now = RULE._replace(in_order=(TOPIC,))
     again = TimeSlots(slots._store, slots.meta, slots.large, slots.piles, slots.pile_rule)
-    again.begin(now)
+    again.begin_tick(now)
     assert len(positions(again.take_due(1_000, Budget(1, now.are_large)))) == 10
 
 
