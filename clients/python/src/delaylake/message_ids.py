@@ -88,7 +88,7 @@ class Redriven:
         matched: all that matched; the following are parts of them.
         redriven: will be delivered once more.
         already_redriven: sent back by an earlier call with the same request id, which was broken off.
-        refused: too large for the topic.
+        refused: the topic does not take their size or schema, or has no such partition.
     """
 
     matched: int
