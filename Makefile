@@ -71,7 +71,7 @@ clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-COMPILE = $(VENV)/bin/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --quiet
+COMPILE = $(VENV)/bin/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-package delaylake-client --no-annotate --quiet
 
 lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml and the POMs
 	@$(PY) -m pip install --quiet uv
@@ -118,14 +118,16 @@ programs:
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
 
-# The JARs of other versions of Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
+# With Go a program that uses Pulsar's Go client, without which its test is skipped; and the JARs of other versions of
+# Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
 pulsars: setup
+	@if command -v go >/dev/null; then go -C tests/go build -o "$(CURDIR)/$(VENV)/go/messages" . || rm -rf $(VENV)/go; fi
 	@$(PY) -m broker.jvm.jars $(OTHER_PULSARS) || true
 
 # PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.
-$(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml
+$(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml $(CLIENT)/pyproject.toml
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements.lock
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e $(CLIENT)
 	@touch $@

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from delaylake.message_ids import Outcome
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
-from admin.control.requests import Outcome
+from admin.control.requests import outcome_json
 from conf.errors import DelayLakeError, UnreadableWarehouseError
 
 
@@ -109,7 +110,7 @@ def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None
     """Makes the answer of an error: JSON with the reason, and the outcomes if there are any."""
     content: dict[str, object] = {"reason": reason}
     if outcomes is not None:
-        content["outcomes"] = [outcome.to_json() for outcome in outcomes]
+        content["outcomes"] = [outcome_json(outcome) for outcome in outcomes]
     return _AsciiResponse(content, code, headers)
 
 

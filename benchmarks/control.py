@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pulsar
+from delaylake.commands import Ids
 
 from admin.control.client import ControlClient
-from admin.control.requests import Ids
 from broker.client import connect
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker

@@ -38,10 +38,10 @@ from typing import Any
 
 import numpy as np
 import pulsar
+from delaylake.commands import Ids
 
-from admin.control.bulk import NAMED, Action, Change, plan
+from admin.control.bulk import NAMED, Change, plan
 from admin.control.client import ControlClient
-from admin.control.requests import Ids
 from admin.dashboard.histogram import histogram
 from benchmarks.on_time import NAMESPACE, WARM_UP_SECONDS, consume, produce
 from benchmarks.pending_load import DAY_MILLIS, MOST_WITH_PROPERTY, YEAR_MILLIS, Load
@@ -277,7 +277,7 @@ def cancel_all(job: Job, control: ControlClient, wanted: PendingFilter) -> dict[
     question = Pending(job.settings, TOPIC, wanted)
     rows = question.rows(BULK, NAMED.names)
     listed = time.perf_counter() - began
-    todo = plan(question.subscriptions, rows, Change(Action.CANCEL))
+    todo = plan(question.subscriptions, rows, Change(CANCEL))
     assert sum(o.n_messages * o.is_done for o in control.run(TOPIC, todo.calls, 120)) == rows.num_rows
     seconds = time.perf_counter() - began
     return {"messages": rows.num_rows, "seconds": round(seconds, 1), "listing_seconds": round(listed, 1)}

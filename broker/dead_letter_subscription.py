@@ -119,7 +119,7 @@ class DeadLetterConsumer:
         Raises:
             PulsarError: the broker does not answer.
         """
-        end = self._consumer.last_entry()
+        end = self._last_entry()
         last, heard_at = START, time.monotonic()
         while end.entry_id >= 0 and last < end:
             try:
@@ -186,6 +186,13 @@ class DeadLetterConsumer:
                 if is_refusal(error) or time.monotonic() > deadline:
                     raise
             time.sleep(_BUSY_SECONDS)
+
+    def _last_entry(self) -> Position:
+        while True:
+            try:
+                return self._consumer.last_entry()
+            except DisconnectedError:
+                self._connect_again()
 
     def _connect_again(self) -> None:
         self.close()

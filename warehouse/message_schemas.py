@@ -1,6 +1,6 @@
 """Stores the schemas of source topics: when a message is delivered, the source topic's registry may be gone.
 
-A receiver writes a schema to the table `schemas` before it takes in the first message with it. A sender registers the
+A receiver writes a schema to the table `schemas` before it ingests the first message with it. A sender registers the
 schema with the destination, and makes its producer with it.
 """
 
@@ -19,7 +19,8 @@ from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.remembered import Remembered
 from conf.errors import DelayLakeError
-from warehouse.delta.tables import Tables, exists, literal
+from warehouse.delta.tables import Tables, exists
+from warehouse.named_queries import NamedQueries
 from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
 
 COLUMNS = pa.schema(
@@ -33,13 +34,15 @@ COLUMNS = pa.schema(
     ]
 )
 
+_SQL = NamedQueries(__file__)
+
 VERSION_BYTES = 8
 
 # Whoever publishes chooses the versions of messages, and may register schemas.
 MOST_VERSIONS = 10_000  # of a topic in the table
 _MOST_UNKNOWN = 100  # of these those that the topic's registry does not have
 _MOST_REFUSED = 1_000  # versions that are remembered as not stored
-MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever takes in or sends messages has them in memory
+MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever ingests or sends messages has them in memory
 _MOST_INFOS = 20_000  # schemas of destinations that a sender remembers: all of one topic for two destinations
 _AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at the broker, which others need, too
 _TURN_SECONDS = 2.0  # how long a thread waits to be one of these
@@ -143,8 +146,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
     """
     if not exists(warehouse, TABLE):
         return {}
-    condition = "" if topic is None else f" WHERE topic = {literal(topic)}"
-    rows = Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE}{condition} ORDER BY seen_at DESC")  # noqa: S608
+    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("of_topic", topic=topic))
     return {
         (row["topic"], row["schema_version"]): None
         if row["type"] is None

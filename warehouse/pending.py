@@ -20,31 +20,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.kinds import OPERATIONS, Effect
+from tracker.commands.kinds import OPERATIONS
 from tracker.messages import BoolArray, Int64Array, as_int64, int64
+from warehouse.named_queries import TRUE, NamedQueries, Sql, identifier, literal
 
 _ENTRY = ("ledger_id", "entry_id")
 
 _EFFECTS = {operation.kind.upper(): operation.effect for operation in OPERATIONS.values()}
 _APPLIED = ("APPLIED", "SUPERSEDED")
-_OF_OPERATION = " ".join(f"WHEN '{operation}' THEN '{effect}'" for operation, effect in _EFFECTS.items())
 
-# SQL for the effect of a row of `outcomes`, a value of Effect; null: it had none. Rows of an earlier version have no
-# column for it.
-EFFECT = f"coalesce(effect, CASE WHEN result IN {_APPLIED} THEN CASE operation {_OF_OPERATION} END END)"
+SQL = NamedQueries(
+    __file__,
+    applied=_APPLIED,
+    effect_of_operation=Sql(" ".join(f"WHEN {literal(name)} THEN {literal(to)}" for name, to in _EFFECTS.items())),
+)
 
-# SQL condition: a row of `outcomes` cancelled its message or entry.
-IS_CANCEL = f"({EFFECT} = '{Effect.CANCEL}' AND occurrence IS NULL)"
+# SQL for the effect of a row of `outcomes`, and conditions for such a row: see the file.
+EFFECT = SQL("effect")
+IS_CANCEL = SQL("is_cancel")
+IS_RESTORE = SQL("is_restore")
+IS_SKIPPED_OCCURRENCE = SQL("is_skipped_occurrence")
+IS_PAUSE_CHANGE = SQL("is_pause_change")
 
-# SQL condition: a row of `outcomes` undid earlier cancels of its message, as a retry does, too.
-IS_RESTORE = f"({EFFECT} = '{Effect.RESTORE}')"
-
-# SQL condition: a row of `outcomes` is about an occurrence that is not delivered: it was skipped, or its destination
-# did not take it.
-IS_SKIPPED_OCCURRENCE = f"({EFFECT} = '{Effect.CANCEL}' AND occurrence IS NOT NULL)"
-
-# SQL condition: a row of `outcomes` paused a subscription, or ended its pause.
-IS_PAUSE_CHANGE = f"({EFFECT} IN ('{Effect.HOLD}', '{Effect.RESUME}') AND occurrence IS NULL)"
+# SQL with a row for each subscription and message, or whole entry, that commands have named.
+LAST_COMMANDS = SQL("last_commands")
 
 # If a recurring message has no row for its next occurrence this long after the last one, it has ended. Before, it may
 # recur so often (every few seconds) that its next occurrence gets no row.
@@ -64,62 +63,23 @@ def effects_of(outcomes: pa.Table) -> pa.Array:
     return pc.coalesce(outcomes["effect"], found) if "effect" in outcomes.column_names else found
 
 
-def last_occurrences(condition: str = "true") -> str:
+def last_occurrences(condition: Sql = TRUE) -> Sql:
     """Returns SQL with a row for each subscription and recurring message: its last occurrence that is done.
 
-    Columns beside the message's: `occurrence`, the number of the last one that was delivered or skipped; `due`, when it
-    was due by the rule, and `deliver_at`, when in fact; `delivered`, the number of delivered ones; `done_at`, when the
-    last one was delivered or skipped.
-
     Args:
-        condition: SQL, that a row of `deliveries` or of `outcomes` counts.
+        condition: that a row of `deliveries` or of `outcomes` counts.
     """
-    message = "topic, subscription, ledger_id, entry_id, batch_index"
-    return f"""
-SELECT {message}, max(occurrence) AS occurrence, max(due) AS due,
-       max(CASE WHEN occurrence = newest THEN deliver_at END) AS deliver_at,
-       count(sent_at) AS delivered, max(done_at) AS done_at
-FROM (
-    SELECT *, max(occurrence) OVER (PARTITION BY {message}) AS newest
-    FROM (
-        SELECT {message}, occurrence, deliver_at, coalesce(occurrence_at, deliver_at) AS due, sent_at,
-               sent_at AS done_at
-        FROM deliveries WHERE occurrence IS NOT NULL AND {condition}
-        UNION ALL
-        SELECT {message}, occurrence, deliver_at, deliver_at AS due, CAST(NULL AS BIGINT), applied_at
-        FROM outcomes WHERE {IS_SKIPPED_OCCURRENCE} AND {condition}
-    ) AS each_one
-) AS done
-GROUP BY {message}
-"""  # noqa: S608
-
-
-# A row for each subscription and message (or whole entry) named by commands: the sequence of the last command of each
-# kind; null: none.
-LAST_COMMANDS = f"""
-SELECT topic, subscription, ledger_id, entry_id, batch_index,
-       max(CASE WHEN effect = '{Effect.CANCEL}' THEN sequence END) AS cancelled,
-       max(CASE WHEN effect = '{Effect.RESTORE}' THEN sequence END) AS restored,
-       max(CASE WHEN effect = '{Effect.MOVE}' THEN sequence END) AS moved
-FROM (
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, {EFFECT} AS effect, coalesce(sequence, 0) AS sequence
-    FROM outcomes WHERE {IS_CANCEL} OR {IS_RESTORE}
-    UNION ALL
-    SELECT topic, subscription, ledger_id, entry_id, batch_index, operation AS effect, sequence
-    FROM delayed_index WHERE operation = 'MOVE'
-) AS commands
-GROUP BY topic, subscription, ledger_id, entry_id, batch_index
-"""  # noqa: S608
+    return SQL("last_occurrences", condition=condition)
 
 
 def join_commands(
     commands: str,
     row: str,
-    on: str = "true",
-    batch_index: str | None = None,
+    subscription: Sql | None = None,
+    message: Sql | None = None,
     has_one: bool = True,
     has_whole: bool = True,
-) -> str:
+) -> Sql:
     """Returns SQL that joins a row with the commands for its message (as `one`) and for its whole entry (as `whole`).
 
     `last`, `is_cancelled` and `is_moved_on` need both.
@@ -128,43 +88,51 @@ def join_commands(
         commands: a table or view with the columns of LAST_COMMANDS; the columns of sequences may be repeated with
             suffixes.
         row: the alias of a table with ledger_id and entry_id.
-        on: a further condition, in which `{of}` stands for `one` or `whole`.
-        batch_index: SQL for the number of the row's message in its entry, from 0; None: by the row's batch_index.
+        subscription: the row's subscription; None: the commands are for any.
+        message: the number of the row's message in its entry, from 0; None: by the row's batch_index.
         has_one: whether there may be commands for single messages; without them the join is quicker.
         has_whole: whether there may be commands for whole entries.
     """
-    message = batch_index or f"greatest({row}.batch_index, 0)"
-    entry = f"{{of}}.ledger_id = {row}.ledger_id AND {{of}}.entry_id = {row}.entry_id AND {on}"
-    one = commands if has_one else f"(SELECT * FROM {commands} WHERE false)"  # noqa: S608
-    whole = f"(SELECT * FROM {commands} WHERE {'batch_index = -1' if has_whole else 'false'})"  # noqa: S608
-    return (
-        f"LEFT JOIN {one} AS one ON {entry.format(of='one')} AND one.batch_index = {message} "
-        f"LEFT JOIN {whole} AS whole ON {entry.format(of='whole')}"
+
+    def for_subscription(alias: str) -> Sql:
+        if subscription is None:
+            return TRUE
+        return SQL("for_subscription", commands=identifier(alias), subscription=subscription)
+
+    return SQL(
+        "join_commands",
+        commands=identifier(commands),
+        row=identifier(row),
+        for_one=for_subscription("one"),
+        for_whole=for_subscription("whole"),
+        batch_index=message or SQL("message_number", row=identifier(row)),
+        has_one=has_one,
+        has_whole=has_whole,
     )
 
 
-def last(column: str) -> str:
+def last(column: str) -> Sql:
     """Returns SQL for the greater of a column's values for the message and for its whole entry; -1 if both are null."""
-    return f"greatest(coalesce(one.{column}, -1), coalesce(whole.{column}, -1))"
+    return SQL("last", column=identifier(column))
 
 
-def is_cancelled(suffix: str = "") -> str:
+def is_cancelled(suffix: str = "") -> Sql:
     """Returns the SQL condition that a message is cancelled.
 
     Args:
         suffix: the suffix of the columns `cancelled` and `restored`.
     """
-    return f"{last(f'cancelled{suffix}')} > {last(f'restored{suffix}')}"
+    return Sql(f"{last(f'cancelled{suffix}')} > {last(f'restored{suffix}')}")
 
 
-def is_moved_on(sequence: str, suffix: str = "") -> str:
+def is_moved_on(sequence: Sql, suffix: str = "") -> Sql:
     """Returns the SQL condition that the message of a row of `delayed_index` was moved to a later row.
 
     Args:
-        sequence: SQL for the row's sequence; null: the message's first row.
+        sequence: the row's sequence; null: the message's first row.
         suffix: the suffix of the column `moved`.
     """
-    return f"{last(f'moved{suffix}')} > coalesce({sequence}, 0)"
+    return SQL("comes_after", last=last(f"moved{suffix}"), sequence=sequence)
 
 
 def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: Sequence[str] = ()) -> BoolArray:

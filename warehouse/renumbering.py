@@ -1,4 +1,4 @@
-"""Gives the rows of a warehouse other ids when its job goes on with another broker, whose ids begin anew.
+"""Gives the rows of a warehouse other ids when its job goes on with another broker, whose ids begin again.
 
 A message in the tables keeps its entry id; its ledger id is moved up, beyond those of any cluster, like that of an
 imported message. An entry that the other broker has, too, gets its id there.
@@ -153,7 +153,7 @@ def renumber(
     if exists(warehouse, "expired"):  # it has indexes of the earlier broker
         tables.delete("expired", "true")
     if exists(warehouse, MESSAGE_SCHEMAS):
-        rows = tables.query(MESSAGE_SCHEMAS, f"SELECT * FROM {MESSAGE_SCHEMAS}")  # noqa: S608
+        rows = tables.query(MESSAGE_SCHEMAS, "SELECT * FROM schemas")
         versions = renumbering.schema_versions(rows["schema_version"])
         tables.replace(MESSAGE_SCHEMAS, _with(rows, {"schema_version": versions}), "true")
     tables.note("entries", {PLACES: renumbering.place, MOVED_AT: moved_at})
@@ -181,7 +181,7 @@ def _are(rows: pa.Table, entries: Iterable[Position]) -> BoolArray:
 
 def _renumber_changes(tables: Tables, renumbering: Renumbering) -> None:
     name = "subscription_changes"
-    rows = tables.query(name, f"SELECT * FROM {name}")  # noqa: S608
+    rows = tables.query(name, "SELECT * FROM subscription_changes")
     texts = [
         json.dumps({number: renumbering.position(at) for number, at in json.loads(text).items()}, sort_keys=True)
         for text in rows["positions"].to_pylist()

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from delaylake.control import ControlRequest, Window
+from delaylake.message_ids import Outcome
+from delaylake.wire.delaylake_pb2 import ControlOutcome
+
 from admin.control.outcome_source import OutcomeSource
-from admin.control.requests import ControlError, ControlRequest, Outcome
-from admin.control.window import Window
+from admin.control.requests import ControlError
 from conf.settings import Settings
-from tracker.wire.delaylake_pb2 import ControlOutcome
 
 if TYPE_CHECKING:
     import pulsar

@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from delaylake.commands import Ids
+from delaylake.control import MAX_ENTRIES, ControlRequest
+from delaylake.message_ids import Outcome
 
-from admin.control.requests import MAX_ENTRIES, ControlRequest, Ids, Outcome, RequestFactory
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
+from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, Effect
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
@@ -44,31 +47,22 @@ class CumulativeError(PendingError):
     """Messages of a subscription with a cumulative type can't be skipped."""
 
 
-class Action(StrEnum):
-    CANCEL = "cancel"
-    SKIP = "skip"
-    RESCHEDULE = "reschedule"
-    POSTPONE = "postpone"
-    RESTORE = "restore"
-
-
 @dataclass(frozen=True)
 class Change:
     """A change of messages.
 
     Attributes:
-        deliver_at: the new time of a RESCHEDULE, ms since the epoch; None: `shift_millis` counts.
-        shift_millis: by how many ms a RESCHEDULE or POSTPONE delays messages; negative: delivers them sooner.
+        kind: of the operation: a key of OPERATIONS with `by_filter`.
+        fields: as the operation's.
+        shift_millis: instead of a reschedule's field, by how many ms each is delivered later; negative: sooner.
     """
 
-    action: Action
-    deliver_at: int | None = None
+    kind: str
+    fields: Mapping[str, int | str] = field(default_factory=dict)
     shift_millis: int | None = None
 
-    def new_times(self, rows: pa.Table) -> Int64Array:
-        """Returns the new times of rescheduled messages, ms since the epoch, int64, (rows,)."""
-        if self.deliver_at is not None:
-            return np.full(rows.num_rows, self.deliver_at)
+    def shifted_times(self, rows: pa.Table) -> Int64Array:
+        """Returns the shifted times of messages, ms since the epoch, int64, (rows,)."""
         due = int64(rows, "deliver_at")
         # The time of a held message can't be shifted: the message is delivered at once.
         return np.where(due >= HELD_DELIVER_AT, 0, np.maximum(due + (self.shift_millis or 0), 0))
@@ -76,21 +70,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Call:
-    """An action on messages of one subscription; CANCEL is on whole entries.
+    """An operation on messages of one subscription; a cancel is on whole entries.
 
     Attributes:
         subscription: name of the subscription.
         rows: the messages or entries, as NAMED; an entry has the latest time of its messages.
-        deliver_at: the new time of a RESCHEDULE, ms since the epoch.
-        by_millis: by how many ms a POSTPONE delays messages.
+        fields: as the operation's.
         batch_size: the number of messages in each row.
     """
 
     subscription: str
-    action: Action
+    kind: str
     rows: pa.Table
-    deliver_at: int = 0
-    by_millis: int = 0
+    fields: Mapping[str, int | str] = field(default_factory=dict)
     batch_size: int = 1
 
 
@@ -129,18 +121,19 @@ class Tally:
         return {_camel(result): n for result, n in counts.items()}
 
 
-def filter_for(wanted: PendingFilter, action: Action) -> PendingFilter:
-    """Returns the filter for an action's messages: RESTORE is for cancelled ones."""
-    return wanted.model_copy(update={"state": State.CANCELLED}) if action is Action.RESTORE else wanted
+def filter_for(wanted: PendingFilter, kind: str) -> PendingFilter:
+    """Returns the filter for an operation's messages: a restore is for cancelled ones."""
+    is_undone = OPERATIONS[kind].effect == Effect.RESTORE
+    return wanted.model_copy(update={"state": State.CANCELLED}) if is_undone else wanted
 
 
-def check(pending: Pending, action: Action) -> None:
-    """Checks that an action is allowed on the messages of a listing.
+def check(pending: Pending, kind: str) -> None:
+    """Checks that an operation is allowed on the messages of a listing.
 
     Raises:
         CumulativeError: they can't be skipped, since a subscription has a cumulative type.
     """
-    if action is Action.SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
+    if kind == SKIP and (cumulative := [s for s in pending.subscriptions if s.type.is_cumulative]):
         raise CumulativeError(
             f"messages of {cumulative[0].name} can't be skipped: its type {cumulative[0].type} acknowledges "
             "cumulatively (cancel them)"
@@ -175,20 +168,20 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
     for number, subscription in enumerate(subscriptions):
         waiting = where(rows, int64(rows, WAITS) >> number & 1 > 0).select(NAMED.names)
         total += waiting.num_rows
-        if change.action is Action.CANCEL and subscription.type.is_cumulative:
+        if change.kind == CANCEL and subscription.type.is_cumulative:
             entries = _whole_entries(waiting)
             sizes = int64(entries, "batch_size")
             impossible += waiting.num_rows - int(sizes.sum())
             calls += [
-                Call(subscription.name, Action.CANCEL, where(entries, sizes == size), batch_size=size)
+                Call(subscription.name, CANCEL, where(entries, sizes == size), batch_size=size)
                 for size in np.unique(sizes).tolist()
             ]
-        elif change.action is Action.RESCHEDULE:
-            by_time = _by_time(waiting, change.new_times(waiting))
-            calls += [Call(subscription.name, change.action, chosen, time) for time, chosen in by_time]
+        elif change.shift_millis is not None:
+            by_time = _by_time(waiting, change.shifted_times(waiting))
+            calls += [Call(subscription.name, change.kind, rows, {"deliver_at": time}) for time, rows in by_time]
         elif waiting.num_rows:
-            action = Action.SKIP if change.action is Action.CANCEL else change.action
-            calls.append(Call(subscription.name, action, waiting, by_millis=change.shift_millis or 0))
+            kind = SKIP if change.kind == CANCEL else change.kind
+            calls.append(Call(subscription.name, kind, waiting, change.fields))
     return Plan(calls, total, impossible)
 
 
@@ -201,19 +194,14 @@ def requests(settings: Settings, issued_by: str, topic: str, calls: Iterable[Cal
     for call in calls:
         # Commands are made one at a time, so that a million messages don't become as many Python objects.
         for start in range(0, call.rows.num_rows, MAX_ENTRIES):
-            made = RequestFactory(
+            made = request_factory(
                 settings, issued_by, topic, [call.subscription], sum_up=True, request_id=f"{change}.{next(numbers)}"
             )
             rows = call.rows.slice(start, MAX_ENTRIES)
             position = (rows[name].to_pylist() for name in ("ledger_id", "entry_id", "partition", "batch_index"))
             messages, times = [MessageRef(*ids) for ids in zip(*position, strict=True)], rows["deliver_at"].to_pylist()
-            if call.action is Action.RESCHEDULE:
-                yield from made.make(call.action, Ids(messages), deliver_at=call.deliver_at)
-            elif call.action is Action.POSTPONE:
-                yield from made.make(call.action, Ids(messages), by_millis=call.by_millis)
-            else:
-                known = () if call.action is Action.RESTORE else times
-                yield from made.make(call.action, Ids(messages, known, call.batch_size))
+            known = times if OPERATIONS[call.kind].effect == Effect.CANCEL else ()
+            yield from made.make(call.kind, Ids(messages, known, call.batch_size), **call.fields)
 
 
 def _whole_entries(rows: pa.Table) -> pa.Table:

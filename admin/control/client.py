@@ -7,21 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pulsar
+from delaylake.commands import Named
+from delaylake.control import ControlRequest, RequestFactory, Window
+from delaylake.message_ids import Outcome
+from delaylake.wire.delaylake_pb2 import ControlOutcome
 
 from admin.control.outcome_source import OutcomeSource
-from admin.control.requests import (
-    ControlError,
-    ControlRequest,
-    Named,
-    Outcome,
-    RequestFactory,
-)
-from admin.control.window import Window
+from admin.control.requests import ControlError, request_factory
 from broker.client import FIRST_SEQUENCE_ID, connect
 from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
-from tracker.wire.delaylake_pb2 import ControlOutcome
 
 if TYPE_CHECKING:
     from admin.control.bulk import Call
@@ -108,7 +104,7 @@ class ControlClient:
                 raise ControlError(f"{self._settings.pulsar.service_url} does not tell partitions: {error}") from error
             if partition_name(source, partition) not in names:
                 raise ControlError(f"no such topic: {source} has no partition {partition}")
-        return RequestFactory(self._settings, self._issued_by, topic, subscriptions)
+        return request_factory(self._settings, self._issued_by, topic, subscriptions)
 
     def _exchange(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> Iterator[Outcome]:
         """Publishes commands, several ahead of their outcomes, and yields the outcomes until all have come.

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from pydantic.alias_generators import to_camel
+from delaylake import rest
+from delaylake.commands import END_SCHEDULE, Ids, Named, done_results
+from delaylake.message_ids import MessageId, Outcome
 
-from admin.control.requests import DONE, ControlError, Keys, Named, Outcome, done_results
+from admin.control.requests import ControlError
 from broker.entries.message_ids import MessageRef
 from broker.pulsar_admin.admin_connection import http_client
 from conf.errors import one_line
 from conf.settings import PulsarSettings
 from tracker.commands.decode import full_name
-from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, Operation
-from tracker.wire.delaylake_pb2 import Result
 
 _CONNECTIONS = 16
-
-_Call = tuple[str, Any]  # the path and the body of a call; None: it has no body
-
-_CANCEL = OPERATIONS[CANCEL].path
 
 
 class RestClient:
@@ -66,23 +62,11 @@ class RestClient:
         Raises:
             ControlError: the API can't be reached, refuses, or does not answer in time.
         """
-        operation = OPERATIONS[kind]
-        if named is None:
-            calls: list[_Call] = [(_of_subscription(topic, name, operation), None) for name in subscriptions]
-        elif operation.is_of_schedule:
-            calls = _calls_of_schedules(topic, operation, named, subscriptions)
-        elif kind == CANCEL:
-            calls = _calls_one_by_one(topic, _CANCEL, named, subscriptions)
-        elif kind == SKIP and not subscriptions:
-            calls = _calls_one_by_one(topic, "acknowledgeMessage", named, subscriptions)
-        else:
-            calls = [
-                (_of_subscription(topic, name, operation), _content(part, fields))
-                for name in subscriptions
-                for part in named.parts(self._max_ids)
-            ]
-        done = DONE if isinstance(named, Keys) else done_results(kind)
-        return self._post(calls, done, timeout_seconds)
+        try:
+            made = list(rest.calls(full_name(topic), kind, named, subscriptions, fields, self._max_ids))
+        except ValueError as error:
+            raise ControlError(str(error)) from error
+        return self._ask(made, done_results(kind, named), timeout_seconds)
 
     def end_schedule(
         self, topic: str, message: MessageRef, subscriptions: Sequence[str], timeout_seconds: float
@@ -92,13 +76,7 @@ class RestClient:
         Raises:
             ControlError: as above.
         """
-        query = httpx.QueryParams({"subscriptionNames": list(subscriptions)})
-        return self._post(
-            [(f"{_path(topic)}/schedules/{message}?{query}", None)],
-            done_results(CANCEL),
-            timeout_seconds,
-            method="DELETE",
-        )
+        return self.send(topic, END_SCHEDULE, Ids([message]), subscriptions, timeout_seconds)
 
     def schedules(
         self, topic: str, query: dict[str, Any], message: MessageRef | None, timeout_seconds: float = 60
@@ -114,7 +92,7 @@ class RestClient:
             ControlError: the API can't be reached, or refuses.
         """
         path = f"{_path(topic)}/schedules{'' if message is None else f'/{message}'}"
-        return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
+        return self._call("GET", path, None, timeout_seconds, query)
 
     def message_id_by_index(self, topic: str, index: int) -> MessageRef:
         """Returns the entry with an index, and its partition.
@@ -122,7 +100,7 @@ class RestClient:
         Raises:
             ControlError: the API can't be reached, or has no such entry.
         """
-        found = self._call("GET", f"{_path(topic)}/getMessageIdByIndex?index={index}", None, 30)
+        found = self._call("GET", f"{_path(topic)}/getMessageIdByIndex", None, 30, {"index": index})
         return MessageRef(found["ledgerId"], found["entryId"], found["partitionIndex"])
 
     def delayed(self, topic: str, query: dict[str, Any], is_stats: bool, timeout_seconds: float = 60) -> Any:
@@ -137,7 +115,7 @@ class RestClient:
             ControlError: the API can't be reached, or refuses.
         """
         path = f"{_path(topic)}/delayed{'/stats' if is_stats else ''}"
-        return self._call("GET", f"{path}?{httpx.QueryParams(query)}", None, timeout_seconds)
+        return self._call("GET", path, None, timeout_seconds, query)
 
     def by_filter(
         self, topic: str, subscription: str, operation: str, content: dict[str, Any], timeout_seconds: float
@@ -168,25 +146,33 @@ class RestClient:
             ControlError: as above.
         """
         headers = {"Idempotency-Key": request_id}
-        found: dict[str, Any] = self._call("POST", f"{_path(topic)}/dlq/redrive", content, timeout_seconds, headers)
+        path = f"{_path(topic)}/dlq/redrive"
+        found: dict[str, Any] = self._call("POST", path, content, timeout_seconds, headers=headers)
         return found
 
-    def _post(
-        self, calls: list[_Call], done: frozenset[int], timeout_seconds: float, method: str = "POST"
-    ) -> Iterator[Outcome]:
+    def _ask(self, calls: Iterable[rest.Call], done: frozenset[str], timeout_seconds: float) -> Iterator[Outcome]:
+        def ask(call: rest.Call) -> Any:
+            return self._call(call.method, call.path, call.content, timeout_seconds, params=call.params)
+
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            for found in pool.map(lambda call: self._call(method, call[0], call[1], timeout_seconds), calls):
+            for found in pool.map(ask, calls):
                 for published in found["outcomes"]:
                     yield Outcome(
                         published["subscription"],
-                        MessageRef(published["ledgerId"], published["entryId"], -1, published["batchIndex"]),
+                        MessageId(published["ledgerId"], published["entryId"], -1, published["batchIndex"]),
                         published["result"],
                         published["reason"],
-                        Result.Value(published["result"]) in done,
+                        published["result"] in done,
                     )
 
     def _call(
-        self, method: str, path: str, content: Any, timeout_seconds: float, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        content: Any,
+        timeout_seconds: float,
+        params: Mapping[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """Makes a call, and returns the JSON of its answer, also of an error with outcomes.
 
@@ -195,7 +181,7 @@ class RestClient:
         """
         try:
             response = self._http.request(
-                method, self._url + path, json=content, timeout=timeout_seconds, headers=headers
+                method, self._url + path, params=params, json=content, timeout=timeout_seconds, headers=headers
             )
             found = response.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -207,40 +193,4 @@ class RestClient:
 
 
 def _path(topic: str) -> str:
-    domain, _, rest = full_name(topic).partition("://")
-    return "/".join(["/admin/v2", domain, *(quote(part, safe="") for part in rest.split("/", 2))])
-
-
-def _of_subscription(topic: str, name: str, operation: Operation) -> str:
-    return f"{_path(topic)}/subscription/{quote(name, safe='')}/{operation.path}"
-
-
-def _calls_of_schedules(topic: str, operation: Operation, named: Named, subscriptions: Sequence[str]) -> list[_Call]:
-    """Returns a call for each schedule."""
-    query = {"subscriptionNames": list(subscriptions)}
-    if isinstance(named, Keys):
-        queries = [httpx.QueryParams({"scheduleKey": key, **query}) for key in named.keys]
-        return [(f"{_path(topic)}/schedules/{operation.path}?{one}", None) for one in queries]
-    params = httpx.QueryParams(query)
-    return [(f"{_path(topic)}/schedules/{one}/{operation.path}?{params}", None) for one in named.messages]
-
-
-def _calls_one_by_one(topic: str, path: str, named: Named, subscriptions: Sequence[str]) -> list[_Call]:
-    """Returns a call for each message."""
-    if isinstance(named, Keys):
-        contents: list[dict[str, Any]] = [{"scheduleKey": key} for key in named.keys]
-    else:
-        contents = [{"ledgerId": one.ledger_id, "entryId": one.entry_id} for one in named.messages]
-        if path == _CANCEL:
-            contents = [{**one, "deliverAt": time} for one, time in zip(contents, named.times, strict=True)]
-    names = list(subscriptions)
-    return [(f"{_path(topic)}/{path}", {**content, "subscriptionNames": names}) for content in contents]
-
-
-def _content(part: Named, fields: Mapping[str, int | str]) -> Any:
-    """Returns the body of a call that names messages together."""
-    more = {to_camel(name): value for name, value in fields.items()}
-    if isinstance(part, Keys):
-        return {"scheduleKeys": list(part.keys), **more}
-    ids = [str(message) for message in part.messages]
-    return {"messageIds": ids, **more} if more else ids
+    return rest.topic_path(full_name(topic))

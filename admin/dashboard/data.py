@@ -16,22 +16,18 @@ from conf.settings import Settings
 from status.job_status import known_status
 from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import literal
 from warehouse.maintenance.table_files import MERGES
+from warehouse.named_queries import TRUE, NamedQueries, Sql, all_of, identifier, is_in
 from warehouse.queries.waiting import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.views import Warehouse
 
 _STATS_SECONDS = 15.0
 
-# SQL for the request id of a call: those of its commands have a number behind it.
-_REQUEST = "regexp_replace(request_id, '[.][0-9]+$', '')"
-
-# SQL for the idempotency key of a call: its request id has a digest of role and topic behind it.
-_KEY = "regexp_replace(request_id, '~[0-9a-f]{12}([.][0-9]+)?$', '')"
+_SQL = NamedQueries(__file__)
 
 WHICH_ATTEMPTS = {"": "all", "waiting": "that wait", "dead": "dead letters", "redriven": "re-driven"}
-_ATTEMPTS = {"waiting": "sent_at IS NULL AND attempt > 0", "dead": "is_dead_letter", "redriven": "attempt = 0"}
+_ATTEMPTS = {which: _SQL(which) for which in ("waiting", "dead", "redriven")}
 
 
 class Stats:
@@ -77,22 +73,12 @@ def changes_log(
     Raises:
         TableNotFoundError: there is no such table.
     """
-    shared = "request, topic, subscription, operation, result, issued_by, reason"
-    conditions = [f"{column} = {literal(value)}" for column, value in asked.items() if value and column != "request_id"]
+    conditions = [is_in("topic", topics)]
+    conditions += [_equals(column, value) for column, value in asked.items() if value and column != "request_id"]
     if request := asked.get("request_id"):
-        conditions.append(f"{literal(request)} IN (request_id, {_REQUEST}, {_KEY})")
-    where = " AND ".join([_of_topics(topics), *conditions])
-    newest = (
-        f"SELECT {shared.replace('request', f'{_REQUEST} AS request', 1)}, ledger_id, entry_id, batch_index, "  # noqa: S608
-        f"applied_at, sequence FROM outcomes WHERE {where} ORDER BY applied_at DESC, sequence DESC LIMIT {n_read}"
-    )
-    found = Snapshot(settings.warehouse, {"outcomes": None}).sql(
-        f"SELECT {shared}, max(applied_at) AS applied_at, max(sequence) AS sequence, count(*) AS n, "  # noqa: S608
-        "max(ledger_id) AS ledger_id, max(entry_id) AS entry_id, max(batch_index) AS batch_index, "
-        f"sum(count(*)) OVER () = {n_read} AND min(applied_at) = min(min(applied_at)) OVER () AS is_cut "
-        f"FROM ({newest}) AS o GROUP BY {shared} ORDER BY applied_at DESC, sequence DESC LIMIT {limit}"
-    )
-    rows: list[dict[str, Any]] = found.to_pylist()
+        conditions.append(_SQL("of_call", request=request))
+    sql = _SQL("changes", conditions=all_of(conditions), n_read=n_read, n=limit)
+    rows: list[dict[str, Any]] = Snapshot(settings.warehouse, {"outcomes": None}).sql(sql).to_pylist()
     return rows
 
 
@@ -104,15 +90,15 @@ def outcomes_of(
     Raises:
         TableNotFoundError: there is no such table.
     """
-    rows: list[dict[str, Any]] = (
-        Snapshot(settings.warehouse, {"outcomes": None})
-        .sql(
-            f"SELECT * FROM outcomes WHERE {_of_topics(topics)} AND {_REQUEST} = {literal(request)} "  # noqa: S608
-            f"AND result = {literal(result)} AND coalesce(subscription, '') = {literal(subscription)} "
-            f"ORDER BY sequence, entry_id, batch_index LIMIT {limit}"
-        )
-        .to_pylist()
+    sql = _SQL(
+        "outcomes_of_row",
+        of_topics=is_in("topic", topics),
+        request=request,
+        result=result,
+        subscription=subscription,
+        n=limit,
     )
+    rows: list[dict[str, Any]] = Snapshot(settings.warehouse, {"outcomes": None}).sql(sql).to_pylist()
     return rows
 
 
@@ -129,10 +115,8 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
         snapshot = Snapshot(settings.warehouse, {REFUSALS: None})
     except TableNotFoundError:
         return []
-    where = "true" if sees_all else _of_topics(topics)
-    rows: list[dict[str, Any]] = snapshot.sql(
-        f"SELECT * FROM {REFUSALS} WHERE {where} ORDER BY refused_at DESC LIMIT {limit}"  # noqa: S608
-    ).to_pylist()
+    condition = TRUE if sees_all else is_in("topic", topics)
+    rows: list[dict[str, Any]] = snapshot.sql(_SQL("refusals", condition=condition, n=limit)).to_pylist()
     return rows
 
 
@@ -157,16 +141,10 @@ def attempts_of(
     Raises:
         TableNotFoundError: there are no tables.
     """
-    conditions = [f"topic = {literal(topic)}", *([f"subscription = {literal(subscription)}"] if subscription else [])]
+    conditions = [_equals("topic", topic), *([_equals("subscription", subscription)] if subscription else [])]
     conditions += [_ATTEMPTS[which]] if which in _ATTEMPTS else []
-    rows: list[dict[str, Any]] = (
-        Warehouse(settings)
-        .sql(
-            f"SELECT * FROM attempts WHERE {' AND '.join(conditions)} "  # noqa: S608
-            f"ORDER BY applied_at DESC, ledger_id DESC, entry_id DESC LIMIT {limit}"
-        )
-        .to_pylist()
-    )
+    sql = _SQL("attempts", conditions=all_of(conditions), n=limit)
+    rows: list[dict[str, Any]] = Warehouse(settings).sql(sql).to_pylist()
     return rows
 
 
@@ -202,5 +180,5 @@ def storage(settings: Settings) -> list[dict[str, Any]]:
     return found
 
 
-def _of_topics(topics: Sequence[str]) -> str:
-    return f"topic IN ({', '.join(map(literal, topics))})"
+def _equals(column: str, value: str) -> Sql:
+    return _SQL("equals", column=identifier(column), value=value)

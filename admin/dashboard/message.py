@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.entries.message_ids import MessageRef
@@ -13,11 +13,13 @@ from tracker.commands.kinds import OPERATIONS, Effect
 from tracker.commands.retries import REDRIVE, SENT_BACK
 from tracker.message_state.moves import HELD_DELIVER_AT
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import literal
+from warehouse.named_queries import NamedQueries, Sql
 from warehouse.pending import EFFECT
 from warehouse.queries.listing import PendingFilter, State, time_as_it_came
 from warehouse.queries.waiting import Pending
 from warehouse.routes.known_routes import known_destinations
+
+_SQL = NamedQueries(__file__, effect=EFFECT)
 
 _SHOWN_BYTES = 4_096
 _MOST_STANDINGS = 50  # of an entry with several messages
@@ -83,8 +85,7 @@ def message_of(settings: Settings, topic: str, ref: MessageRef) -> dict[str, Any
         form `payload_form`, text or hexadecimal; and `payload_bytes`, the payload's size.
     """
     rows = Snapshot(settings.warehouse, {"delayed_index": None}).sql(
-        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY' "  # noqa: S608
-        "ORDER BY coalesce(sequence, 0), batch_index LIMIT 1"
+        _SQL("first_index_row", condition=_is_of(topic, ref))
     )
     if not rows.num_rows:
         return None
@@ -114,21 +115,18 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         the new time of a message that was rescheduled, else None.
     """
     snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
-    entry = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
+    of_entry = _is_of(topic, replace(ref, batch_index=-1))
+    of_message = _is_of(topic, ref)
     events: list[dict[str, Any]] = []
 
     def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "", to: int | None = None) -> None:
         event = {"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail, "to": to}
         events.append(event)
 
-    for row in snapshot.sql(f"SELECT DISTINCT publish_time, batch_size FROM entries WHERE {entry}").to_pylist():  # noqa: S608
+    for row in snapshot.sql(_SQL("published", condition=of_entry)).to_pylist():
         add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
-    rows = snapshot.sql(
-        f"SELECT * FROM delayed_index WHERE {_of(topic, ref)} AND operation = 'DELAY'"  # noqa: S608
-    ).to_pylist()
-    outcomes = snapshot.sql(
-        f"SELECT *, {EFFECT} AS had_effect FROM outcomes WHERE {_of(topic, ref)}"  # noqa: S608
-    ).to_pylist()
+    rows = snapshot.sql(_SQL("index_rows", condition=of_message)).to_pylist()
+    outcomes = snapshot.sql(_SQL("outcomes", condition=of_message)).to_pylist()
     for row in rows:
         if not row["sequence"]:
             add(
@@ -146,7 +144,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         to = row["deliver_at"] if row["had_effect"] == Effect.MOVE else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     destinations = known_destinations(settings, known_status(settings.warehouse))
-    for row in snapshot.sql(f"SELECT * FROM deliveries WHERE {_of(topic, ref)}").to_pylist():  # noqa: S608
+    for row in snapshot.sql(_SQL("deliveries", condition=of_message)).to_pylist():
         destination = destinations.get((topic, row["subscription"]))
         is_dead = row["attempt"] and is_dead_letter(row["destination"] or "", destination)
         numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
@@ -178,7 +176,7 @@ def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[di
     return max(int(held["publish_time"]), due)
 
 
-def _of(topic: str, ref: MessageRef) -> str:
+def _is_of(topic: str, ref: MessageRef) -> Sql:
     """Returns the SQL condition that a row is of a message, or of its whole entry."""
-    condition = f"topic = {literal(topic)} AND ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
-    return condition if ref.batch_index < 0 else f"{condition} AND batch_index IN (-1, {ref.batch_index})"
+    query = "of_entry" if ref.batch_index < 0 else "of_message"
+    return _SQL(query, topic=topic, ledger=ref.ledger_id, entry=ref.entry_id, batch_index=ref.batch_index)

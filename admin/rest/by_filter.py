@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import (
     MAX_MATCHED,
     MOST_MATCHED,
-    Action,
     Change,
     Tally,
     check,
@@ -26,9 +26,11 @@ from admin.control.bulk import (
 from admin.control.dead_letters import DeadLetterFilter
 from admin.errors import AdminError
 from admin.rest.pending_errors import invalid, refusal
+from admin.rest.request_bodies import BadRequestError, parse_fields, parse_json
 from admin.rest.target_topic import Target
 from admin.rest.topics_schema import IDEMPOTENCY_KEY
 from conf.settings import Settings
+from tracker.commands.kinds import RESCHEDULE, Operation
 from tracker.due_time import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
 from warehouse.queries.waiting import Pending
@@ -73,36 +75,9 @@ class BulkReschedule(BulkRequest):
             raise ValueError("one of deliverAt and shiftMillis is needed")
         return self
 
-    @property
-    def change(self) -> Change:
-        """The change that is asked for."""
-        return Change(Action.RESCHEDULE, self.deliver_at, self.shift_millis)
 
-
-class BulkPostpone(BulkRequest):
-    """The messages to be delivered later, and by how much."""
-
-    by_millis: Annotated[int, Field(gt=-(2**47), lt=2**47, description="So much later; negative: sooner.")]
-
-    @field_validator("by_millis")
-    @classmethod
-    def _is_not_0(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("must not be 0")
-        return value
-
-    @property
-    def change(self) -> Change:
-        """The change that is asked for."""
-        return Change(Action.POSTPONE, shift_millis=self.by_millis)
-
-
-def parse_bulk(body: bytes, change: Change | type[BulkReschedule | BulkPostpone]) -> tuple[BulkRequest, Change]:
+def parse_bulk(body: bytes, operation: Operation) -> tuple[BulkRequest, Change]:
     """Reads a body with a filter instead of ids.
-
-    Args:
-        body: the body.
-        change: the change; or the kind of body that says it.
 
     Returns:
         the parsed body, and the change.
@@ -111,12 +86,19 @@ def parse_bulk(body: bytes, change: Change | type[BulkReschedule | BulkPostpone]
         AdminError: 400, the body can't be read.
     """
     try:
-        if isinstance(change, Change):
-            return BulkRequest.model_validate_json(body), change
-        asked = change.model_validate_json(body)
+        if operation.kind == RESCHEDULE:
+            moved = BulkReschedule.model_validate_json(body)
+            fields = {} if moved.deliver_at is None else {"deliver_at": moved.deliver_at}
+            return moved, Change(operation.kind, fields, moved.shift_millis)
+        content = parse_json(body)
+        change = Change(operation.kind, parse_fields(operation, content))
+        names = {to_camel(one.name) for one in operation.fields}
+        common = {name: value for name, value in content.items() if name not in names}
+        return BulkRequest.model_validate_json(json.dumps(common)), change
+    except BadRequestError as error:
+        raise AdminError(400, str(error)) from error
     except ValidationError as error:
         raise invalid(error) from error
-    return asked, asked.change
 
 
 async def by_filter(
@@ -136,12 +118,12 @@ async def by_filter(
         raise AdminError(400, 'the filter must say which messages are meant; {"dueFrom": 0} means all')
     if wanted.subscription not in (None, subscription):
         raise AdminError(400, "the filter has another subscription than the path")
-    wanted = filter_for(wanted.model_copy(update={"subscription": subscription}), change.action)
+    wanted = filter_for(wanted.model_copy(update={"subscription": subscription}), change.kind)
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     try:
         question = await asyncio.to_thread(Pending, settings, target.name, wanted)
-        check(question, change.action)
+        check(question, change.kind)
         if body.dry_run:
             return JSONResponse(await asyncio.to_thread(_would_match, question))
         rows = await asyncio.to_thread(matching, question, most)

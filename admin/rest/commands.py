@@ -7,11 +7,14 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from delaylake.control import ControlRequest, RequestFactory
+from delaylake.message_ids import Outcome
+from delaylake.wire.delaylake_pb2 import ControlCommand
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from admin.control.async_client import AsyncControlClient
-from admin.control.requests import ControlRequest, Outcome, RequestFactory
+from admin.control.requests import outcome_json, outcome_text, request_factory
 from admin.errors import AdminError, prefers_outcomes
 from admin.rest.request_bodies import BadRequestError, parse_request_id
 from admin.rest.target_topic import Target
@@ -20,7 +23,6 @@ from admin.security.policy import Policy
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
 from tracker.commands.kinds import OPERATIONS
-from tracker.wire.delaylake_pb2 import ControlCommand
 
 # The HTTP statuses of unsuccessful results, gravest first: a call has one status.
 CANCEL_CODES = {"INVALID": 412, "NOT_ALLOWED": 412, "TOO_LATE": 412, "NOT_FOUND": 404}
@@ -36,7 +38,7 @@ def command_factory(request: Request, role: str, target: Target, subscriptions: 
         AdminError: 400, the request id is not allowed.
     """
     request_id = chosen_request_id(request, role, target)
-    return RequestFactory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
+    return request_factory(request.app.state.settings, role, target.name, subscriptions, request_id=request_id)
 
 
 def chosen_request_id(request: Request, role: str, target: Target) -> str:
@@ -123,12 +125,12 @@ def answer(request: Request, outcomes: list[Outcome], codes: Mapping[str, int]) 
         code = next((code for result, code in codes.items() if result in results), 500)
         raise AdminError(code, _reason(failed, len(outcomes)), outcomes if wants_outcomes else None)
     if wants_outcomes:
-        return JSONResponse({"outcomes": [outcome.to_json() for outcome in outcomes]})
+        return JSONResponse({"outcomes": [outcome_json(outcome) for outcome in outcomes]})
     return Response(status_code=204)
 
 
 def _reason(failed: Sequence[Outcome], n: int) -> str:
-    shown = "; ".join(str(outcome) for outcome in failed[:_SHOWN])
+    shown = "; ".join(outcome_text(outcome) for outcome in failed[:_SHOWN])
     more = f"; and {len(failed) - _SHOWN:,} more" if len(failed) > _SHOWN else ""
     others = f" ({n - len(failed):,} of {n:,} done)" if len(failed) < n else ""
     return f"{shown}{more}{others}"

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 
 from admin.control.async_client import AsyncControlClient
-from admin.control.bulk import MOST_MATCHED, NAMED, Action, Change, Tally, check, plan, requests
+from admin.control.bulk import MOST_MATCHED, NAMED, Change, Tally, check, plan, requests
 from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.by_filter import BulkRequest, by_filter, check_most, refuse_key
 from admin.rest.pending_errors import invalid, refusal
@@ -35,6 +35,7 @@ from admin.rest.topics_schema import (
 )
 from conf.settings import Settings
 from status.job_status import known_status
+from tracker.commands import kinds
 from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.listing import PendingError, PendingFilter, State
@@ -192,7 +193,7 @@ def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: F
 async def cancel_by_filter(
     request: Request, role: Canceller, target: TargetTopic, subscription: Subscription, body: BulkRequest
 ) -> Response:
-    return await by_filter(request, role, target, subscription, body, Change(Action.CANCEL))
+    return await by_filter(request, role, target, subscription, body, Change(kinds.CANCEL))
 
 
 @router.post(
@@ -206,7 +207,7 @@ async def cancel_by_filter(
 async def skip_by_filter(
     request: Request, role: Skipper, target: TargetTopic, subscription: Subscription, body: BulkRequest
 ) -> Response:
-    return await by_filter(request, role, target, subscription, body, Change(Action.SKIP))
+    return await by_filter(request, role, target, subscription, body, Change(kinds.SKIP))
 
 
 @router.post(
@@ -235,7 +236,7 @@ async def skip_next(
     await asyncio.to_thread(target.refuse_whole, request.app.state.control)
     try:
         question = await asyncio.to_thread(_not_handed_out, request, target, subscription)
-        check(question, Action.SKIP)
+        check(question, kinds.SKIP)
         if wanted > request.app.state.settings.api.max_matched_per_filter:
             check_most(request, min(wanted, await asyncio.to_thread(question.count)))
         tally = await _skip_next(request, role, target, question, wanted)
@@ -267,7 +268,7 @@ async def _skip_next(request: Request, role: str, target: Target, question: Pend
                 504, f"{n - left:,} of {n:,} were skipped in {timeout_seconds:g} s: call again for the rest"
             )
         tried += rows.num_rows
-        todo = await asyncio.to_thread(plan, question.subscriptions, rows, Change(Action.SKIP))
+        todo = await asyncio.to_thread(plan, question.subscriptions, rows, Change(kinds.SKIP))
         commands = requests(settings, role, question.topic, todo.calls)
         before = tally.results["APPLIED"]
         async for outcome in client.send_ahead(commands, timeout_seconds):

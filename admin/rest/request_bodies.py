@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from admin.control.requests import Ids, Keys, Named
+from delaylake.commands import Ids, Keys, Named
+from pydantic.alias_generators import to_camel
+
 from broker.entries.message_ids import (
     MAX_INT64,
     MessageRef,
@@ -17,8 +19,9 @@ from broker.entries.message_ids import (
     parse_number,
 )
 from conf.errors import DelayLakeError
+from tracker.commands.kinds import Field, Operation
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError
-from tracker.properties import MAX_AFTER_MILLIS, check_key
+from tracker.properties import check_key
 from tracker.schemas import MAX_REQUEST_ID_BYTES, is_reserved
 
 MAX_KEY_CHARACTERS = MAX_REQUEST_ID_BYTES // 2  # of an Idempotency-Key: leaves room for the number of further commands
@@ -101,13 +104,6 @@ def _keys(content: object, fields: set[str], max_ids: int) -> Keys | None:
     if len(keys) > max_ids:
         raise TooManyIdsError(f"{len(keys):,} schedule keys; a call may have {max_ids:,}")
     return Keys(list(dict.fromkeys(map(_key, keys))))
-
-
-def _new_time(content: Mapping[str, object]) -> int:
-    deliver_at = _int64(content, "deliverAt", 0)
-    if deliver_at >= MAX_TIME_MILLIS:
-        raise BadRequestError("deliverAt must be before the year 10000")
-    return deliver_at
 
 
 def _key(given: object) -> str:
@@ -193,68 +189,73 @@ def parse_skip(body: bytes, max_ids: int) -> list[MessageRef]:
     return _each(ids, max_ids, _object_id if kind.lower() == "messageid" else _base64_id)
 
 
-def parse_reschedule(body: bytes, max_ids: int) -> tuple[Named, int]:
-    """Reads {"messageIds": as in `parse_skip`, "deliverAt": ms since the epoch}, or with "scheduleKeys": [...].
+def parse_command(operation: Operation, body: bytes, max_ids: int) -> tuple[Named, dict[str, int | str]]:
+    """Reads the messages that an operation is for, and its fields.
+
+    The body is as of `parse_skip`; with fields {"messageIds": as in `parse_skip`, ...}. An operation that may name its
+    messages by their keys takes {"scheduleKeys": [...], ...}, too.
 
     Returns:
-        the messages, and the time.
-
-    Raises:
-        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or deliverAt is out of range.
-    """
-    content = parse_json(body)
-    if (keys := _keys(content, {"scheduleKeys", "deliverAt"}, max_ids)) is not None:
-        return keys, _new_time(content)
-    if not isinstance(content, dict) or content.keys() != {"messageIds", "deliverAt"}:
-        raise BadRequestError('the body must be {"messageIds": [...], "deliverAt": ms}')
-    deliver_at = _new_time(content)
-    return Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), deliver_at
-
-
-def parse_postpone(body: bytes, max_ids: int) -> tuple[Named, int]:
-    """Reads {"messageIds": as in `parse_skip`, "byMillis": ms}, or with "scheduleKeys": [...].
-
-    Returns:
-        the messages, and by how many ms they are postponed.
-
-    Raises:
-        BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or byMillis is 0 or out of range.
-    """
-    content = parse_json(body)
-    keys = _keys(content, {"scheduleKeys", "byMillis"}, max_ids)
-    if not isinstance(content, dict) or (keys is None and content.keys() != {"messageIds", "byMillis"}):
-        raise BadRequestError('the body must be {"messageIds": [...], "byMillis": ms}')
-    by = _int64(content, "byMillis", -MAX_TIME_MILLIS + 1)
-    if by == 0 or by >= MAX_TIME_MILLIS:
-        raise BadRequestError(f"byMillis must not be 0, and less than {MAX_TIME_MILLIS}")
-    return keys or Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), by
-
-
-def parse_retry(body: bytes, max_ids: int) -> tuple[list[MessageRef], str, int]:
-    """Reads {"messageIds": as in `parse_skip`, "reason": text, "afterMillis": ms}; the last two are optional.
-
-    Returns:
-        the messages, the reason, and the delay, ms; 0: as the subscription's backoff says.
+        the messages, and the values by the fields' names.
 
     Raises:
         BadRequestError, MessageIdError, TooManyIdsError: as `parse_skip`, or a field is unknown or has a wrong value.
     """
+    if not operation.fields:
+        return (parse_named(body, max_ids) if operation.by_key else Ids(parse_skip(body, max_ids))), {}
     content = parse_json(body)
-    if not isinstance(content, dict) or "messageIds" not in content:
-        raise BadRequestError('the body must be {"messageIds": [...], "reason": "...", "afterMillis": ms}')
-    if unknown := content.keys() - {"messageIds", "reason", "afterMillis"}:
-        raise BadRequestError(f"unknown: {min(unknown)[:80]!r}")
-    reason, after = content.get("reason"), content.get("afterMillis")
-    if reason is not None and not isinstance(reason, str):
-        raise BadRequestError("reason must be a text")
+    names = [to_camel(one.name) for one in operation.fields]
+    if operation.by_key and (keys := _keys(content, {"scheduleKeys", *names}, max_ids)) is not None:
+        return keys, parse_fields(operation, content)
+    needed = [to_camel(one.name) for one in operation.fields if not one.is_optional]
+    if not isinstance(content, dict) or not {"messageIds", *needed} <= content.keys():
+        raise BadRequestError(f"the body must be {_form(operation)}")
+    if unknown := content.keys() - {"messageIds", *names}:
+        is_exact = len(needed) == len(names)
+        raise BadRequestError(f"the body must be {_form(operation)}" if is_exact else f"unknown: {min(unknown)[:80]!r}")
+    fields = parse_fields(operation, content)
+    return Ids(parse_skip(json.dumps(content["messageIds"]).encode(), max_ids)), fields
+
+
+def parse_fields(operation: Operation, content: Mapping[str, object]) -> dict[str, int | str]:
+    """Returns the values of an operation's fields, by their names.
+
+    Raises:
+        BadRequestError: one is missing, or has a wrong value.
+    """
+    return {one.name: _field(one, content) for one in operation.fields}
+
+
+def _field(field: Field, content: Mapping[str, object]) -> int | str:
+    name = to_camel(field.name)
+    value = content.get(name)
+    if field.is_optional and value is None:
+        return "" if field.is_text else 0
+    if not field.is_text:
+        number = _int64(content, name, field.least)
+        if number > field.most or not (number or field.may_be_0):
+            raise BadRequestError(f"{name} must {_limits(field)}")
+        return number
+    if not isinstance(value, str):
+        raise BadRequestError(f"{name} must be a text")
     try:
-        (reason or "").encode()
+        value.encode()
     except UnicodeEncodeError:
-        raise BadRequestError("reason has a character that can't be encoded") from None
-    millis = 0 if after is None else _int64(content, "afterMillis", 0)
-    if millis > MAX_AFTER_MILLIS:
-        raise BadRequestError(f"afterMillis must be 0 to {MAX_AFTER_MILLIS}")
-    return parse_skip(json.dumps(content["messageIds"]).encode(), max_ids), reason or "", millis
+        raise BadRequestError(f"{name} has a character that can't be encoded") from None
+    return value
+
+
+def _limits(field: Field) -> str:
+    if not field.may_be_0:
+        return f"not be 0, and less than {field.most + 1}"
+    return "be before the year 10000" if field.most == MAX_TIME_MILLIS - 1 else f"be {field.least} to {field.most}"
+
+
+def _form(operation: Operation) -> str:
+    """Returns how a body with message ids looks, for people."""
+    values = {to_camel(one.name): '"..."' if one.is_text else "ms" for one in operation.fields}
+    pairs = ({"messageIds": "[...]"} | values).items()
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"
 
 
 def parse_skip_map(body: bytes, max_ids: int) -> list[MessageRef]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from delaylake.commands import Ids, Keys, done_results
+from delaylake.control import RequestFactory
+from delaylake.message_ids import MessageId, Outcome
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from admin.control.requests import Ids, Keys, Outcome, RequestFactory, done_results
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
 from admin.rest.pending_errors import refusal
@@ -19,19 +21,18 @@ from admin.rest.topics_schema import (
     ACTION_RESPONSES,
     CALLER_ERRORS,
     END_TEXT,
-    PAUSE_SCHEDULE_TEXT,
-    RESUME_SCHEDULE_TEXT,
-    SKIP_NEXT_OCCURRENCE_TEXT,
     TOPIC_PATH,
     Canceller,
     Reader,
-    Skipper,
     SubscriptionNames,
+    description_of,
 )
+from admin.security.policy import requires
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
+from conf.api_settings import Operation as Right
 from conf.settings import Settings
 from tracker.commands.decode import resolve_topic
-from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, SKIP_NEXT, Operation
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
@@ -43,6 +44,8 @@ _PAGE = 100  # schedules of a page if no limit is given
 _UPCOMING = 5  # occurrences that are shown if no number is given
 
 _ENDS = (CANCEL.upper(), SKIP.upper())  # the operations that end a schedule, as `outcomes` has them
+
+_NAMES = {SKIP_NEXT: "skip_next_occurrence"}  # of routes, in OpenAPI, where they are not the operations'
 
 router = APIRouter()
 
@@ -131,7 +134,7 @@ async def end_schedule(
         found = await asyncio.to_thread(_find, request, target, schedule_id)
     except UnknownScheduleError:
         # The call may be a repeated one: retention has deleted the ended schedule since.
-        if outcomes := await asyncio.to_thread(_first_outcomes, made, _ref(schedule_id)):
+        if outcomes := await asyncio.to_thread(_first_outcomes, request, made, _ref(schedule_id)):
             return answer(request, outcomes, CANCEL_CODES)
         raise
     # A cancel is for a whole entry, which may have other messages.
@@ -140,19 +143,15 @@ async def end_schedule(
     return await send(request, commands, CANCEL_CODES)
 
 
-_CHANGES = (
-    (SKIP_NEXT, "Skip the next occurrence of", "skip_next_occurrence", SKIP_NEXT_OCCURRENCE_TEXT),
-    (PAUSE_SCHEDULE, "Pause", "pause_schedule", PAUSE_SCHEDULE_TEXT),
-    (RESUME_SCHEDULE, "Resume", "resume_schedule", RESUME_SCHEDULE_TEXT),
-)
-
-
-def _add_change(kind: str, verb: str, name: str, text: str) -> None:
+def _add_change(operation: Operation) -> None:
     """Adds the routes of an operation on schedules: for the schedule with an id, and for that of a key."""
+    may = Depends(requires(Right(operation.right)))
+    kind, name = operation.kind, _NAMES.get(operation.kind, operation.kind)
 
     async def by_id(
         request: Request,
-        role: Skipper,
+        *,
+        role: str = may,
         target: TargetTopic,
         schedule_id: ScheduleId,
         subscription_names: SubscriptionNames = None,
@@ -162,7 +161,8 @@ def _add_change(kind: str, verb: str, name: str, text: str) -> None:
 
     async def by_key(
         request: Request,
-        role: Skipper,
+        *,
+        role: str = may,
         target: TargetTopic,
         schedule_key: KeyOfSchedule,
         subscription_names: SubscriptionNames = None,
@@ -174,21 +174,22 @@ def _add_change(kind: str, verb: str, name: str, text: str) -> None:
         ("/{id}", by_id, "a schedule", name),
         ("", by_key, "the schedule of a key", f"{name}_of_key"),
     ):
-        path = f"{TOPIC_PATH}/schedules{middle}/{OPERATIONS[kind].path}"
+        path = f"{TOPIC_PATH}/schedules{middle}/{operation.path}"
         router.add_api_route(
             path,
             run,
             methods=["POST"],
             name=own_name,
-            summary=f"{verb} {what}",
-            description=text,
+            summary=f"{operation.summary} {what}",
+            description=description_of(operation),
             status_code=204,
             responses=ACTION_RESPONSES,
         )
 
 
-for _change in _CHANGES:
-    _add_change(*_change)
+for _operation in OPERATIONS.values():
+    if _operation.is_of_schedule:
+        _add_change(_operation)
 
 
 async def _factory(request: Request, role: str, target: Target, given: Sequence[str] | None) -> RequestFactory:
@@ -216,20 +217,21 @@ def _find(request: Request, target: Target, schedule_id: str, subscription: str 
     return found
 
 
-def _first_outcomes(made: RequestFactory, message: MessageRef) -> list[Outcome]:
+def _first_outcomes(request: Request, made: RequestFactory, message: MessageRef) -> list[Outcome]:
     """Returns the outcomes of an earlier call with this request id that ended the schedule; empty: there was none."""
     if not made.request_id:
         return []
-    source, _ = resolve_topic(made.topic, {route.source for route in made.settings.routes})
+    settings: Settings = request.app.state.settings
+    source, _ = resolve_topic(made.topic, {route.source for route in settings.routes})
     now = time.time_ns() // 1_000_000
-    rows = find_first_answers(Tables(made.settings.warehouse), None, [made.request_id], now).to_pylist()
+    rows = find_first_answers(Tables(settings.warehouse), None, [made.request_id], now).to_pylist()
     outcomes = [
         Outcome(
             row["subscription"],
-            MessageRef(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
-            Result.Name(row["result"]),
+            MessageId(row["ledger_id"], row["entry_id"], -1, row["batch_index"]),
+            result := Result.Name(row["result"]),
             row["reason"] or "",
-            row["result"] in done_results(CANCEL),
+            result in done_results(CANCEL, Ids([message])),
         )
         for row in rows
         if (row["topic"], row["ledger_id"], row["entry_id"]) == (source, message.ledger_id, message.entry_id)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
+from delaylake.commands import Ids, Keys
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.exceptions import HTTPException
 
-from admin.control.bulk import Action, Change
-from admin.control.requests import Ids, Keys, Named
+from admin.control.bulk import Change
 from admin.errors import AdminError
-from admin.rest.by_filter import BulkPostpone, BulkReschedule, by_filter, parse_bulk
+from admin.rest.by_filter import by_filter, parse_bulk
 from admin.rest.commands import CANCEL_CODES, SKIP_CODES, answer, command_factory, refuse_body, send
 from admin.rest.request_bodies import (
     BadRequestError,
     TooManyIdsError,
     parse_cancel,
+    parse_command,
     parse_json,
     parse_message,
     parse_named,
-    parse_postpone,
-    parse_reschedule,
-    parse_retry,
     parse_schedule_key,
-    parse_skip,
     parse_skip_map,
     parse_subscriptions,
 )
@@ -37,23 +35,13 @@ from admin.rest.topics_schema import (
     CANCEL_TEXT,
     DELIVER_NOW_TEXT,
     FILTER_BODY,
-    PAUSE_TEXT,
-    POSTPONE_BODY,
-    POSTPONE_TEXT,
-    RESCHEDULE_BODY,
-    RESCHEDULE_TEXT,
-    RESTORE_TEXT,
-    RESUME_TEXT,
-    RETRY_BODY,
     RETRY_RESPONSES,
-    RETRY_TEXT,
     SKIP_BODY,
     SKIP_MAP_BODY,
     SKIP_RESPONSES,
     SKIP_TEXT,
     TOPIC_PATH,
     Acknowledger,
-    Administrator,
     Authoritative,
     Canceller,
     DeliverAt,
@@ -65,12 +53,15 @@ from admin.rest.topics_schema import (
     Subscription,
     SubscriptionNames,
     UnusedDeliverAt,
+    body_of,
+    description_of,
     fields_body,
 )
-from admin.security.policy import open_to_all
+from admin.security.policy import open_to_all, requires
 from broker.entries.message_ids import MessageIdError
+from conf.api_settings import Operation as Right
 from conf.settings import Settings
-from tracker.commands.kinds import CANCEL, PAUSE, POSTPONE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
+from tracker.commands.kinds import CANCEL, OPERATIONS, RESCHEDULE, RESTORE, RETRY, SKIP, Operation
 from tracker.subscriptions import ALSO_LATER
 
 _T = TypeVar("_T")
@@ -171,7 +162,8 @@ async def skip_by_message_ids(
     authoritative: Authoritative = None,
 ) -> Response:
     named = await _named(request, target, subscription, parse_named)
-    return await _send(request, role, target, subscription, SKIP, named, SKIP_CODES)
+    made = command_factory(request, role, target, [subscription])
+    return await send(request, made.make(SKIP, named), SKIP_CODES)
 
 
 @router.post(
@@ -194,37 +186,8 @@ async def skip_by_map(
         target.check_subscriptions([subscription])
         return answer(request, [], SKIP_CODES)
     messages = await _named(request, target, subscription, parse_skip_map)
-    return await _send(request, role, target, subscription, SKIP, Ids(messages), SKIP_CODES)
-
-
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/reschedule",
-    summary="Deliver messages at another time",
-    description=RESCHEDULE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-    openapi_extra=RESCHEDULE_BODY,
-)
-async def reschedule(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
-    if await _has_filter(request):
-        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), BulkReschedule))
-    named, deliver_at = await _named(request, target, subscription, parse_reschedule)
-    return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=deliver_at)
-
-
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/postpone",
-    summary="Deliver messages later",
-    description=POSTPONE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-    openapi_extra=POSTPONE_BODY,
-)
-async def postpone(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
-    if await _has_filter(request):
-        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), BulkPostpone))
-    named, by_millis = await _named(request, target, subscription, parse_postpone)
-    return await _send(request, role, target, subscription, POSTPONE, named, by_millis=by_millis)
+    made = command_factory(request, role, target, [subscription])
+    return await send(request, made.make(SKIP, Ids(messages)), SKIP_CODES)
 
 
 @router.post(
@@ -237,67 +200,51 @@ async def postpone(request: Request, role: Deliverer, target: TargetTopic, subsc
 )
 async def deliver_now(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
     if await _has_filter(request):
-        at_once = Change(Action.RESCHEDULE, deliver_at=0)
-        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), at_once))
+        wanted, _ = parse_bulk(await request.body(), OPERATIONS[RESTORE])  # a filter alone, without a time
+        at_once = Change(RESCHEDULE, {"deliver_at": 0})
+        return await by_filter(request, role, target, subscription, wanted, at_once)
     named = await _named(request, target, subscription, parse_named)
-    return await _send(request, role, target, subscription, RESCHEDULE, named, deliver_at=0)
+    made = command_factory(request, role, target, [subscription])
+    return await send(request, made.make(RESCHEDULE, named, deliver_at=0), CANCEL_CODES)
 
 
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/restore",
-    summary="Undo cancels and skips",
-    description=RESTORE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-    openapi_extra=FILTER_BODY,
-)
-async def restore(request: Request, role: Canceller, target: TargetTopic, subscription: Subscription) -> Response:
-    if await _has_filter(request):
-        undo = Change(Action.RESTORE)
-        return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), undo))
-    messages = await _named(request, target, subscription, parse_skip)
-    return await _send(request, role, target, subscription, RESTORE, Ids(messages))
+def _add_route(operation: Operation) -> None:
+    """Adds the route of an operation, as its description has it."""
+    may = Depends(requires(Right(operation.right)))
 
+    # The role first: who may not ask is not told what there is.
+    async def run(request: Request, *, role: str = may, target: TargetTopic, subscription: Subscription) -> Response:
+        if operation.by_filter and await _has_filter(request):
+            return await by_filter(request, role, target, subscription, *parse_bulk(await request.body(), operation))
+        if operation.is_of_subscription:
+            await refuse_body(request, "it is for all that the subscription gets")
+            target.check_subscriptions([subscription])
+            made = command_factory(request, role, target, [subscription])
+            return await send(request, made.make(operation.kind), CANCEL_CODES)
+        named, fields = await _named(request, target, subscription, partial(parse_command, operation))
+        if operation.kind == RETRY and subscription == ALSO_LATER:
+            names = ", ".join(one.name for one in target.route.subscriptions)
+            text = f"a retry is for the one subscription whose consumer failed, and not for {ALSO_LATER}"
+            raise AdminError(412, f"{text}: the topic has {names}")
+        made = command_factory(request, role, target, [subscription])
+        return await send(request, made.make(operation.kind, named, **fields), CANCEL_CODES)
 
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/retry",
-    summary="Deliver messages once more",
-    description=RETRY_TEXT,
-    status_code=204,
-    responses=RETRY_RESPONSES,
-    openapi_extra=RETRY_BODY,
-)
-async def retry(request: Request, role: Deliverer, target: TargetTopic, subscription: Subscription) -> Response:
-    messages, reason, after_millis = await _named(request, target, subscription, parse_retry)
-    if subscription == ALSO_LATER:
-        names = ", ".join(one.name for one in target.route.subscriptions)
-        text = f"a retry is for the one subscription whose consumer failed, and not for {ALSO_LATER}"
-        raise AdminError(412, f"{text}: the topic has {names}")
-    return await _send(
-        request, role, target, subscription, RETRY, Ids(messages), reason=reason, after_millis=after_millis
+    router.add_api_route(
+        f"{TOPIC_PATH}/subscription/{{subscription}}/{operation.path}",
+        run,
+        methods=["POST"],
+        name=operation.kind,
+        summary=operation.summary,
+        description=description_of(operation),
+        status_code=204,
+        responses=RETRY_RESPONSES if operation.kind == RETRY else ACTION_RESPONSES,
+        openapi_extra=body_of(operation),
     )
 
 
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/pause",
-    summary="Hold back what comes due",
-    description=PAUSE_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def pause(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
-    return await _switch(request, role, target, subscription, PAUSE)
-
-
-@router.post(
-    TOPIC_PATH + "/subscription/{subscription}/resume",
-    summary="End a pause",
-    description=RESUME_TEXT,
-    status_code=204,
-    responses=ACTION_RESPONSES,
-)
-async def resume(request: Request, role: Administrator, target: TargetTopic, subscription: Subscription) -> Response:
-    return await _switch(request, role, target, subscription, RESUME)
+for _operation in OPERATIONS.values():
+    if _operation.summary and not _operation.is_of_schedule:
+        _add_route(_operation)
 
 
 @router.api_route(
@@ -311,21 +258,6 @@ async def non_persistent(rest: str) -> Response:
     raise AdminError(code, "not for non-persistent topics: they keep no messages")
 
 
-async def _send(
-    request: Request,
-    role: str,
-    target: Target,
-    subscription: str,
-    kind: str,
-    named: Named | None,
-    codes: Mapping[str, int] = CANCEL_CODES,
-    **fields: int | str,
-) -> Response:
-    """Asks for an operation for a subscription; arguments are as of `RequestFactory.make` and `send`."""
-    made = command_factory(request, role, target, [subscription])
-    return await send(request, made.make(kind, named, **fields), codes)
-
-
 async def _has_filter(request: Request) -> bool:
     """Whether the body names messages by a filter, and not by their ids."""
     try:
@@ -333,12 +265,6 @@ async def _has_filter(request: Request) -> bool:
     except BadRequestError:
         return False
     return isinstance(content, dict) and "filter" in content
-
-
-async def _switch(request: Request, role: str, target: Target, subscription: str, kind: str) -> Response:
-    await refuse_body(request, "it is for all that the subscription gets")
-    target.check_subscriptions([subscription])
-    return await _send(request, role, target, subscription, kind, None)
 
 
 async def _named(request: Request, target: Target, subscription: str, parse: Callable[[bytes, int], _T]) -> _T:

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query
 from pydantic import BaseModel, WithJsonSchema
+from pydantic.alias_generators import to_camel
 
 from admin.errors import error_responses
 from admin.security.policy import requires
 from broker.entries.message_ids import MAX_INT64
-from conf.api_settings import Operation
+from conf.api_settings import Operation as Right
+from tracker.commands.kinds import RESCHEDULE, Operation
 
 TOPIC_PATH = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 
@@ -57,12 +59,11 @@ Authoritative = Annotated[
 ]
 
 # Dependencies that return the caller's role, if it may do the operation.
-Canceller = Annotated[str, Depends(requires(Operation.CANCEL))]
-Deliverer = Annotated[str, Depends(requires(Operation.DELIVER))]
-Acknowledger = Annotated[str, Depends(requires(Operation.ACKNOWLEDGE))]
-Skipper = Annotated[str, Depends(requires(Operation.SKIP))]
-Reader = Annotated[str, Depends(requires(Operation.READ))]
-Administrator = Annotated[str, Depends(requires(Operation.ADMIN))]
+Canceller = Annotated[str, Depends(requires(Right.CANCEL))]
+Deliverer = Annotated[str, Depends(requires(Right.DELIVER))]
+Acknowledger = Annotated[str, Depends(requires(Right.ACKNOWLEDGE))]
+Skipper = Annotated[str, Depends(requires(Right.SKIP))]
+Reader = Annotated[str, Depends(requires(Right.READ))]
 
 
 class _Outcome(BaseModel):
@@ -166,54 +167,20 @@ _OR_FILTER = (
     " The body has message ids, or a filter: then the answer is 200 with counts by result. With `dryRun` nothing is"
     " done, and the answer has the matching messages."
 )
-RESCHEDULE_TEXT = (
-    "Delivers messages that wait for the subscription at another time, earlier or later; at once, if that is past."
-    " They keep their ids. Cancelled or skipped messages have to be restored first." + _OR_FILTER + _HEADERS
-)
-POSTPONE_TEXT = (
-    "Delivers messages that wait for the subscription so much later than each would be, or sooner with a negative"
-    " `byMillis`, but not before now. A message that is held back counts from the time at which it came due. Of a"
-    " recurring message it is the next occurrence alone. Each call adds up." + _OR_FILTER + _HEADERS
-)
 DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _HEADERS
-RESTORE_TEXT = (
-    "Undoes a cancel or skip of messages whose time has not come: they are delivered at their time."
-    + _OR_FILTER
-    + _HEADERS
-)
-RETRY_TEXT = (
-    "Delivers messages once more to the subscription, the one (not `*`) whose consumer failed on them: after"
-    " `afterMillis`, or as the subscription's backoff says, and with the property `delaylake.attempt`. A message that"
-    " has had all its retries goes to the topic of dead letters, `<destination>-dlq`, with the reasons. The result for"
-    " a message that still waits is ALREADY_APPLIED." + _HEADERS
-)
 END_TEXT = (
     "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered, except one that is"
     " handed out already. A subscription that is added later gets a schedule that has not begun, unless that was ended"
     " for `*`. It is a cancel of the message: `restore` takes the schedule up again until the cancelled occurrence"
     " would be due." + _HEADERS
 )
-SKIP_NEXT_OCCURRENCE_TEXT = (
-    "Skips the next occurrence of a schedule, on all subscriptions or those named; on each it is the one that waits"
-    " there." + _HEADERS
-)
-PAUSE_SCHEDULE_TEXT = (
-    "Pauses a schedule, on all subscriptions or those named: its next occurrence waits until the schedule is resumed."
-    " An occurrence that is handed out already is delivered. An occurrence that was rescheduled gets its time by the"
-    " rule back. Pausing a paused schedule does nothing." + _HEADERS
-)
-RESUME_SCHEDULE_TEXT = (
-    "Resumes a paused schedule, on all subscriptions or those named: it goes on by its rule. Missed occurrences are"
-    " made up for as its `misfire` says. A schedule that is not paused stays as it is." + _HEADERS
-)
-PAUSE_TEXT = (
-    "Messages that come due for the subscription are held back from now on, until they are rescheduled or delivered"
-    " now, or the pause ends. Messages that were handed out already are delivered." + _HEADERS
-)
-RESUME_TEXT = (
-    "Messages that were held back are delivered now, 10,000 messages a second for each subscription, and those that"
-    " come due from now on at their time." + _HEADERS
-)
+
+
+def description_of(operation: Operation) -> str:
+    """Returns what is said of the route of an operation that is made of its description."""
+    return operation.text + (_OR_FILTER if operation.by_filter else "") + _HEADERS
+
+
 ACTION_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
     _400="The body is not JSON, or has none of the forms, or an id is wrong.",
@@ -291,28 +258,23 @@ FILTER_BODY = _json_body(
         "filter": {"filter": {"key": "customer-7"}, "dryRun": True, "max": 10_000},
     },
 )
-RESCHEDULE_BODY = _json_body(
-    {"type": "object"},
-    {
-        "triplets": {"messageIds": ["7:0:3", "7:1"], "deliverAt": _EXAMPLES["deliverAt"]},
-        "schedule keys": {"scheduleKeys": ["order-7"], "deliverAt": _EXAMPLES["deliverAt"]},
-        "filter, to a time": {"filter": {"key": "customer-7"}, "deliverAt": _EXAMPLES["deliverAt"]},
-        "filter, an hour later": {"filter": {"properties": {"region": "eu"}}, "shiftMillis": 3_600_000},
-    },
-)
-POSTPONE_BODY = _json_body(
-    {"type": "object"},
-    {
-        "triplets": {"messageIds": ["7:0:3", "7:1"], "byMillis": 1_800_000},
-        "schedule keys": {"scheduleKeys": ["order-7"], "byMillis": 1_800_000},
-        "filter": {"filter": {"properties": {"region": "eu"}}, "byMillis": 1_800_000, "dryRun": True},
-    },
-)
-RETRY_BODY = _json_body(
-    {"type": "object"},
-    {
-        "by the backoff": {"messageIds": ["7:0:3"], "reason": "the shop is closed"},
-        "in a minute": {"messageIds": ["7:0:3", "7:1"], "reason": "no connection", "afterMillis": 60_000},
-    },
-)
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}}, required=False)
+
+
+def body_of(operation: Operation) -> dict[str, Any]:
+    """Describes the body of an operation's route; empty: it has none."""
+    if operation.is_of_subscription:
+        return {}
+    if not operation.fields:
+        return FILTER_BODY
+    needed = {to_camel(one.name): one.example for one in operation.fields if not one.is_optional}
+    examples: dict[str, Any] = {"triplets": {"messageIds": ["7:0:3", "7:1"], **needed}}
+    if optional := {to_camel(one.name): one.example for one in operation.fields if one.is_optional}:
+        examples["with all fields"] = {"messageIds": ["7:0:3"], **needed, **optional}
+    if operation.by_key:
+        examples["schedule keys"] = {"scheduleKeys": ["order-7"], **needed}
+    if operation.by_filter:
+        examples["filter"] = {"filter": {"properties": {"region": "eu"}}, **needed, "dryRun": True}
+    if operation.kind == RESCHEDULE:
+        examples["filter, an hour later"] = {"filter": {"key": "customer-7"}, "shiftMillis": 3_600_000}
+    return _json_body({"type": "object"}, examples)

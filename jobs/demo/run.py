@@ -15,9 +15,10 @@ from typing import Any, Self
 import numpy as np
 import pulsar
 import yaml
+from delaylake.commands import Ids, Position
+from delaylake.message_ids import Outcome
 
 from admin.control.client import ControlClient
-from admin.control.requests import Ids, Outcome
 from broker.client import connect
 from broker.entries.message_ids import MessageRef, parse
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -43,6 +44,9 @@ from tracker.commands.kinds import CANCEL, SKIP
 from tracker.properties import POSITION_SQL
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, Sql
+
+_SQL = NamedQueries(__file__, position=Sql(POSITION_SQL))
 
 _BURST, _BURST_SECONDS = 200, 0.05  # 4,000 messages a second, slow enough to watch
 _CANCELLED_EACH = 20  # one in so many of the messages that wait long enough is cancelled or skipped
@@ -304,22 +308,17 @@ def _skipped_from(message: Message) -> str | None:
     return None
 
 
-def _entry(message: MessageRef) -> tuple[int, int, int]:
+def _entry(message: Position) -> tuple[int, int, int]:
     """Returns ledger, entry and batch index, with 0 for -1: an outcome may name a single message either way."""
     return message.ledger_id, message.entry_id, max(message.batch_index, 0)
 
 
 def _stored(settings: Settings) -> Stored:
     tables = Tables(settings.warehouse)
-    entry = "concat_ws(':', ledger_id, entry_id, partition)"
-    indexed = tables.query(
-        "delayed_index",
-        f"SELECT {POSITION_SQL} AS position, deliver_at FROM delayed_index "  # noqa: S608
-        "WHERE operation = 'DELAY'",
-    )
-    delivered = tables.query("deliveries", "SELECT position, subscription, deliver_at FROM deliveries")
-    entries = tables.query("entries", f"SELECT {entry} AS entry, publish_time FROM entries")  # noqa: S608
-    rejected = tables.query("rejects", "SELECT position FROM rejects")
+    indexed = tables.query("delayed_index", _SQL("indexed"))
+    delivered = tables.query("deliveries", _SQL("delivered"))
+    entries = tables.query("entries", _SQL("entries"))
+    rejected = tables.query("rejects", _SQL("rejected"))
     return Stored(
         set(indexed["position"].to_pylist()),
         Counter(_pairs(delivered, "position", "subscription")),

@@ -12,9 +12,12 @@ import pyarrow.compute as pc
 from conf.settings import Settings
 from tracker.messages import are_recurring, int64, with_columns
 from tracker.properties import SCHEDULE_KEY, MessagePosition, Mode, key_rule, position_of
-from warehouse.delta.tables import exists, literal
+from warehouse.delta.tables import exists
+from warehouse.named_queries import NamedQueries, columns
 from warehouse.schemas import SCHEMAS
 from warehouse.views import Warehouse
+
+_SQL = NamedQueries(__file__, position=columns(MessagePosition._fields))
 
 # Reasons of rejected messages. They name no message, because a preview counts messages by reason.
 _WAITS = f"{SCHEDULE_KEY}: a message of its key waits already"
@@ -96,9 +99,7 @@ class ImportedKeys:
         if self._waiting is None:
             self._waiting = {}
             if all(exists(self._settings.warehouse, name) for name in SCHEMAS):
-                fields = ", ".join(MessagePosition._fields)
-                sql = f"SELECT DISTINCT schedule_key, {fields} FROM pending WHERE topic = {literal(self._topic)} "  # noqa: S608
-                found = Warehouse(self._settings).sql(f"{sql} AND schedule_key IS NOT NULL AND attempt IS NULL")
+                found = Warehouse(self._settings).sql(_SQL("first_waiting", topic=self._topic))
                 for key, *position in zip(*(found[name].to_pylist() for name in found.column_names), strict=True):
                     self._waiting[key] = _Waiting(MessagePosition(*position))
         return self._waiting

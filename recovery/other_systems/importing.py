@@ -17,10 +17,12 @@ from recovery.importing.files import FIRST_LEDGER_OF_FILES, hash48, import_rows,
 from recovery.importing.importer import Imported, Importer
 from recovery.other_systems.item import Item, Source
 from tracker.messages import int64, is_rejected, where
-from warehouse.delta.tables import Tables, exists, literal
+from warehouse.delta.tables import Tables, exists
+from warehouse.named_queries import NamedQueries
 from warehouse.schemas import IMPORTED
 
 TABLE = "imported"
+_SQL = NamedQueries(__file__)
 
 _ITEMS_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
@@ -195,19 +197,15 @@ def _finish(importer: Importer, rows: pa.Table) -> None:
 
 def _unfinished(tables: Tables, topic: str) -> Iterator[pa.Table]:
     """Yields the parts of an interrupted import, as IMPORTED."""
-    for ledger in _select(tables, topic, "DISTINCT ledger_id", "imported_at IS NULL")["ledger_id"].to_pylist():
-        yield _select(tables, topic, "*", f"ledger_id = {ledger} ORDER BY entry_id")
+    for ledger in tables.query(TABLE, _SQL("unfinished_ledgers", topic=topic))["ledger_id"].to_pylist():
+        yield tables.query(TABLE, _SQL("part", topic=topic, ledger=ledger))
 
 
 def _known(tables: Tables, topic: str) -> set[str]:
     """Returns the ids of the items that were imported for a source topic."""
-    return set(_select(tables, topic, "item")["item"].to_pylist())
+    return set(tables.query(TABLE, _SQL("items", topic=topic))["item"].to_pylist())
 
 
 def _parts(tables: Tables, topic: str) -> int:
     """Returns how many parts earlier imports for a source topic had."""
-    return int(_select(tables, topic, "DISTINCT ledger_id").num_rows)
-
-
-def _select(tables: Tables, topic: str, columns: str, condition: str = "true") -> pa.Table:
-    return tables.query(TABLE, f"SELECT {columns} FROM {TABLE} WHERE topic = {literal(topic)} AND {condition}")  # noqa: S608
+    return int(tables.query(TABLE, _SQL("ledgers", topic=topic)).num_rows)

@@ -15,7 +15,7 @@ from broker.position import Position
 from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.waiting_commands import WAITING
-from tracker.commands.kinds import RESCHEDULE, RETRY, Effect
+from tracker.commands.kinds import RESCHEDULE, RETRY
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import (
     BoolArray,
@@ -31,46 +31,12 @@ from tracker.messages import (
 )
 from tracker.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
 from tracker.schemas import COMMAND_ROWS, REBUILD_ID
-from warehouse.delivery_key import attempt_sql
 from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import TRUE, NamedQueries, Sql
 from warehouse.pending import EFFECT, IS_CANCEL, IS_RESTORE, are_cancelled
 from warehouse.schemas import DELAYED_INDEX
 
-_CHANGED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
-
-# The cancelled messages in `delayed_index`; a command that still waits has cancelled none.
-_CANCELLED = f"""
-{_CHANGED}, deliver_at FROM (SELECT * FROM delayed_index WHERE operation = 'CANCEL') AS c
-LEFT ANTI JOIN ({WAITING}) AS w ON w.topic = c.topic AND w.subscription = c.subscription
-    AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
-"""  # noqa: S608
-
-# The cancelled messages in `outcomes`. ALREADY_APPLIED does not count: it means that another row has the cancel.
-_ANSWERED = f"""
-{_CHANGED}, CAST(0 AS BIGINT) AS deliver_at FROM outcomes
-WHERE {IS_CANCEL} AND ledger_id >= 0
-"""
-
-_RESTORED = f"""
-{_CHANGED} FROM delayed_index WHERE operation = 'RESTORE'
-UNION ALL {_CHANGED} FROM outcomes WHERE {IS_RESTORE}
-"""
-
-# A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out.
-_MOVES = f"""
-{_CHANGED}, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
-       {attempt_sql()} AS attempt, CAST(NULL AS VARCHAR) AS reason
-FROM delayed_index
-WHERE (operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)) AND occurrence IS NULL
-UNION ALL {_CHANGED}, coalesce(deliver_at, 0), 1, topic AS source, {attempt_sql()}, reason
-FROM outcomes WHERE ({EFFECT} = '{Effect.MOVE}' OR ({IS_RESTORE} AND attempt IS NOT NULL)) AND occurrence IS NULL
-"""
-
-_DELAYS = """
-SELECT topic, partition, subscription, ledger_id, entry_id, batch_index, batch_size, deliver_at,
-       coalesce(sequence, 0) AS sequence
-FROM delayed_index WHERE operation = 'DELAY'
-"""
+_SQL = NamedQueries(__file__, waiting=WAITING, effect=EFFECT, is_cancel=IS_CANCEL, is_restore=IS_RESTORE)
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "message"]
@@ -157,7 +123,7 @@ def find_commands(
         on_progress: called with (table, step, number of rows).
     """
     cancelled, answered, restored, moves = (
-        pa.concat_tables(_read(tables, sql, names)) for sql in (_CANCELLED, _ANSWERED, _RESTORED, _MOVES)
+        pa.concat_tables(_read(tables, _SQL(query), names)) for query in ("cancelled", "answered", "restored", "moves")
     )
     moves = _resumed(_last_moves(moves), now)
     delays = _delays_of(tables, names, durable, (cancelled, answered, restored, moves), on_progress)
@@ -239,7 +205,7 @@ def _delays_of(
         wanted.add(0, *_entries(rows))
     found = []
     n = 0
-    for rows in tables.stream(_DELAYS if wanted.subscriptions else f"{_DELAYS} AND false"):
+    for rows in tables.stream(_SQL("delays", are_wanted=bool(wanted.subscriptions))):
         of_entries = rows.filter(pa.array(wanted.contains(0, *_entries(rows))))
         comes_again = pa.array(is_not_durable(of_entries, durable).astype(np.int64))
         numbered = _in_numbers(of_entries, subscription_numbers(of_entries, names))
@@ -325,7 +291,7 @@ def _are_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
 
 
 def write_moves(
-    tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int, of: str = "true"
+    tables: Tables, moves: pa.Table, names: Mapping[str, Sequence[str]], tick: int, condition: Sql = TRUE
 ) -> None:
     """Appends DELAY rows for moves to the delayed index: copies of the messages' rows there, with the new time.
 
@@ -334,16 +300,16 @@ def write_moves(
         moves: as `unsealed` of Changes; moves of recurring messages have columns of occurrences, too.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         tick: the bucket_id of the new rows.
-        of: SQL condition for the rows of the delayed index that may be copied.
+        condition: SQL, for the rows of the delayed index that may be copied.
     """
     if not moves.num_rows:
         return
     wanted, written = MessageSet(), MessageSet()
     wanted.add(0, *message_ids(moves))
     ledgers = pc.min_max(moves["ledger_id"])
-    condition = f"operation = 'DELAY' AND {of} AND ledger_id BETWEEN {ledgers['min']} AND {ledgers['max']}"
+    first, last = ledgers.as_py().values()
     found = []
-    for rows in tables.stream(f"SELECT * FROM delayed_index WHERE {condition}", _WRITTEN_ROWS):  # noqa: S608
+    for rows in tables.stream(_SQL("rows_to_copy", condition=condition, first=first, last=last), _WRITTEN_ROWS):
         rows = where(rows, wanted.contains(0, *message_ids(rows)) & ~written.contains(0, *message_ids(rows)))
         written.add(0, *message_ids(rows))
         found.append(_moved_rows(rows, moves, names, tick))

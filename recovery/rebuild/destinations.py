@@ -26,12 +26,14 @@ from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
 from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
-from warehouse.delta.tables import OnProgress, Tables, literal
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.renumbering import Renumbering
 from warehouse.schemas import DELIVERIES, MOVED_AT
 
 _log = logging.getLogger(__name__)
 
+_SQL = NamedQueries(__file__)
 _MESSAGES_AT_ONCE = 20_000
 _MOST_NOT_DURABLE = 1_000_000  # entries of a topic: more than what comes in before it is durable
 _NEVER = 1 << 64  # later than any publish time
@@ -214,12 +216,8 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
     if not old.num_rows:
         return rows
     [topic] = pc.unique(rows["topic"]).to_pylist()
-    ledgers = ", ".join(map(str, pc.unique(old["ledger_id"]).to_pylist()))
-    known = tables.query(
-        "entries",
-        "SELECT DISTINCT partition, ledger_id, entry_id FROM entries "  # noqa: S608
-        f"WHERE topic = {literal(topic)} AND ledger_id IN ({ledgers})",
-    )
+    ledgers = pc.unique(old["ledger_id"]).to_pylist()
+    known = tables.query("entries", _SQL("known_entries", topic=topic, ledgers=ledgers))
     return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 

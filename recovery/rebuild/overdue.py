@@ -11,22 +11,13 @@ import pyarrow.compute as pc
 
 from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.commands.control import Control
-from tracker.commands.kinds import Effect
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, where, with_columns
-from warehouse.delta.tables import OnProgress, Tables, literal
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries, Sql, all_of
 from warehouse.pending import EFFECT
 
-DELAYS = """
-SELECT topic, partition, ledger_id, entry_id, batch_index, deliver_at, subscription, sequence, schedule_key, key_since,
-       attempt
-FROM delayed_index WHERE operation = 'DELAY'
-"""
-
-_RESUMED = f"""
-SELECT topic, subscription, max(applied_at) AS at FROM outcomes
-WHERE {EFFECT} = '{Effect.RESUME}' AND occurrence IS NULL GROUP BY topic, subscription
-"""  # noqa: S608
+_SQL = NamedQueries(__file__, effect=EFFECT, held=HELD_DELIVER_AT)
 
 
 def first_overdue(
@@ -62,7 +53,8 @@ def first_overdue(
             first[topic, number] = min(int(times.min()), first.get((topic, number), int(times.min())))
 
     n = 0
-    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now + CLOCKS_MILLIS} AND occurrence IS NULL"):
+    past = _SQL("single_due_before", end=now + CLOCKS_MILLIS)
+    for rows in tables.stream(_SQL("delays", condition=past)):
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)
@@ -78,7 +70,7 @@ def first_overdue(
             due = int64(own, "deliver_at")[int64(own, "subscription") == number]
             note(topic, number, due[due < now + CLOCKS_MILLIS])
     # Messages that were held back for a subscription until it was resumed: their rows do not have the time of that.
-    for row in tables.sql(_RESUMED).to_pylist():
+    for row in tables.sql(_SQL("resumed")).to_pylist():
         topic, name = row["topic"], row["subscription"]
         if name in names.get(topic, ()):
             number = list(names[topic]).index(name)
@@ -91,7 +83,7 @@ def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered)
     """Finds for each row the subscriptions for which it is pending.
 
     Args:
-        rows: DELAY rows, with the columns of DELAYS.
+        rows: DELAY rows, with the columns of `delays_due`.
         control: has the cancelled and moved messages.
         delivered: the messages that have been delivered, or missed.
 
@@ -109,6 +101,14 @@ def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered)
     return masks, found
 
 
+def delays_due(start: int, end: int | None) -> Sql:
+    """Returns SQL for the DELAY rows that are due from `start` to before `end`, ms since the epoch; None: and later."""
+    conditions = [_SQL("due_from", start=start)]
+    if end is not None:
+        conditions.append(_SQL("due_before", end=end))
+    return _SQL("delays", condition=all_of(conditions))
+
+
 def by_ledger(rows: pa.Table) -> pa.Table:
     """Sorts rows by ledger, which makes look-ups faster."""
     return rows.take(pa.array(np.argsort(int64(rows, "ledger_id"), kind="stable")))
@@ -116,7 +116,5 @@ def by_ledger(rows: pa.Table) -> pa.Table:
 
 def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
     """Whether a subscription has messages that were held back and have not been delivered."""
-    sql = (
-        f"{DELAYS} AND deliver_at >= {HELD_DELIVER_AT} AND topic = {literal(topic)} AND subscription = {literal(name)}"
-    )
+    sql = _SQL("delays", condition=_SQL("held_for", topic=topic, subscription=name))
     return any(not delivered.contains(number, rows).all() for rows in tables.stream(sql))

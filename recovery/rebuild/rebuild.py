@@ -19,14 +19,14 @@ from recovery.rebuild.changes import Changes, find_commands, not_to_deliver, wri
 from recovery.rebuild.delivered import DONE, Delivered, read_delivered
 from recovery.rebuild.destinations import write_missing_deliveries
 from recovery.rebuild.last_answers import find_last_answers
-from recovery.rebuild.overdue import DELAYS, by_ledger, first_overdue, subscription_mask_of
+from recovery.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
 from recovery.rebuild.recurring.schedules import Schedules
 from recovery.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.rebuild.waiting_commands import find_waiting
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.kinds import Effect
@@ -35,26 +35,25 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, i
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
 from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
 from warehouse.renumbering import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
+from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
+from warehouse.routes.membership import Changes as SubscriptionChanges
+from warehouse.routes.membership import Memberships, changes, write_changes
 from warehouse.routes.missing_routes import with_missing_routes
-from warehouse.routes.tenure import TABLE as SUBSCRIPTION_CHANGES
-from warehouse.routes.tenure import Changes as SubscriptionChanges
-from warehouse.routes.tenure import Tenures, changes, write_changes
 
-# The last entry of each ledger in a table.
-_LAST = f"""
-SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM {{table}} WHERE ledger_id < {FIRST_IMPORTED_LEDGER}
-GROUP BY topic, partition, ledger_id
-"""  # noqa: S608
+_SQL = NamedQueries(
+    __file__,
+    first_imported_ledger=FIRST_IMPORTED_LEDGER,
+    held=HELD_DELIVER_AT,
+    effect=EFFECT,
+    is_pause_change=IS_PAUSE_CHANGE,
+)
 
 _ADDRESSED = ["subscription", "ledger_id", "entry_id", "batch_index"]
-
-_PAUSE_CHANGES = f"""
-SELECT topic, subscription, {EFFECT} AS effect FROM outcomes WHERE {IS_PAUSE_CHANGE} ORDER BY sequence
-"""  # noqa: S608
 
 
 def rebuild(
@@ -101,13 +100,13 @@ def rebuild(
     durable = last_entries(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
-    tenures = Tenures.of(settings.warehouse)
-    delivered = read_delivered(tables, names, durable, tenures, on_progress)
+    memberships = Memberships.of(settings.warehouse)
+    delivered = read_delivered(tables, names, durable, memberships, on_progress)
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
     tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
-    schedules = Schedules(tables, names, durable, tick, now, tenures)
+    schedules = Schedules(tables, names, durable, tick, now, memberships)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.states(delivered, control).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
@@ -202,7 +201,7 @@ def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: i
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
         "request_ids": find_bodies(tables, now),
-        "paused": _paused(tables.sql(_PAUSE_CHANGES), names),
+        "paused": _paused(tables.sql(_SQL("pause_changes")), names),
         "released": found.first - 1,
         "shaped_until": _shaped_until(tables, now),
         "now": now,
@@ -211,11 +210,7 @@ def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: i
 
 def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
     """Returns the latest time of a shaped message, ms since the epoch, by source topic and subscription."""
-    rows = tables.sql(
-        "SELECT topic, subscription, max(deliver_at) AS last FROM delayed_index "  # noqa: S608
-        f"WHERE operation = 'DELAY' AND shaped_from IS NOT NULL AND deliver_at >= {now} "
-        f"AND deliver_at < {HELD_DELIVER_AT} GROUP BY topic, subscription"
-    )
+    rows = tables.sql(_SQL("shaped_until", now=now))
     found: dict[str, dict[str, int]] = {}
     for row in rows.to_pylist():
         found.setdefault(row["topic"], {})[row["subscription"]] = row["last"]
@@ -241,7 +236,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
     """
     known = {
         topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
-        for topic, names in Tenures.of(settings.warehouse).last.items()
+        for topic, names in Memberships.of(settings.warehouse).last.items()
     }
     before, after = KnownRoutes(known), known_routes(settings)
     found = changes(before, after, now, {})
@@ -256,7 +251,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 def last_entries(tables: Tables, table: str) -> dict[str, Position]:
     """Returns the last entry in a table of each topic partition, by its name; imported entries do not count."""
     last: dict[str, Position] = {}
-    for row in tables.sql(_LAST.format(table=table)).to_pylist():
+    for row in tables.sql(_SQL("last_entries", table=identifier(table))).to_pylist():
         name = partition_name(row["topic"], row["partition"])
         position = Position(row["ledger_id"], row["entry_id"])
         last[name] = max(position, last.get(name, position))
@@ -265,10 +260,7 @@ def last_entries(tables: Tables, table: str) -> dict[str, Position]:
 
 def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
     """Removes messages that come again from the source topics from the delayed index."""
-    index = tables.sql(
-        "SELECT DISTINCT topic, partition, ledger_id FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
-        f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
-    ).to_pylist()
+    index = tables.sql(_SQL("ledgers")).to_pylist()
     conditions = []
     for row in index:
         name = partition_name(row["topic"], row["partition"])
@@ -287,7 +279,10 @@ def _last_tick(tables: Tables) -> int:
     """Returns the last tick with rows in any table."""
     columns = dict.fromkeys(("deliveries", "outcomes", SUBSCRIPTION_CHANGES), "batch_id")
     columns["delayed_index"] = "bucket_id"
-    last = (tables.query(n, f"SELECT coalesce(max({c}), 0) AS t FROM {n}") for n, c in columns.items())  # noqa: S608
+    last = (
+        tables.query(name, _SQL("last_tick", table=identifier(name), column=identifier(column)))
+        for name, column in columns.items()
+    )
     return max(int(found["t"][0].as_py()) for found in last)
 
 
@@ -345,7 +340,7 @@ def count_sealed(
     """
     first = now
     n = 0
-    for rows in tables.stream(f"{DELAYS} AND deliver_at < {now} AND deliver_at >= {since}"):
+    for rows in tables.stream(delays_due(since, now)):
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
@@ -356,7 +351,7 @@ def count_sealed(
     found: list[pa.Table] = []
     keyed: list[pa.Table] = []
     n = 0
-    for rows in tables.stream(f"{DELAYS} AND deliver_at >= {first}"):
+    for rows in tables.stream(delays_due(first, None)):
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
         rows = by_ledger(rows)

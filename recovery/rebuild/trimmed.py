@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries
+
+_SQL = NamedQueries(__file__)
 
 # The most by which a sender's clock and the broker's differ, together with the time from sending to storing, ms.
 _MARGIN_MILLIS = 60_000
@@ -84,9 +87,5 @@ def _is_later_ledger(admin: AdminClient, partition: str, stats: TopicLedgers) ->
 
 def _has_had(tables: Tables, partition: str, before: int, topic: str, subscription: str) -> bool:
     """Whether `deliveries` has messages that were sent to a destination before a time, ms since the epoch."""
-    rows = tables.query(
-        "deliveries",
-        f"SELECT 1 AS one FROM deliveries WHERE topic = {literal(topic)} AND subscription = {literal(subscription)} "  # noqa: S608
-        f"AND destination = {literal(partition)} AND sent_at < {before} LIMIT 1",
-    )
-    return bool(rows.num_rows)
+    sql = _SQL("one_sent_before", topic=topic, subscription=subscription, destination=partition, before=before)
+    return bool(tables.query("deliveries", sql).num_rows)

@@ -28,10 +28,13 @@ from conf.settings import Settings
 from recovery.rebuild.delivered import CLOCKS_MILLIS
 from recovery.restore.rewind import CHUNKS_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, Int64Array, int64
-from warehouse.delta.tables import OnProgress, Tables, literal
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
 
 _LAST_ENTRIES = 1_000  # the last entries of which the least publish time counts, because clocks differ
+
+_SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER, last_entries=_LAST_ENTRIES)
 
 
 @dataclass(frozen=True)
@@ -245,25 +248,14 @@ def change_broker(
 
 def _since(tables: Tables, topic: str, partition: int, made_at: int) -> int:
     """Returns the time since which a topic partition may have entries that the backup lacks, ms; 0: from the start."""
-    last = tables.query(
-        "entries",
-        "SELECT min(publish_time) AS published FROM (SELECT publish_time FROM entries "  # noqa: S608
-        f"WHERE {_of(topic, partition)} ORDER BY ledger_id DESC, entry_id DESC LIMIT {_LAST_ENTRIES}) AS last",
-    )["published"][0].as_py()
+    found = tables.query("entries", _SQL("published_since", topic=topic, partition=partition))
+    last = found["published"][0].as_py()
     return 0 if last is None else max(0, min(last, made_at) - CLOCKS_MILLIS)
 
 
 def _known(tables: Tables, topic: str, partition: int, since: int) -> pa.Table:
     """Returns the backup's entries of a topic partition published since a time, as `known` of `compare`."""
-    return tables.query(
-        "entries",
-        "SELECT ledger_id AS old_ledger, entry_id AS old_entry, publish_time, producer_name, batch_size FROM entries "  # noqa: S608
-        f"WHERE {_of(topic, partition)} AND publish_time >= {since} ORDER BY ledger_id, entry_id",
-    )
-
-
-def _of(topic: str, partition: int) -> str:
-    return f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
+    return tables.query("entries", _SQL("known_entries", topic=topic, partition=partition, since=since))
 
 
 def _subscribe(brokers: Brokers, settings: Settings, name: str) -> None:

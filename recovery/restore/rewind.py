@@ -14,10 +14,13 @@ from conf.partitions import partition_name
 from conf.settings import Settings
 from recovery.rebuild.delivered import CLOCKS_MILLIS
 from tracker.messages import FIRST_IMPORTED_LEDGER
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries
 
 # The chunks of a message come within a minute and a half, with other entries in between.
 CHUNKS_MILLIS = 2 * 60_000
+
+_SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER, chunks_millis=CHUNKS_MILLIS)
 
 _SEE = "if it was replicated to this broker, see --another-broker"
 
@@ -73,8 +76,7 @@ def _is_another(admin: AdminClient, tables: Tables, name: str, last: Position) -
         return False
     if entry is None or entry.publish_time is None:
         return False
-    at = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id} AND producer_name IS NOT NULL"
-    known = tables.query("entries", f"SELECT producer_name, publish_time FROM entries WHERE {at}").to_pylist()  # noqa: S608
+    known = tables.query("entries", _SQL("of_entry", ledger=last.ledger_id, entry=last.entry_id)).to_pylist()
     # For a chunked message it may be the time of another chunk.
     return any(
         row["producer_name"] != entry.producer_name or abs(row["publish_time"] - entry.publish_time) > CHUNKS_MILLIS
@@ -123,14 +125,8 @@ def read_from(tables: Tables, topic: str, partition: int, last: Position) -> Pos
         partition: its partition; -1: it is not partitioned.
         last: the backup's last entry of the partition; START: it has none.
     """
-    of_partition = f"topic = {literal(topic)} AND partition = {partition} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
-    of_last = f"ledger_id = {last.ledger_id} AND entry_id = {last.entry_id}"
-    published = f"SELECT max(publish_time) FROM entries WHERE {of_partition} AND {of_last}"  # noqa: S608
-    found = tables.query(
-        "entries",
-        f"SELECT ledger_id, entry_id FROM entries WHERE {of_partition} "  # noqa: S608
-        f"AND publish_time < ({published}) - {CHUNKS_MILLIS} ORDER BY ledger_id DESC, entry_id DESC LIMIT 1",
-    ).to_pylist()
+    sql = _SQL("well_before", topic=topic, partition=partition, ledger=last.ledger_id, entry=last.entry_id)
+    found = tables.query("entries", sql).to_pylist()
     return Position(**found[0]) if found else START
 
 

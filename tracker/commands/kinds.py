@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tracker.due_time import MAX_TIME_MILLIS
+from tracker.properties import MAX_AFTER_MILLIS
+
 # Kinds of commands: the names of the operations in ControlCommand.
 CANCEL = "cancel"
 SKIP = "skip"
@@ -35,8 +38,39 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True)
+class Field:
+    """What an operation's message in ControlCommand has beside the messages that it names.
+
+    Attributes:
+        name: of the field; in camel case in the admin API's bodies.
+        text: what it says.
+        example: for the admin API's description.
+        least, most: the limits of a number, inclusive.
+        is_text: it is a text, and no number.
+        is_optional: it may be missing in a body, and is 0 or "" then.
+        may_be_0: whether a number may be 0.
+        option: the command line's option; "": it has none of its own.
+        unit: how the option reads its number: `delay` or `shift` (a duration, a shift's may be negative); "": a text.
+    """
+
+    name: str
+    text: str
+    example: int | str
+    least: int = 0
+    most: int = MAX_TIME_MILLIS - 1
+    is_text: bool = False
+    is_optional: bool = False
+    may_be_0: bool = True
+    option: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
 class Operation:
-    """What an operation is, for the tracker, the tables, the admin API, and those who send commands.
+    """What an operation is: for the tracker, the tables, the admin API, the command line, and their docs.
+
+    An operation with a summary has a route of the admin API that is made of this description; the older ones', which
+    have Pulsar's paths and bodies, are written by hand. One with a `command` has a command of the command line so, too.
 
     Attributes:
         kind: name of its field in ControlCommand; in capitals its name in outcomes.
@@ -48,6 +82,12 @@ class Operation:
         is_of_schedule: is for recurring messages alone, whose next occurrence later subscriptions do not have.
         is_of_subscription: is for all that subscriptions get, and names no message.
         names_one: a command names one message.
+        by_key: may name messages by their schedule keys.
+        by_filter: may be for all messages that match a filter.
+        fields: what a command says beside the messages.
+        right: what a role needs to ask for it, as in the settings.
+        summary, text: what the admin API's description says of it.
+        command: the help of its command of the command line.
     """
 
     kind: str
@@ -59,6 +99,13 @@ class Operation:
     is_of_schedule: bool = False
     is_of_subscription: bool = False
     names_one: bool = False
+    by_key: bool = False
+    by_filter: bool = False
+    fields: tuple[Field, ...] = ()
+    right: str = ""
+    summary: str = ""
+    text: str = ""
+    command: str = ""
 
     @property
     def is_of_topic(self) -> bool:
@@ -69,21 +116,169 @@ class Operation:
 OPERATIONS = {
     operation.kind: operation
     for operation in (
-        Operation(CANCEL, "cancelDelayedMessage", Effect.CANCEL, "cancelled", may_wait=True),
-        Operation(SKIP, "skipByMessageIds", Effect.CANCEL, "skipped"),
-        Operation(RESCHEDULE, "reschedule", Effect.MOVE, "rescheduled", wants_payload=True),
-        Operation(POSTPONE, "postpone", Effect.MOVE, "postponed", wants_payload=True),
-        Operation(RESTORE, "restore", Effect.RESTORE, "restored", wants_payload=True),
-        Operation(RETRY, "retry", Effect.RESTORE, "retried", wants_payload=True, names_one=True),
         Operation(
-            SKIP_NEXT, "skipNext", Effect.CANCEL, "next occurrence skipped", wants_payload=True, is_of_schedule=True
+            CANCEL, "cancelDelayedMessage", Effect.CANCEL, "cancelled", may_wait=True, by_key=True, by_filter=True
         ),
-        Operation(PAUSE_SCHEDULE, "pause", Effect.HOLD, "schedule paused", wants_payload=True, is_of_schedule=True),
+        Operation(SKIP, "skipByMessageIds", Effect.CANCEL, "skipped", by_key=True, by_filter=True),
         Operation(
-            RESUME_SCHEDULE, "resume", Effect.RESUME, "schedule resumed", wants_payload=True, is_of_schedule=True
+            RESCHEDULE,
+            "reschedule",
+            Effect.MOVE,
+            "rescheduled",
+            wants_payload=True,
+            by_key=True,
+            by_filter=True,
+            fields=(Field("deliver_at", "When, ms since the epoch.", example=1_795_251_600_000),),
+            right="deliver",
+            summary="Deliver messages at another time",
+            text="Delivers messages that wait for the subscription at another time, earlier or later; at once, if that"
+            " is past. They keep their ids. Cancelled or skipped messages have to be restored first.",
         ),
-        Operation(PAUSE, "pause", Effect.HOLD, "paused", is_of_subscription=True),
-        Operation(RESUME, "resume", Effect.RESUME, "resumed", is_of_subscription=True),
+        Operation(
+            POSTPONE,
+            "postpone",
+            Effect.MOVE,
+            "postponed",
+            wants_payload=True,
+            by_key=True,
+            by_filter=True,
+            fields=(
+                Field(
+                    "by_millis",
+                    "How much later: 10s, 30m, 2h, 1d; -30m: sooner.",
+                    example=1_800_000,
+                    least=1 - MAX_TIME_MILLIS,
+                    may_be_0=False,
+                    option="--by",
+                    unit="shift",
+                ),
+            ),
+            right="deliver",
+            summary="Deliver messages later",
+            text="Delivers messages that wait for the subscription so much later than each would be, or sooner with a"
+            " negative `byMillis`, but not before now. A message that is held back counts from the time at which it"
+            " came due. Of a recurring message it is the next occurrence alone. Each call adds up.",
+            command="Deliver messages so much later than each would be: those named, or those to which all options"
+            " given apply.\n\nWith a negative --by they come sooner, but not before now. Of a recurring message it is"
+            " the next occurrence alone.",
+        ),
+        Operation(
+            RESTORE,
+            "restore",
+            Effect.RESTORE,
+            "restored",
+            wants_payload=True,
+            by_filter=True,
+            right="cancel",
+            summary="Undo cancels and skips",
+            text="Undoes a cancel or skip of messages whose time has not come: they are delivered at their time.",
+            command="Undo cancels and skips of messages that are not due yet.",
+        ),
+        Operation(
+            RETRY,
+            "retry",
+            Effect.RESTORE,
+            "retried",
+            wants_payload=True,
+            names_one=True,
+            fields=(
+                Field(
+                    "reason",
+                    "Why it failed, for the attempts and the dead letters.",
+                    example="the shop is closed",
+                    is_text=True,
+                    is_optional=True,
+                    option="--reason",
+                ),
+                Field(
+                    "after_millis",
+                    "How long from now: 10s, 5m. Default: by the backoff.",
+                    example=60_000,
+                    most=MAX_AFTER_MILLIS,
+                    is_optional=True,
+                    option="--after",
+                    unit="delay",
+                ),
+            ),
+            right="deliver",
+            summary="Deliver messages once more",
+            text="Delivers messages once more to the subscription, the one (not `*`) whose consumer failed on them:"
+            " after `afterMillis`, or as the subscription's backoff says, and with the property `delaylake.attempt`. A"
+            " message that has had all its retries goes to the topic of dead letters, `<destination>-dlq`, with the"
+            " reasons. The result for a message that still waits is ALREADY_APPLIED.",
+            command="Deliver messages once more that a consumer of the subscription failed on.\n\nAfter all retries"
+            " that the subscription's backoff allows, the next one goes to the topic <destination>-dlq.",
+        ),
+        Operation(
+            SKIP_NEXT,
+            "skipNext",
+            Effect.CANCEL,
+            "next occurrence skipped",
+            wants_payload=True,
+            is_of_schedule=True,
+            by_key=True,
+            right="skip",
+            summary="Skip the next occurrence of",
+            text="Skips the next occurrence of a schedule, on all subscriptions or those named; on each it is the one"
+            " that waits there.",
+            command="Skip the next occurrence of a schedule.",
+        ),
+        Operation(
+            PAUSE_SCHEDULE,
+            "pause",
+            Effect.HOLD,
+            "schedule paused",
+            wants_payload=True,
+            is_of_schedule=True,
+            by_key=True,
+            right="skip",
+            summary="Pause",
+            text="Pauses a schedule, on all subscriptions or those named: its next occurrence waits until the schedule"
+            " is resumed. An occurrence that is handed out already is delivered. An occurrence that was rescheduled"
+            " gets its time by the rule back. Pausing a paused schedule does nothing.",
+            command="Pause a schedule: its next occurrence waits until `resume`.\n\nAn occurrence that is handed out"
+            " already is delivered.",
+        ),
+        Operation(
+            RESUME_SCHEDULE,
+            "resume",
+            Effect.RESUME,
+            "schedule resumed",
+            wants_payload=True,
+            is_of_schedule=True,
+            by_key=True,
+            right="skip",
+            summary="Resume",
+            text="Resumes a paused schedule, on all subscriptions or those named: it goes on by its rule. Missed"
+            " occurrences are made up for as its `misfire` says. A schedule that is not paused stays as it is.",
+            command="Resume a paused schedule: it goes on by its rule.\n\nMissed occurrences are made up for as its"
+            " misfire says: once (late), all, or skip.",
+        ),
+        Operation(
+            PAUSE,
+            "pause",
+            Effect.HOLD,
+            "paused",
+            is_of_subscription=True,
+            right="admin",
+            summary="Hold back what comes due",
+            text="Messages that come due for the subscription are held back from now on, until they are rescheduled or"
+            " delivered now, or the pause ends. Messages that were handed out already are delivered.",
+            command="Hold back messages that come due for a subscription, until it is resumed, or they are"
+            " rescheduled.",
+        ),
+        Operation(
+            RESUME,
+            "resume",
+            Effect.RESUME,
+            "resumed",
+            is_of_subscription=True,
+            right="admin",
+            summary="End a pause",
+            text="Messages that were held back are delivered now, 10,000 messages a second for each subscription, and"
+            " those that come due from now on at their time.",
+            command="End a pause: messages that were held back are delivered now.",
+        ),
     )
 }
 SCHEDULE_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.is_of_schedule)

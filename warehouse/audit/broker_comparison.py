@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,13 +16,16 @@ import pyarrow as pa
 from broker.client import PulsarError
 from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
-from warehouse.delta.tables import literal
-from warehouse.unseen_entries import GONE, find_not_seen
+from warehouse.named_queries import NamedQueries, Sql
+from warehouse.unseen_entries import GONE, NotSeen, find_not_seen
+
+_SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER)
 
 _MAX_GAPS = 5_000  # of a topic partition: the broker is asked about the last ones only
 _ASKED_AT_ONCE = 4
@@ -43,9 +48,9 @@ class ComparedTopic:
         partition: number of the partition; -1: the topic is not partitioned.
         entries: entries that the broker has stored.
         durable: of these, entries that the table `entries` has.
-        not_durable: entries after the durable ones, which are not read or not written down yet.
+        not_durable: entries after the durable ones, which are not read or not recorded yet.
         no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
-        not_seen: entries that were not taken in, although acknowledged or between durable ones.
+        not_seen: entries that were not ingested, although acknowledged or between durable ones.
         not_known: entries missing both in the tables and in the broker, or that the broker was not asked about; a gap
             that it was not asked about counts as one entry.
         trimmed: durable entries that the broker no longer has.
@@ -69,7 +74,7 @@ class Comparison:
     Attributes:
         problem: why they could not be compared; None: they were compared.
         topics: the topic partitions of the settings' routes.
-        not_seen: (topic, position) of each entry that was not taken in.
+        not_seen: (topic, position) of each entry that was not ingested.
     """
 
     problem: str | None = None
@@ -111,9 +116,10 @@ def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison
     horizon = time.time_ns() // 1_000_000 - settings.retention.entries_millis
     found = Comparison()
     try:
-        with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin:
+        with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin, closing(Brokers(settings.pulsar)) as brokers:
+            missing = partial(find_not_seen, admin, index_of=lambda position: None, brokers=brokers)
             for source, ledgers in broker.topics.items():
-                topic, positions = _compare(admin, source, ledgers, settings.pulsar.subscription, horizon, query)
+                topic, positions = _compare(missing, source, ledgers, settings.pulsar.subscription, horizon, query)
                 found.topics.append(topic)
                 found.not_seen.extend((source.topic, position) for position in positions)
     except PulsarError as error:
@@ -134,7 +140,12 @@ def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
 
 
 def _compare(
-    admin: AdminClient, source: SourceTopic, broker: TopicLedgers, subscription: str, horizon: int, query: Query
+    missing: Callable[[SourceTopic, Gap], NotSeen],
+    source: SourceTopic,
+    broker: TopicLedgers,
+    subscription: str,
+    horizon: int,
+    query: Query,
 ) -> tuple[ComparedTopic, list[str]]:
     durable = _Durable(source, horizon, query)
     acknowledged = Position(*broker.acknowledged.get(subscription, START))
@@ -146,8 +157,8 @@ def _compare(
     if acknowledged > durable.last:
         gaps.append(Gap(durable.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        found = list(pool.map(lambda gap: find_not_seen(admin, source, gap, lambda position: None), gaps[-_MAX_GAPS:]))
-    rows = [row for missing in found for row in missing.rows.select(_SEEN_COLUMNS).to_pylist()]
+        found = list(pool.map(partial(missing, source), gaps[-_MAX_GAPS:]))
+    rows = [row for one in found for row in one.rows.select(_SEEN_COLUMNS).to_pylist()]
     # Entries older than the horizon may be missing because retention has removed them.
     not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
     n_in_broker = sum(n for ledger, n in durable.by_ledger.items() if ledger in broker.ledgers)
@@ -159,7 +170,7 @@ def _compare(
         entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_durable),
         durable=n_in_broker,
         not_durable=not_durable,
-        no_message=sum(missing.passed for missing in found),
+        no_message=sum(one.passed for one in found),
         not_seen=len(not_seen),
         not_known=len(rows) - len(not_seen) + max(0, len(gaps) - _MAX_GAPS),
         trimmed=sum(durable.by_ledger.values()) - n_in_broker,
@@ -178,22 +189,17 @@ class _Durable:
     """
 
     def __init__(self, source: SourceTopic, horizon: int, query: Query) -> None:
-        of_topic = f"topic = {literal(source.topic)} AND partition = {source.partition} "
-        of_topic += f"AND ledger_id < {FIRST_IMPORTED_LEDGER}"
-        self.before = _first_position(query, f"{of_topic} AND publish_time < {horizon}", "DESC")
+        topic, partition = source.topic, source.partition
+        self.before = _position(query, _SQL("last_before", topic=topic, partition=partition, horizon=horizon))
         if self.before == START:
-            first = _first_position(query, of_topic, "ASC")
+            first = _position(query, _SQL("first", topic=topic, partition=partition))
             self.before = START if first == START else Position(first.ledger_id, first.entry_id - 1)
         self.last = self.before
         self.by_ledger: dict[int, int] = {}
         self.gaps: list[Gap] = []
         continuity = Continuity(self.before)
-        for rows in query(
-            "SELECT ledger_id, entry_id, max(batch_size) AS batch_size, max(first_index) AS first_index FROM entries "  # noqa: S608
-            f"WHERE {of_topic} AND (ledger_id > {self.before.ledger_id} "
-            f"OR (ledger_id = {self.before.ledger_id} AND entry_id > {self.before.entry_id})) "
-            "GROUP BY ledger_id, entry_id ORDER BY ledger_id, entry_id"
-        ):
+        ledger, entry = self.before
+        for rows in query(_SQL("entries_after", topic=topic, partition=partition, ledger=ledger, entry=entry)):
             if rows.num_rows:
                 self.gaps += continuity.gaps(rows)
                 ledgers, counts = np.unique(int64(rows, "ledger_id"), return_counts=True)
@@ -202,11 +208,8 @@ class _Durable:
                 self.last = Position(int(ledgers[-1]), int(int64(rows, "entry_id")[-1]))
 
 
-def _first_position(query: Query, condition: str, order: str) -> Position:
-    sql = (
-        f"SELECT ledger_id, entry_id FROM entries WHERE {condition} "  # noqa: S608
-        f"ORDER BY ledger_id {order}, entry_id {order} LIMIT 1"
-    )
+def _position(query: Query, sql: Sql) -> Position:
+    """Returns the position that a query finds; START: none."""
     rows: list[dict[str, Any]] = [row for some in query(sql) for row in some.to_pylist()]
     return Position(rows[0]["ledger_id"], rows[0]["entry_id"]) if rows else START
 

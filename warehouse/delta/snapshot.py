@@ -11,10 +11,19 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.fs import DeltaStorageHandler
 
 from warehouse.delta.opening import open_table, reading_files
+from warehouse.named_queries import NamedQueries, Sql, identifier, listed
 from warehouse.schemas import SCHEMAS
 
 # The SQL names of the types of columns that have been added to tables.
-_SQL = {pa.string(): "VARCHAR", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN", pa.binary(): "BYTEA"}
+_TYPES = {
+    pa.string(): Sql("VARCHAR"),
+    pa.int64(): Sql("BIGINT"),
+    pa.int32(): Sql("INT"),
+    pa.bool_(): Sql("BOOLEAN"),
+    pa.binary(): Sql("BYTEA"),
+}
+
+_SQL = NamedQueries(__file__)
 
 
 class Snapshot:
@@ -110,11 +119,13 @@ def query_builder(tables: Mapping[str, DeltaTable], has_large_joins: bool = Fals
             builder.execute(f"SET datafusion.optimizer.{option} = 0").read_all()
     for name, table in tables.items():
         known = {field.name for field in table.schema().fields}
-        new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _SQL]
-        builder.register(f"{name}_before" if new else name, table)
-        if new:  # an earlier version of the program has written this table
-            nulls = ", ".join(f"CAST(NULL AS {_SQL[field.type]}) AS {field.name}" for field in new)
-            builder.execute(f"CREATE VIEW {name} AS SELECT *, {nulls} FROM {name}_before").read_all()  # noqa: S608
+        new = [f for f in SCHEMAS.get(name, ()) if f.name not in known and f.type in _TYPES]
+        written = f"{name}_before" if new else name
+        builder.register(written, table)
+        if new:
+            nulls = listed(_SQL("null_column", type=_TYPES[f.type], column=identifier(f.name)) for f in new)
+            view = _SQL("create_completed", name=identifier(name), nulls=nulls, written=identifier(written))
+            builder.execute(view).read_all()
     return builder
 
 

@@ -11,7 +11,10 @@ import pyarrow.compute as pc
 from tracker.messages import BoolArray, is_among
 from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Recurrence
+from warehouse.named_queries import NamedQueries, Sql
 from warehouse.pending import IS_SKIPPED_OCCURRENCE
+
+_SQL = NamedQueries(__file__, is_skipped_occurrence=IS_SKIPPED_OCCURRENCE)
 
 _Message = tuple[int, int, int]  # ledger, entry, batch index
 
@@ -26,30 +29,18 @@ class OccurrenceRetention:
         horizon: rows that are due at this time or later stay, ms since the epoch.
     """
 
-    def __init__(self, query: Callable[[str], pa.Table], of_ledgers: str, now: int, horizon: int) -> None:
+    def __init__(self, query: Callable[[Sql], pa.Table], of_ledgers: Sql, now: int, horizon: int) -> None:
         self._now = now
-        columns = "ledger_id, entry_id, batch_index"
-        done = query(
-            f"SELECT subscription, {columns}, occurrence, occurrence_at AS at FROM deliveries "  # noqa: S608
-            f"WHERE occurrence IS NOT NULL AND {of_ledgers} UNION ALL "
-            f"SELECT subscription, {columns}, occurrence, deliver_at FROM outcomes "
-            f"WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE} AND {of_ledgers}"
-        )
+        done = query(_SQL("done_occurrences", of_ledgers=of_ledgers))
         self._last: dict[tuple[str, _Message], tuple[int, int]] = {}
         for name, *message, number, at in zip(*(column.to_pylist() for column in done.columns), strict=True):
             key = name, _message(*message)
             self._last[key] = max((number, at or 0), self._last.get(key, (0, 0)))
-        rows = query(
-            f"SELECT {columns}, publish_time, properties FROM delayed_index WHERE operation = 'DELAY' "  # noqa: S608
-            f"AND occurrence IS NOT NULL AND sequence IS NULL AND {of_ledgers}"
-        )
+        rows = query(_SQL("first_rows", of_ledgers=of_ledgers))
         self._rules: dict[_Message, tuple[Recurrence, int, int]] = {}
         for *message, published, properties in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             self._rules[_message(*message)] = *stored(dict(properties or ()), published), published
-        self._with_next = query(
-            f"SELECT DISTINCT {columns} FROM delayed_index WHERE operation = 'DELAY' AND occurrence IS NOT NULL "  # noqa: S608
-            f"AND sequence IS NOT NULL AND deliver_at >= {horizon} AND {of_ledgers}"
-        )
+        self._with_next = query(_SQL("with_later_row", horizon=horizon, of_ledgers=of_ledgers))
 
     def may_go_on(self, rows: pa.Table) -> BoolArray:
         """Returns a mask, bool, (rows,), of the first rows of recurring messages that still have a later row.

@@ -38,16 +38,16 @@ from tracker.messages import (
     is_among,
     where,
 )
-from warehouse.delivery_key import attempt_sql
 from warehouse.delta.engine import LOCAL, Engine
 from warehouse.delta.opening import open_newest
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.past_occurrences import OccurrenceRetention
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
+from warehouse.named_queries import TRUE, NamedQueries, Sql, columns
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on, effects_of
 from warehouse.routes.known_routes import subscription_names
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schemas import SCHEMAS
 
 # `deliveries` keeps at least this time before its newest row: a rebuild compares it with the ends of the destinations.
@@ -57,8 +57,8 @@ _LAST_DELIVERIES_MILLIS = 3_600_000
 # occurrences within it by their numbers.
 LAST_OCCURRENCES_MILLIS = 24 * 3_600_000
 
-# Rows of a file are deleted, and its other rows written anew, when at least this share of them can go, or when the file
-# is small.
+# Rows of a file are deleted, and its other rows written again, when at least this share of them can go, or when the
+# file is small.
 _LEAST_PART = 0.1
 _SMALL_ROWS = 20_000
 
@@ -67,7 +67,13 @@ _MAX_LEDGERS = 200  # a query names at most so many one by one
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
 _OF_MESSAGE = ["subscription", *_MESSAGE]
-_NAMED = "SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence"
+_SQL = NamedQueries(
+    __file__,
+    of_message=columns(_OF_MESSAGE),
+    is_cancel=IS_CANCEL,
+    is_restore=IS_RESTORE,
+    first_imported_ledger=FIRST_IMPORTED_LEDGER,
+)
 _NO_MOVES = pa.schema(
     [
         *[("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_id", pa.int64())],
@@ -98,7 +104,7 @@ _RECORDED = ["topic", "partition", "first_index", "batch_size"]
 
 @dataclass(frozen=True)
 class Excess:
-    """A file with rows that can go: all of them, or so many that it is worth writing the others anew.
+    """A file with rows that can go: all of them, or so many that it is worth writing the others again.
 
     Attributes:
         rows: the number of rows that can go.
@@ -124,7 +130,7 @@ class Retention:
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
         self._control_topic = settings.control.topic
-        self._tenures = Tenures.of(settings.warehouse)
+        self._memberships = Memberships.of(settings.warehouse)
         self._now = now
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
@@ -134,7 +140,7 @@ class Retention:
         opened = {name: open_newest(tables.path(name)) for name in names}
         self._versions = {name: (table.table_uri, int(table.version())) for name, table in opened.items()}
         self._builder = query_builder(opened)
-        newest = self._query("SELECT max(sent_at) AS t FROM deliveries")["t"][0].as_py() or 0
+        newest = self._query(_SQL("last_delivery"))["t"][0].as_py() or 0
         self._horizons["deliveries"] = min(self._horizons["deliveries"], newest - _LAST_DELIVERIES_MILLIS)
         self._last: pa.Table | None = None
 
@@ -151,7 +157,7 @@ class Retention:
         """Yields the files of a table from which rows can go.
 
         Args:
-            writes: whether to write the other rows of each such file anew, for `remove`.
+            writes: whether to write the other rows of each such file again, for `remove`.
             engine: reads and writes the files.
         """
         horizon = self._horizons[table.name]
@@ -205,10 +211,7 @@ class Retention:
 
     def _was_long_ago(self, rows: pa.Table) -> BoolArray:
         """Returns a mask of the deliveries of recurring messages that were more than a day before the last one."""
-        last = self._query(
-            f"SELECT {', '.join(_OF_MESSAGE)}, max(sent_at) AS last FROM deliveries "  # noqa: S608
-            f"WHERE occurrence IS NOT NULL AND {_of_ledgers(rows)} GROUP BY {', '.join(_OF_MESSAGE)}"
-        )
+        last = self._query(_SQL("last_occurrence_sent", ledgers_condition=_of_ledgers(rows)))
         keys = rows.select([*_OF_MESSAGE, "sent_at"]).append_column("row", pa.array(np.arange(rows.num_rows)))
         found = keys.join(last, _OF_MESSAGE, join_type="inner", use_threads=False)
         is_old = np.zeros(rows.num_rows, np.bool_)
@@ -229,8 +232,8 @@ class Retention:
         delivered or cancelled longer ago than the horizon. Its MOVE rows stay as long as there are DELAY rows.
         """
         horizon = self._horizons["delayed_index"]
-        delivered = f"{_of_ledgers(rows)} AND sent_at < {horizon}"
-        settled = self._are_done(rows, delivered, f"applied_at < {horizon}", _NO_MOVES)
+        delivered = _SQL("sent_before", ledgers_condition=_of_ledgers(rows), horizon=horizon)
+        settled = self._are_done(rows, delivered, _SQL("applied_before", horizon=horizon), _NO_MOVES)
         is_last = self._is_durable(rows) & ~self._is_in("delayed_index", rows)
         can_go: BoolArray = np.where(_is_delay(rows), settled, is_last)
         return can_go
@@ -243,22 +246,19 @@ class Retention:
         a route stay: its subscriptions are not known.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
-        moved = self._query(f"{_NAMED} FROM delayed_index WHERE operation = 'MOVE' AND {_of_ledgers(rows)}")
-        return self._are_done(rows, f"deliver_at BETWEEN {first} AND {last}", "true", moved)
+        moved = self._query(_SQL("moves", ledgers_condition=_of_ledgers(rows)))
+        return self._are_done(rows, _SQL("due_between", first=first, last=last), TRUE, moved)
 
-    def _are_done(self, rows: pa.Table, delivered_when: str, cancelled_when: str, moved: pa.Table) -> BoolArray:
+    def _are_done(self, rows: pa.Table, delivered_when: Sql, cancelled_when: Sql, moved: pa.Table) -> BoolArray:
         """Returns a mask as `_is_settled` does, from a selection of deliveries, cancels and moves.
 
         Args:
             rows: rows of `delayed_index`.
             delivered_when: SQL condition: which rows of `deliveries` count.
             cancelled_when: SQL condition: which cancelling rows of `outcomes` count.
-            moved: the MOVE rows that count, with the columns of _NAMED.
+            moved: the MOVE rows that count, with the columns of _NO_MOVES.
         """
-        delivered = self._query(
-            f"SELECT topic, subscription, ledger_id, entry_id, batch_index, {attempt_sql()} AS attempt "  # noqa: S608
-            f"FROM deliveries WHERE {delivered_when} AND occurrence IS NULL"
-        )
+        delivered = self._query(_SQL("deliveries", delivered_when=delivered_when))
         recurs = has_occurrences(rows)
         horizon = self._horizons["delayed_index"]
         occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now, horizon) if recurs else None
@@ -268,8 +268,8 @@ class Retention:
         # The row of a later occurrence: it shows that a schedule has ended, if that occurrence was missed.
         is_next = are_recurring(rows) & pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
         ledgers = _of_ledgers(rows)
-        cancelled = self._query(f"{_NAMED} FROM outcomes WHERE {IS_CANCEL} AND {cancelled_when} AND {ledgers}")
-        restored = self._query(f"{_NAMED} FROM outcomes WHERE {IS_RESTORE} AND {ledgers}")
+        cancelled = self._query(_SQL("cancels", cancelled_when=cancelled_when, ledgers_condition=ledgers))
+        restored = self._query(_SQL("restores", ledgers_condition=ledgers))
         attempts = pa.array(attempts_of(rows))
         rows = rows.select([name for name in rows.column_names if name != "attempt"]).append_column("attempt", attempts)
         settled = np.zeros(rows.num_rows, np.bool_)
@@ -289,7 +289,7 @@ class Retention:
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | (are_moved_on(rows, moves) & ~is_needed)
-                    | (self._tenures.were_missed(rows, topic, subscription) & ~is_next)
+                    | (self._memberships.were_missed(rows, topic, subscription) & ~is_next)
                 )
             settled |= is_of_topic
         return settled & ~may_go_on
@@ -313,10 +313,7 @@ class Retention:
     def _last_durable(self) -> pa.Table:
         """Returns the last durable entry of each topic partition: topic, partition, last_ledger, last_entry."""
         if self._last is None:
-            by_ledger = self._query(
-                "SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries "  # noqa: S608
-                f"WHERE ledger_id < {FIRST_IMPORTED_LEDGER} GROUP BY topic, partition, ledger_id"
-            )
+            by_ledger = self._query(_SQL("last_entries"))
             last: dict[tuple[str, int], tuple[int, int]] = {}
             for topic, partition, ledger, entry in zip(*(c.to_pylist() for c in by_ledger.columns), strict=True):
                 last[topic, partition] = max((ledger, entry), last.get((topic, partition), (-1, -1)))
@@ -328,11 +325,11 @@ class Retention:
 
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """Returns a mask of the rows whose entry is in a table: `delayed_index` (as a DELAY row) or `entries`."""
-        condition = _of_ledgers(rows) + (" AND operation = 'DELAY'" if table == "delayed_index" else "")
-        found = self._query(f"SELECT ledger_id, entry_id FROM {table} WHERE {condition}")  # noqa: S608
+        query = "entries_in_entries" if table == "entries" else "entries_in_delayed_index"
+        found = self._query(_SQL(query, ledgers_condition=_of_ledgers(rows)))
         return is_among(rows, found, _ENTRY)
 
-    def _query(self, sql: str) -> pa.Table:
+    def _query(self, sql: Sql) -> pa.Table:
         return run_sql(self._builder, sql)
 
 
@@ -342,8 +339,8 @@ class _ExcessFinder:
 
     Attributes:
         horizon: rows before this time can go, ms since the epoch.
-        held: rows from this time on are held back, and can go, too, ms since the epoch.
-        writes: whether to write the other rows anew.
+        held: rows from this time on are parked, and can go, too, ms since the epoch.
+        writes: whether to write the other rows again.
     """
 
     retention: Retention
@@ -353,7 +350,7 @@ class _ExcessFinder:
     writes: bool
 
     def __call__(self, file: DataFile) -> Excess | None:
-        """Returns the rows that can go; None: none, or too few to write the file anew."""
+        """Returns the rows that can go; None: none, or too few to write the file again."""
         name, time = self.folder.name, self.folder.time
         rows = self.folder.read(file.path, _NEEDED[name])
         goes = (int64(rows, time) < self.horizon) | (int64(rows, time) >= self.held)
@@ -375,7 +372,7 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
     """Deletes the rows that can go, in one commit.
 
     Args:
-        excess: files whose other rows have been written anew.
+        excess: files whose other rows have been written again.
 
     Returns:
         whether it was done; False if some of the files were removed in the meantime.
@@ -389,9 +386,9 @@ def _is_delay(rows: pa.Table) -> BoolArray:
     return is_delay
 
 
-def _of_ledgers(rows: pa.Table) -> str:
+def _of_ledgers(rows: pa.Table) -> Sql:
     """Returns the SQL condition that a row is of one of these rows' ledgers, or only between them if they are many."""
     ledgers = pc.unique(rows["ledger_id"]).to_pylist()
     if len(ledgers) > _MAX_LEDGERS:
-        return f"ledger_id BETWEEN {min(ledgers)} AND {max(ledgers)}"
-    return f"ledger_id IN ({', '.join(map(str, ledgers))})"
+        return _SQL("between_ledgers", first=min(ledgers), last=max(ledgers))
+    return _SQL("of_ledgers", ledgers=ledgers)

@@ -1,4 +1,4 @@
-"""Reads the first of the messages that are held back for a slow destination."""
+"""Reads the first of the messages that are parked for a slow destination."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pyarrow.compute as pc
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, empty_table, in_order_of_dues, int64, is_among, typed, where
 from tracker.packing import fitting
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, all_of, columns
 from warehouse.pending import are_moved_on
 
 _PLACE = ["ledger_id", "entry_id", "batch_index", "sequence"]
+_SQL = NamedQueries(__file__, place=columns(_PLACE), held_deliver_at=HELD_DELIVER_AT)
 _MAX_BYTES = 16 << 20  # of payloads in a round, and the first message in any case
 
 
 def find_first_held(tables: Tables, version: int, topic: str, name: str, most: int) -> tuple[pa.Table, int | None]:
-    """Reads the sealed rows of the messages that were due first, of those held back for a subscription.
+    """Reads the sealed rows of the messages that were due first, of those parked for a subscription.
 
     Args:
         tables: of the warehouse.
@@ -29,25 +31,24 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
         the rows, as MESSAGES, in the order in which they were due; and when the last of them was due, ms since the
         epoch, None: these are all.
     """
-    sql = (
-        f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} "  # noqa: S608
-        f"AND topic = {literal(topic)} AND subscription = {literal(name)}"
+    places, moves = (
+        tables.query("delayed_index", _SQL(query, topic=topic, subscription=name), version)
+        for query in ("places", "moves")
     )
-    columns = ", ".join([*_PLACE, "was_due", "payload_bytes"])
-    places = tables.query("delayed_index", sql.format(columns, "'DELAY'"), version)
-    moves = tables.query("delayed_index", sql.format(", ".join(_PLACE), "'MOVE'"), version)
     places = in_order_of_dues(where(places, ~are_moved_on(places, moves)))
     sizes = int64(places.set_column(0, "size", pc.fill_null(places["payload_bytes"], 0)), "size")
     first = places.slice(0, min(most, fitting(sizes, _MAX_BYTES)))
     if not first.num_rows:
         return empty_table(MESSAGES), None
-    # What is not known when it was due comes last. Earlier rounds' rows are not read again.
+    # Earlier rounds' rows are not read again.
     since, until = first["was_due"][0].as_py(), first["was_due"][first.num_rows - 1].as_py()
-    condition = (
-        "" if since is None else f" AND (was_due >= {since}{'' if until is not None else ' OR was_due IS NULL'})"
-    )
-    condition += "" if until is None else f" AND was_due <= {until}"
-    rows = tables.query("delayed_index", sql.format("*", "'DELAY'") + condition, version)
+    conditions = []
+    if since is not None:
+        conditions.append(_SQL("was_due_from_or_unknown" if until is None else "was_due_from", since=since))
+    if until is not None:
+        conditions.append(_SQL("was_due_until", until=until))
+    sql = _SQL("rows", topic=topic, subscription=name, was_due=all_of(conditions))
+    rows = tables.query("delayed_index", sql, version)
     rows = in_order_of_dues(typed(where(rows, is_among(rows, first, _PLACE)), MESSAGES))
     if first.num_rows == places.num_rows:
         return rows, None

@@ -14,10 +14,12 @@ from deltalake.exceptions import TableNotFoundError
 
 from tracker.messages import BoolArray, Int64Array, int64
 from warehouse.delta.opening import open_newest
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.schemas import EXPIRED
 
 TABLE = "expired"
+_SQL = NamedQueries(__file__)
 
 
 def record(tables: Tables, removed: pa.Table) -> None:
@@ -30,7 +32,7 @@ def record(tables: Tables, removed: pa.Table) -> None:
     if not removed.num_rows:
         return
     tables.create({TABLE: EXPIRED})
-    ranges = tables.query(TABLE, f"SELECT * FROM {TABLE}")  # noqa: S608
+    ranges = tables.query(TABLE, _SQL("all_ranges"))
     ends = pa.array(int64(removed, "first_index") + int64(removed, "batch_size"))
     new = removed.select(["topic", "partition", "first_index"]).append_column("end_index", ends)
     ranges = pa.concat_tables([ranges.cast(EXPIRED), new.cast(EXPIRED)])
@@ -55,11 +57,8 @@ def expired_around(tables: Tables, topic: str, partition: int, index: int) -> tu
         the least deleted index, and the least end (exclusive) of a range that is greater than `index`; None: there is
         none.
     """
-    ends = f"min(CASE WHEN end_index > {index} THEN end_index END)"
-    condition = f"topic = {literal(topic)} AND partition = {partition}"
-    sql = f'SELECT min(first_index) AS "first", {ends} AS "end" FROM {TABLE} WHERE {condition}'  # noqa: S608
     try:
-        found = tables.query(TABLE, sql)
+        found = tables.query(TABLE, _SQL("around", topic=topic, partition=partition, index=index))
     except TableNotFoundError:
         return None, None  # nothing has been removed yet
     return found["first"][0].as_py(), found["end"][0].as_py()
@@ -73,8 +72,8 @@ def _merged(tables: Tables, ranges: pa.Table, topic: str, partition: int) -> pa.
     firsts, ends = firsts[order], np.maximum.accumulate(ends[order])
     firsts, ends = _runs(firsts, ends, firsts[1:] > ends[:-1])
     is_left_between = np.zeros(len(firsts) + 1, np.bool_)
-    sql = f"SELECT first_index FROM entries WHERE topic = {literal(topic)} AND partition = {partition}"  # noqa: S608
-    for left in tables.stream(f"{sql} AND first_index BETWEEN {firsts[0]} AND {ends[-1]}"):
+    sql = _SQL("left_between", topic=topic, partition=partition, first=int(firsts[0]), last=int(ends[-1]))
+    for left in tables.stream(sql):
         index = int64(left, "first_index")
         following = np.searchsorted(firsts, index, side="right")
         is_left_between[following[index >= ends[following - 1]]] = True

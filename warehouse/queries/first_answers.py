@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from tracker.commands.repeats import ANSWERS, ANSWERS_KEPT_MILLIS, KEPT_MILLIS, OTHER_BODY
 from tracker.messages import typed
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, columns
 
 # The reason that version 0.1.0 wrote for a repeat. A row with it is not a first answer.
 _REPEATED = "the request id has been applied"
 
-_IS_FIRST = f"coalesce(reason, '') NOT IN ({literal(OTHER_BODY)}, {literal(_REPEATED)})"
+_SQL = NamedQueries(__file__, reasons_of_repeats=(OTHER_BODY, _REPEATED))
 
 
 def find_first_answers(tables: Tables, version: int | None, request_ids: Collection[str], now: int) -> pa.Table:
@@ -34,14 +35,9 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
         *("request_id", "topic", "subscription", "partition", "ledger_id", "entry_id", "batch_index", "operation"),
         *("schedule_key", "superseded_by", "occurrence"),
     )
-    rows = tables.query(
-        "outcomes",
-        f"SELECT {', '.join(names)}, result AS name, reason, deliver_at, batch_id AS tick FROM outcomes "  # noqa: S608
-        f"WHERE request_id IN ({', '.join(map(literal, sorted(request_ids)))}) "
-        f"AND applied_at > {now - ANSWERS_KEPT_MILLIS} "
-        f"AND {_IS_FIRST} ORDER BY tick, ledger_id, entry_id, batch_index, subscription, result",
-        version,
-    )
+    ids, after = sorted(request_ids), now - ANSWERS_KEPT_MILLIS
+    sql = _SQL("first_answers", columns=columns(names), request_ids=ids, after=after)
+    rows = tables.query("outcomes", sql, version)
     number = pc.index_in(rows["name"], pa.array(Result.keys()))
     return typed(rows.append_column("result", pc.cast(number, pa.int32())), ANSWERS)
 
@@ -55,8 +51,5 @@ def find_bodies(tables: Tables, now: int) -> dict[str, int]:
     Returns:
         the hash of the first command's body by request id; 0: an earlier version of the program wrote none.
     """
-    rows = tables.sql(
-        "SELECT request_id, coalesce(max(command_hash), 0) AS body FROM outcomes "  # noqa: S608
-        f"WHERE applied_at > {now - KEPT_MILLIS} AND {_IS_FIRST} GROUP BY request_id ORDER BY request_id"
-    )
+    rows = tables.sql(_SQL("bodies", after=now - KEPT_MILLIS))
     return dict(zip(rows["request_id"].to_pylist(), rows["body"].to_pylist(), strict=True))

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tracker.commands.outcomes import NOT_TAKEN
 from tracker.messages import LEFT_OUT, MESSAGES, typed
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, some_of
+
+_SQL = NamedQueries(__file__, not_seen=f"{NOT_SEEN_REASON}%", left_out=f"{LEFT_OUT}%", not_taken=f"%{NOT_TAKEN}%")
 
 
 def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.Table:
@@ -19,9 +22,5 @@ def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.T
         version: the version of the table `rejects` to read.
         since: the first tick whose rejects the rejects topic lacks, by source topic; not empty.
     """
-    of_topics = " OR ".join(f"(topic = {literal(topic)} AND batch_id >= {tick})" for topic, tick in since.items())
-    # Rows that never go to a rejects topic, or that the sender publishes there itself.
-    others = " OR ".join(f"reason LIKE '{text}'" for text in (f"{NOT_SEEN_REASON}%", f"{LEFT_OUT}%", f"%{NOT_TAKEN}%"))
-    order = "batch_id, ledger_id, entry_id, batch_index, reason"
-    sql = f"SELECT * FROM rejects WHERE ({of_topics}) AND NOT ({others}) ORDER BY {order}"  # noqa: S608
-    return typed(tables.query("rejects", sql, version), MESSAGES)
+    of_topics = some_of(_SQL("of_topic", topic=topic, tick=tick) for topic, tick in since.items())
+    return typed(tables.query("rejects", _SQL("rejects", of_topics=of_topics), version), MESSAGES)

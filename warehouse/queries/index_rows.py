@@ -31,17 +31,15 @@ from tracker.messages import (
 )
 from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.delta.tables import Tables, any_of, literal, ranges_of
+from warehouse.delta.tables import Tables, ranges_of
+from warehouse.named_queries import ALL, FALSE, TRUE, NamedQueries, Sql, all_of, columns, in_ranges, none_of, some_of
 from warehouse.pending import are_moved_on, effects_of
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
 # The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
 LOOKED_UP = ["delayed_index", "entries", "outcomes"]
 
-_ENTRY_AS_KNOWN = (
-    "topic, partition, ledger_id, entry_id, CAST(-1 AS INT) AS batch_index, batch_size, CAST(0 AS BIGINT) AS deliver_at"
-)
-_AS_IT_CAME = "operation = 'DELAY' AND sequence IS NULL"
+_SQL = NamedQueries(__file__, slot_millis=SLOT_MILLIS, held=HELD_DELIVER_AT)
 _ENTRY = ["ledger_id", "entry_id"]
 MAX_LARGE_ROWS = 50_000
 _MAX_RANGES = 50
@@ -53,12 +51,7 @@ def rows_due(tables: Tables, version: int, start: int, end: int) -> list[tuple[i
     Returns:
         (time slot, number of rows) of each slot that has rows, ascending; a slot is deliver_at / SLOT_MILLIS.
     """
-    counts = tables.query(
-        "delayed_index",
-        f"SELECT deliver_at / {SLOT_MILLIS} AS slot, count(*) AS n FROM delayed_index "  # noqa: S608
-        f"WHERE deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY' GROUP BY 1 ORDER BY 1",
-        version,
-    )
+    counts = tables.query("delayed_index", _SQL("rows_due", start=start, end=end), version)
     return list(zip(counts["slot"].to_pylist(), counts["n"].to_pylist(), strict=True))
 
 
@@ -68,27 +61,15 @@ def read_segment(tables: Tables, version: int, start: int, end: int) -> pa.Table
     Returns:
         the rows, as MESSAGES.
     """
-    rows = tables.query(
-        "delayed_index",
-        f"SELECT * FROM delayed_index WHERE deliver_at >= {start} AND deliver_at < {end} "  # noqa: S608
-        "AND operation = 'DELAY'",
-        version,
-    )
-    return typed(rows, MESSAGES)
+    return _rows(tables, version, _SQL("delay_due_in", start=start, end=end))
 
 
 def read_light_segment(tables: Tables, version: int, start: int, end: int, rule: LargeRule) -> pa.Table:
     """Reads what `read_segment` reads, except rows that are large by a rule."""
     if not rule.n_bytes:
         return read_segment(tables, version, start, end)
-    span = f"deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY'"
-    is_large = _is_large(tables, version, span, rule)
-    rows = tables.query(
-        "delayed_index",
-        f"SELECT * FROM delayed_index WHERE {span} AND NOT ({is_large})",  # noqa: S608
-        version,
-    )
-    return typed(rows, MESSAGES)
+    span = _SQL("delay_due_in", start=start, end=end)
+    return _rows(tables, version, all_of([span, none_of([_is_large(tables, version, span, rule)])]))
 
 
 def large_rule(tables: Tables, n_bytes: int, in_order: Sequence[str], version: int, start: int, end: int) -> LargeRule:
@@ -102,10 +83,11 @@ def large_rule(tables: Tables, n_bytes: int, in_order: Sequence[str], version: i
     """
     with_large: list[str] = []
     if in_order and start < end:
-        span = f"deliver_at >= {start} AND deliver_at < {end} AND operation = 'DELAY'"
-        of = f"{span} AND topic IN ({', '.join(map(literal, in_order))})"
-        if _count(tables, version, of):
-            sql = f"SELECT DISTINCT topic FROM delayed_index WHERE {of} AND {_size(tables, version, span)} >= {n_bytes}"  # noqa: S608
+        span = _SQL("delay_due_in", start=start, end=end)
+        condition = all_of([span, _SQL("in_topics", topics=in_order)])
+        if _count(tables, version, condition):
+            size = _size(tables, version, span)
+            sql = _SQL("topics_with_large", condition=condition, size=size, n_bytes=n_bytes)
             with_large = tables.query("delayed_index", sql, version)["topic"].to_pylist()
     others = tuple(topic for topic in in_order if topic not in with_large)
     return LargeRule(n_bytes, others, is_whole=True, in_order=tuple(sorted(with_large)))
@@ -121,17 +103,13 @@ def large_due(tables: Tables, version: int, rule: LargeRule, after: LargeKey, en
     """
     if not rule.n_bytes:
         return []
-    span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
-    chosen = f"{span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)}"
-    if not _count(tables, version, chosen):
+    span = _SQL("delay_due_in", start=after[0], end=end)
+    condition = all_of([span, _is_after(after), _is_large(tables, version, span, rule)])
+    if not _count(tables, version, condition):
         return []
-    size = f"sum(coalesce({_size(tables, version, span)}, 0))"
-    found = tables.query(
-        "delayed_index",
-        f"SELECT deliver_at, ledger_id, entry_id, {size} AS n FROM delayed_index "  # noqa: S608
-        f"WHERE {chosen} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {MAX_LARGE_ROWS}",
-        version,
-    )
+    size = _size(tables, version, span)
+    sql = _SQL("large_due", condition=condition, size=size, max_large_rows=MAX_LARGE_ROWS)
+    found = tables.query("delayed_index", sql, version)
     columns = (found[name].to_pylist() for name in ("deliver_at", "ledger_id", "entry_id", "n"))
     return [((due, ledger, entry), n) for due, ledger, entry, n in zip(*columns, strict=True)]
 
@@ -154,67 +132,64 @@ class LargeWaiting(NamedTuple):
 
 def large_waiting(tables: Tables, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[LargeWaiting]:
     """Counts the large rows of a version of the delayed index that `large_due` would return, by source topic."""
-    span = f"deliver_at >= {after[0]} AND deliver_at < {end} AND operation = 'DELAY'"
-    size = f"sum(coalesce({_size(tables, version, span)}, 0))"
-    found = tables.query(
-        "delayed_index",
-        f"SELECT topic, count(*) AS messages, {size} AS n_bytes, min(deliver_at) AS since FROM delayed_index "  # noqa: S608
-        f"WHERE {span} AND {_is_after(after)} AND {_is_large(tables, version, span, rule)} GROUP BY 1 ORDER BY 1",
-        version,
-    )
-    return [LargeWaiting(**row) for row in found.to_pylist()]
+    span = _SQL("delay_due_in", start=after[0], end=end)
+    condition = all_of([span, _is_after(after), _is_large(tables, version, span, rule)])
+    sql = _SQL("large_waiting", condition=condition, size=_size(tables, version, span))
+    return [LargeWaiting(**row) for row in tables.query("delayed_index", sql, version).to_pylist()]
 
 
 def read_large(tables: Tables, version: int, rule: LargeRule, after: LargeKey, to: LargeKey) -> pa.Table:
     """Reads the large rows of a version of the delayed index, as MESSAGES, after one key and up to another one."""
-    span = f"deliver_at >= {after[0]} AND deliver_at <= {to[0]} AND operation = 'DELAY'"
+    conditions = [_SQL("delay_due_up_to", first=after[0], last=to[0])]
     if after[0] == to[0]:
-        span += f" AND ledger_id >= {after[1]} AND ledger_id <= {to[1]}"
+        conditions.append(_SQL("between_ledgers", first=after[1], last=to[1]))
         if after[1] == to[1]:
-            span += f" AND entry_id > {after[2]} AND entry_id <= {to[2]}"
-    rows = tables.query(
-        "delayed_index",
-        f"SELECT * FROM delayed_index WHERE {span} AND {_is_after(after)} AND NOT ({_is_after(to)}) "  # noqa: S608
-        f"AND {_is_large(tables, version, span, rule)}",
-        version,
-    )
-    return typed(rows, MESSAGES)
+            conditions.append(_SQL("entries_after", first=after[2], last=to[2]))
+    is_large = _is_large(tables, version, all_of(conditions), rule)
+    return _rows(tables, version, all_of([*conditions, _is_after(after), none_of([_is_after(to)]), is_large]))
 
 
-def _is_after(key: LargeKey) -> str:
+def _rows(tables: Tables, version: int, condition: Sql) -> pa.Table:
+    """Reads the rows of a version of the delayed index for which a condition holds, as MESSAGES."""
+    return typed(tables.query("delayed_index", _SQL("index_rows", columns=ALL, condition=condition), version), MESSAGES)
+
+
+def _is_after(key: LargeKey) -> Sql:
     """Returns the SQL condition that a row comes after a key."""
     due, ledger, entry = key
-    of_ledger = f"(ledger_id = {ledger} AND entry_id > {entry})"
-    return f"(deliver_at > {due} OR (deliver_at = {due} AND (ledger_id > {ledger} OR {of_ledger})))"
+    return _SQL("comes_after", due=due, ledger=ledger, entry=entry)
 
 
-def _is_large(tables: Tables, version: int, span: str, rule: LargeRule) -> str:
-    """Returns the SQL condition that rows of a span, an SQL condition, are loaded in turn; it is never null."""
-    others = f" AND topic NOT IN ({', '.join(map(literal, rule.others))})" if rule.others else ""
-    size = _size(tables, version, span)
+def _is_large(tables: Tables, version: int, span: Sql, rule: LargeRule) -> Sql:
+    """Returns the SQL condition that rows of a span, a condition, are loaded in turn; it is never null."""
+    others = [none_of([_SQL("in_topics", topics=rule.others)])] if rule.others else []
     if not rule.is_whole:
-        others += " AND schedule_key IS NULL AND occurrence IS NULL"
-    in_order = f" OR topic IN ({', '.join(map(literal, rule.in_order))})" if rule.in_order else ""
-    return f"((coalesce({size}, 0) >= {rule.n_bytes}{others}){in_order})"
+        others.append(_SQL("is_ordinary"))
+    return _SQL(
+        "is_large",
+        size=_size(tables, version, span),
+        n_bytes=rule.n_bytes,
+        is_other=all_of(others),
+        is_in_order=_SQL("in_topics", topics=rule.in_order) if rule.in_order else FALSE,
+    )
 
 
-def _size(tables: Tables, version: int, span: str) -> str:
+def _size(tables: Tables, version: int, span: Sql) -> Sql:
     """Returns SQL for the bytes of a payload; payloads are read for it only where an earlier version wrote some row."""
-    if _count(tables, version, f"{span} AND payload_bytes IS NULL AND payload IS NOT NULL"):
-        return "coalesce(payload_bytes, octet_length(encode(payload, 'hex')) / 2)"  # it takes the length of texts alone
-    return "payload_bytes"
+    is_unknown = _count(tables, version, all_of([span, _SQL("has_unknown_size")]))
+    return _SQL("counted_size" if is_unknown else "known_size")
 
 
-def _count(tables: Tables, version: int, condition: str) -> int:
-    """Counts the rows of a version of the delayed index for which an SQL condition holds."""
-    sql = f"SELECT count(*) AS n FROM delayed_index WHERE {condition}"  # noqa: S608
-    return sum(tables.query("delayed_index", sql, version)["n"].to_pylist())
+def _count(tables: Tables, version: int, condition: Sql) -> int:
+    """Counts the rows of a version of the delayed index for which a condition holds."""
+    counts = tables.query("delayed_index", _SQL("count_index_rows", condition=condition), version)
+    return sum(counts["n"].to_pylist())
 
 
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
     """Finds the durable messages of the entries that commands name.
 
-    A durable entry that is in no bucket was handed out without being sealed: it has one row here, with deliver_at 0.
+    A durable entry that is in no bucket was dispatched without being sealed: it has one row here, with deliver_at 0.
 
     Args:
         versions: the versions of the tables LOOKED_UP to read.
@@ -228,7 +203,7 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table,
     missing = command_positions(commands).join(found.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
     if not missing.num_rows:
         return found
-    sql = f"SELECT {_ENTRY_AS_KNOWN} FROM entries WHERE {near_entries(missing)}"  # noqa: S608
+    sql = _SQL("entries_as_known", near=near_entries(missing))
     rows = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
     return concat([found, rows], KNOWN)
 
@@ -249,12 +224,12 @@ def _as_they_came(
         the rows, as the schema says.
     """
     wanted = command_positions(commands)
-    columns = ", ".join(name for name in schema.names if name in DELAYED_INDEX.names)
+    read = columns(name for name in schema.names if name in DELAYED_INDEX.names)
     found: list[pa.Table] = []
 
-    def look_up(condition: str) -> pa.Table:
-        conditions = f"{condition} AND {near_entries(wanted)} AND {_AS_IT_CAME}"
-        sql = f"SELECT {columns} FROM delayed_index WHERE {conditions}"  # noqa: S608
+    def look_up(condition: Sql) -> pa.Table:
+        conditions = all_of([condition, near_entries(wanted), _SQL("as_it_came")])
+        sql = _SQL("index_rows", columns=read, condition=conditions)
         return of_entries(typed(tables.query("delayed_index", sql, versions[0]), schema), wanted)
 
     def find_by_time(first: Int64Array, last: Int64Array, are_only_there: pa.Table) -> pa.Table:
@@ -267,7 +242,7 @@ def _as_they_came(
         ranges = _covering(first, last)
         if not ranges:
             return wanted
-        rows = look_up(f"({any_of('deliver_at', ranges)})")
+        rows = look_up(in_ranges("deliver_at", ranges))
         # The messages of an entry may be due at different times, so an entry is found only with all of its messages.
         sizes = rows.group_by(_ENTRY).aggregate([("batch_size", "max"), ("batch_index", "count")])
         whole = sizes.filter(pc.greater_equal(sizes["batch_index_count"], sizes["batch_size_max"])).select(_ENTRY)
@@ -284,7 +259,7 @@ def _as_they_came(
         are_only_there = times.filter(pc.invert(pc.is_in(times["topic"], pa.array(sorted(keyed), pa.string()))))
         wanted = find_by_time(int64(times, "first_due"), int64(times, "last_due"), are_only_there.select(_ENTRY))
     if wanted.num_rows:
-        found.append(look_up("true"))
+        found.append(look_up(TRUE))
     return concat(found, schema)
 
 
@@ -294,8 +269,7 @@ def _times_of(tables: Tables, version: int, wanted: pa.Table) -> pa.Table:
     Returns:
         columns topic, ledger_id, entry_id, and first_due and last_due, ms since the epoch.
     """
-    columns = "topic, ledger_id, entry_id, first_due, coalesce(last_due, first_due) AS last_due"
-    sql = f"SELECT {columns} FROM entries WHERE {near_entries(wanted)} AND first_due IS NOT NULL"  # noqa: S608
+    sql = _SQL("times_of_entries", near=near_entries(wanted))
     return of_entries(tables.query("entries", sql, version), wanted)
 
 
@@ -321,15 +295,14 @@ def find_keyed_messages(
         groups: numbers of the time groups in which the messages are due, ascending; see GROUP_MILLIS of `cold_keys`.
     """
     ranges = [times_of(pair) for pair in ranges_of(groups, _MAX_RANGES)]
-    topics = ", ".join(map(literal, sorted({topic for topic, _ in names})))
-    keys = ", ".join(map(literal, sorted({key for _, key in names})))
-    rows = tables.query(
-        "delayed_index",
-        f"SELECT {', '.join(KEYED.names)} FROM delayed_index WHERE ({any_of('deliver_at', ranges)}) "  # noqa: S608
-        f"AND topic IN ({topics}) AND schedule_key IN ({keys}) AND {_AS_IT_CAME}",
-        version,
+    sql = _SQL(
+        "keyed_messages",
+        columns=columns(KEYED.names),
+        in_times=in_ranges("deliver_at", ranges),
+        topics=sorted({topic for topic, _ in names}),
+        keys=sorted({key for _, key in names}),
     )
-    return typed(rows, KEYED)
+    return typed(tables.query("delayed_index", sql, version), KEYED)
 
 
 def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table, after: int) -> BoolArray:
@@ -343,15 +316,14 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
     Returns:
         bool, (rows,).
     """
-    condition = f"{near_entries(rows)} AND {_AS_IT_CAME} AND deliver_at > {after}"
-    sql = "SELECT ledger_id, entry_id FROM {} WHERE {}"
-    waiting = tables.query("delayed_index", sql.format("delayed_index", condition), versions[0])
-    durable = tables.query("entries", sql.format("entries", near_entries(rows)), versions[1])
+    near = near_entries(rows)
+    waiting = tables.query("delayed_index", _SQL("waiting_entries", near=near, after=after), versions[0])
+    durable = tables.query("entries", _SQL("durable_entries", near=near), versions[1])
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
-    """Reads the sealed rows of messages that are held back for subscriptions, as MESSAGES.
+    """Reads the sealed rows of messages that are parked for subscriptions, as MESSAGES.
 
     Messages that a sealed move has released are left out.
 
@@ -359,13 +331,12 @@ def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, s
         version: the version of the delayed index to read.
         subscriptions: (topic, subscription) of each.
     """
-    sql = f"SELECT {{}} FROM delayed_index WHERE deliver_at = {HELD_DELIVER_AT} AND operation = {{}} AND {{}}"  # noqa: S608
     found = []
     for topic, name in subscriptions:
-        own = f"topic = {literal(topic)} AND subscription = {literal(name)}"
-        rows = tables.query("delayed_index", sql.format("*", "'DELAY'", own), version)
-        columns = "ledger_id, entry_id, batch_index, sequence"
-        moves = tables.query("delayed_index", sql.format(columns, "'MOVE'", own), version)
+        rows, moves = (
+            tables.query("delayed_index", _SQL(query, topic=topic, subscription=name), version)
+            for query in ("held_rows", "held_moves")
+        )
         found.append(typed(where(rows, ~are_moved_on(rows, moves)), MESSAGES))
     return concat(found)
 
@@ -383,16 +354,12 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Co
     commands = commands.filter(pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
-    sql = "SELECT * FROM delayed_index WHERE {} AND operation = 'DELAY'"
     if wanted.num_rows:
-        # A moved row may be due at any time; the log's statistics show which files have moved rows.
-        condition = f"sequence IS NOT NULL AND {near_entries(wanted)}"
-        moved = tables.query("delayed_index", sql.format(condition), versions[0])
+        moved = tables.query("delayed_index", _SQL("moved_rows", near=near_entries(wanted)), versions[0])
         came = _as_they_came(tables, versions, commands, keyed, MESSAGES)
         found += [came, of_entries(typed(moved, MESSAGES), wanted)]
     if keys:
-        named = ", ".join(map(literal, keys))
-        rows = tables.query("delayed_index", sql.format(f"schedule_key IN ({named})"), versions[0])
+        rows = tables.query("delayed_index", _SQL("rows_with_keys", keys=keys), versions[0])
         topics = pa.array(pc.unique(commands["topic"]))
         found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), MESSAGES))
     return _last_occurrences(concat(found))
@@ -412,17 +379,16 @@ def _last_occurrences(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sorted(last.values())))
 
 
-def near_entries(wanted: pa.Table) -> str:
+def near_entries(wanted: pa.Table) -> Sql:
     """Returns a wider SQL condition than being one of the wanted entries, with which a reader skips most files."""
-    of_ledger = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
-    if of_ledger.num_rows > _MAX_RANGES:
-        ledgers = wanted["ledger_id"]
-        return f"ledger_id BETWEEN {pc.min(ledgers)} AND {pc.max(ledgers)}"
-    ranges = [
-        f"(ledger_id = {row['ledger_id']} AND entry_id BETWEEN {row['entry_id_min']} AND {row['entry_id_max']})"
-        for row in of_ledger.to_pylist()
-    ]
-    return f"({' OR '.join(ranges)})"
+    ledgers = wanted.group_by("ledger_id").aggregate([("entry_id", "min"), ("entry_id", "max")])
+    if ledgers.num_rows > _MAX_RANGES:
+        first, last = pc.min_max(wanted["ledger_id"]).as_py().values()
+        return _SQL("between_ledgers", first=first, last=last)
+    return some_of(
+        _SQL("between_entries", ledger=row["ledger_id"], first=row["entry_id_min"], last=row["entry_id_max"])
+        for row in ledgers.to_pylist()
+    )
 
 
 def to_index(messages: pa.Table, bucket_id: int) -> pa.Table:

@@ -17,10 +17,12 @@ from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from warehouse.delta.tables import literal
+from warehouse.named_queries import NamedQueries, Sql
 
 # The columns by which a listing, of one topic, is ordered, all ascending.
 ORDER = ("deliver_at", "ledger_id", "entry_id", "batch_index", "partition", "sequence")
+
+_SQL = NamedQueries(__file__)
 
 _Int64 = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -48,8 +50,8 @@ class UnknownTopicError(PendingError):
 class State(StrEnum):
     """The state of a message that is not delivered yet. `cancelled` is read as `takenBack`."""
 
-    WAITING = "waiting"  # to be delivered, or held back
-    HELD = "held"  # due and held back, as by a pause of its subscription; not the next occurrence of a paused schedule
+    WAITING = "waiting"  # to be delivered, or parked
+    HELD = "held"  # due and parked, as by a pause of its subscription; not the next occurrence of a paused schedule
     CANCELLED = "takenBack"  # cancelled or skipped, and not due yet, so that it can be restored
 
     @classmethod
@@ -89,15 +91,13 @@ class PendingFilter(BaseModel):
         return bool(self.properties) or self.key is not None or self.producer_name is not None
 
     @property
-    def conditions(self) -> list[str]:
+    def conditions(self) -> list[Sql]:
         """The SQL conditions on a row of the delayed index, to be joined by AND; `due_from` is not among them."""
-        texts = {"key": self.key, "producer_name": self.producer_name}
-        texts |= {f"properties[{literal(name)}]": value for name, value in self.properties.items()}
-        conditions = [f"{column} = {literal(value)}" for column, value in texts.items() if value is not None]
-        numbers = {"deliver_at <": self.due_before, "ledger_id =": self.ledger_id, "entry_id =": self.entry_id}
+        values = {name: getattr(self, name) for name in ("key", "producer_name", "due_before", "ledger_id", "entry_id")}
         if self.state is State.HELD:
-            numbers["deliver_at ="] = HELD_DELIVER_AT
-        return conditions + [f"{column} {value}" for column, value in numbers.items() if value is not None]
+            values["deliver_at"] = HELD_DELIVER_AT
+        properties = [_SQL("property", name=name, value=value) for name, value in self.properties.items()]
+        return properties + [_SQL(name, value=value) for name, value in values.items() if value is not None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PendingMessage:
 
     @property
     def is_held(self) -> bool:
-        """Whether the message is due and held back, as by a pause of its subscription."""
+        """Whether the message is due and parked, as by a pause of its subscription."""
         return self.deliver_at == HELD_DELIVER_AT
 
     @property
@@ -131,7 +131,7 @@ class PendingMessage:
 
     @property
     def cancel_at(self) -> int:
-        """A time for a cancel that names the message: its own, or that with which it came if it is held back."""
+        """A time for a cancel that names the message: its own, or that with which it came if it is parked."""
         is_at_rest = self.deliver_at >= HELD_DELIVER_AT
         return time_as_it_came(self.properties, self.publish_time) if is_at_rest else self.deliver_at
 

@@ -9,8 +9,11 @@ from broker.entries.message_ids import MessageRef
 from conf.errors import DelayLakeError
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from tracker.schemas import MAX_BATCH_INDEX
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, Value
 from warehouse.queries.expired import expired_around
+
+_SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER)
 
 
 class NoSuchIndexError(DelayLakeError):
@@ -55,23 +58,16 @@ class MessageIndex:
             PartitionedTopicError: the topic is partitioned, and no partition is given.
             deltalake.exceptions.TableNotFoundError: the job has never run on this warehouse.
         """
-        of_topic = f"topic = {literal(topic)} AND ledger_id < {FIRST_IMPORTED_LEDGER}"
-        of_partition = f"{of_topic} AND partition = {partition}"
-        # The lower bound lets the reader skip files. Indexes of a topic that was deleted and created again are there
-        # twice: those in the highest ledgers count.
-        near = f"first_index BETWEEN {index - MAX_BATCH_INDEX} AND {index} AND first_index + batch_size > {index}"
         with self._lock:
-            if found := self._entries(f"{of_partition} AND {near} ORDER BY ledger_id DESC"):
+            least = index - MAX_BATCH_INDEX
+            if found := self._rows("with_index", topic=topic, partition=partition, index=index, least=least):
                 return _ref(found[0], partition)
-            return self._between(topic, of_topic, of_partition, partition, index)
+            return self._between(topic, partition, index)
 
-    def _between(self, topic: str, of_topic: str, of_partition: str, partition: int, index: int) -> MessageRef:
-        known = self._rows(
-            'SELECT count(*) AS entries, count(first_index) AS indexed, min(first_index) AS "first",'  # noqa: S608
-            f' max(first_index + batch_size) AS "end" FROM entries WHERE {of_partition}'
-        )[0]
+    def _between(self, topic: str, partition: int, index: int) -> MessageRef:
+        known = self._rows("known", topic=topic, partition=partition)[0]
         if not known["entries"]:
-            if partition < 0 and self._rows(f"SELECT 1 FROM entries WHERE {of_topic} LIMIT 1"):  # noqa: S608
+            if partition < 0 and self._rows("any_partition", topic=topic):
                 raise PartitionedTopicError("the topic is partitioned: name a partition")
             raise NoSuchIndexError("no entry of the topic is known yet")
         if index < 0:
@@ -81,7 +77,7 @@ class MessageIndex:
                 "some entries were recorded without an index: set brokerEntryMetadataInterceptors"
             )
         # Entries are read before deleted ranges, so that each entry is found in at least one of both.
-        following = self._entries(f"{of_partition} AND first_index > {index} ORDER BY first_index")
+        following = self._rows("after_index", topic=topic, partition=partition, index=index)
         first_expired, end_of_expired = expired_around(self._tables, topic, partition, index)
         if index < min(known["first"], known["first"] if first_expired is None else first_expired):
             return EXPIRED
@@ -90,11 +86,8 @@ class MessageIndex:
         is_expired = end_of_expired is not None and end_of_expired <= following[0]["first_index"]
         return EXPIRED if is_expired else _ref(following[0], partition)
 
-    def _entries(self, condition: str) -> list[dict[str, Any]]:
-        return self._rows(f"SELECT ledger_id, entry_id, first_index FROM entries WHERE {condition} LIMIT 1")  # noqa: S608
-
-    def _rows(self, sql: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._tables.query("entries", sql).to_pylist()
+    def _rows(self, query: str, **values: Value) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._tables.query("entries", _SQL(query, **values)).to_pylist()
         return rows
 
 

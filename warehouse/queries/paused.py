@@ -6,8 +6,10 @@ from deltalake.exceptions import TableNotFoundError
 
 from tracker.commands.kinds import Effect
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import literal
+from warehouse.named_queries import TRUE, NamedQueries
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
+
+_SQL = NamedQueries(__file__, effect=EFFECT, is_pause_change=IS_PAUSE_CHANGE)
 
 
 def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[str, str]]:
@@ -24,10 +26,7 @@ def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[
         outcomes = Snapshot(warehouse, {"outcomes": None})
     except TableNotFoundError:
         return set()
-    of_topic = "true" if topic is None else f"topic = {literal(topic)}"
-    changes = outcomes.sql(
-        f"SELECT topic, subscription, {EFFECT} AS effect FROM outcomes WHERE {of_topic} AND {IS_PAUSE_CHANGE} "  # noqa: S608
-        "ORDER BY sequence"
-    ).to_pylist()
+    of_topic = TRUE if topic is None else _SQL("is_of_topic", topic=topic)
+    changes = outcomes.sql(_SQL("pause_changes", of_topic=of_topic)).to_pylist()
     last = {(row["topic"], row["subscription"]): row["effect"] for row in changes}
     return {of for of, effect in last.items() if effect == Effect.HOLD}

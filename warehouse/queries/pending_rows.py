@@ -17,10 +17,11 @@ from conf.errors import UnreadableWarehouseError
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import any_of, literal, ranges_of
+from warehouse.delta.tables import ranges_of
+from warehouse.named_queries import NamedQueries, Sql, all_of, identifier, in_ranges, listed, literal
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.queries.listing import ORDER, PendingFilter, State, VersionGoneError
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.spans import times_of
 
 # Messages due longer than this before the last delivery are ignored, unless `due_from` asks for them, ms.
@@ -29,7 +30,9 @@ OVERDUE_MILLIS = 15 * 60 * 1000
 # A column of found rows: bit i is set if the message has the wanted state for the i-th subscription.
 WAITS = "waits"
 
-SEQUENCE = "coalesce(sequence, 0)"
+_SQL = NamedQueries(__file__)
+
+SEQUENCE = _SQL("sequence")
 
 _MAX_RANGES = 20  # the maximum number of ranges of times, or ledgers, in a query's condition
 
@@ -56,7 +59,7 @@ class PendingRows:
 
     Attributes:
         start: messages due before are ignored; ms since the epoch.
-        tenures: since when the subscriptions are in the settings.
+        memberships: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -75,15 +78,15 @@ class PendingRows:
         self.names = names
         self.wanted = wanted
         self.as_of = as_of
-        self.tenures = Tenures.of(warehouse)
-        self.of_topic = f"topic = {literal(topic)}"  # SQL condition
+        self.memberships = Memberships.of(warehouse)
+        self.of_topic = _SQL("of_topic", topic=topic)
         self.start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
         if wanted.state is State.CANCELLED:
             self.start = max(self.start, as_of)
 
     def delayed(
-        self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: str | None = None
-    ) -> str:
+        self, columns: Iterable[str], after: tuple[int, ...] | None = None, condition: Sql | None = None
+    ) -> Sql:
         """Returns SQL for the topic's DELAY rows that match the filter.
 
         Args:
@@ -91,15 +94,15 @@ class PendingRows:
             after: only rows after the one with these values of ORDER; None: all.
             condition: a further SQL condition.
         """
-        conditions = ["operation = 'DELAY'", self.of_topic, f"deliver_at >= {self.start}", *self.wanted.conditions]
+        conditions = [self.of_topic, _SQL("due_from", start=self.start), *self.wanted.conditions]
         if self.partition is not None:
-            conditions.append(f"partition = {self.partition}")
+            conditions.append(_SQL("of_partition", partition=self.partition))
         if after is not None:
-            conditions += [f"deliver_at >= {after[0]}", _comes_after(after)]
+            conditions += [_SQL("due_from", start=after[0]), _comes_after(after)]
         if condition is not None:
-            conditions.append(f"({condition})")
-        chosen = [f"{SEQUENCE} AS sequence" if column == "sequence" else column for column in columns]
-        return f"SELECT {', '.join(chosen)} FROM delayed_index WHERE {' AND '.join(conditions)}"  # noqa: S608
+            conditions.append(condition)
+        chosen = listed(_SQL("known_sequence") if name == "sequence" else identifier(name) for name in columns)
+        return _SQL("delayed", columns=chosen, conditions=all_of(conditions))
 
     def end_of(self, n: int, start: int) -> int | None:
         """Returns the end of a span of time that begins at `start` and has about n rows.
@@ -123,7 +126,7 @@ class PendingRows:
     def start_of(self, n: int, start: int) -> int | None:
         """Returns the exclusive begin of a span of time that has the last n rows, about, of those due from `start` on.
 
-        Rows that are held back don't count. See `end_of` for None.
+        Rows that are parked don't count. See `end_of` for None.
         """
         spread = self._spread(start)
         if spread is None or 2 * n >= spread.size.sum():
@@ -142,7 +145,7 @@ class PendingRows:
         is_in = size > 0
         return _Spread(from_[is_in], to[is_in], size[is_in])
 
-    def waiting(self, rows: str, of: str | None = None, commands: str = "delayed_index") -> str:
+    def waiting(self, rows: Sql, entries: str | None = None, commands: str = "delayed_index") -> Sql:
         """Returns SQL for rows of the delayed index with the column WAITS; creates the table `done` for it.
 
         A CANCEL row cancels a message that is due at the row's time or before: the row of a cancel that waited in vain
@@ -151,70 +154,55 @@ class PendingRows:
 
         Args:
             rows: SQL for the rows.
-            of: a table; only deliveries and commands of its entries are read. None: those of the whole topic.
+            entries: a table; only deliveries and commands of its entries are read. None: those of the whole topic.
             commands: a table with the delayed index's rows that are not of type DELAY.
         """
-        wanted = f"{self.of_topic} AND deliver_at >= {self.start}"
-        if of:  # lets a reader skip most files
-            ledgers = self.sql(f"SELECT DISTINCT ledger_id FROM {of} ORDER BY 1")["ledger_id"].to_pylist()  # noqa: S608
-            wanted += f" AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES)) or 'false'})"
-        done = (
-            f"SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, operation, {SEQUENCE} AS sequence, "  # noqa: S608
-            f"CAST(NULL AS BIGINT) AS occurrence FROM {commands} WHERE operation <> 'DELAY' AND {wanted}"
+        wanted = [self.of_topic, _SQL("due_from", start=self.start)]
+        if entries:  # lets a reader skip most files
+            ledgers = self.sql(_SQL("ledgers", entries=identifier(entries)))["ledger_id"].to_pylist()
+            wanted.append(in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
+        done = _SQL(
+            "all_done" if self.start <= self.as_of else "commands_done",
+            commands=identifier(commands),
+            wanted=all_of(wanted),
+            as_of=self.as_of,
         )
-        if self.start <= self.as_of:
-            done += (
-                " UNION ALL SELECT subscription, ledger_id, entry_id, batch_index, deliver_at, 'DELIVERED', 0, "  # noqa: S608
-                f"occurrence FROM deliveries WHERE {wanted} AND deliver_at <= {self.as_of}"
-            )
-        if of:
-            done = (
-                f"SELECT d.* FROM ({done}) AS d LEFT SEMI JOIN {of} AS o "  # noqa: S608
-                "ON o.ledger_id = d.ledger_id AND o.entry_id = d.entry_id"
-            )
-        until = [
-            f"max(CASE WHEN subscription = {literal(name)} AND operation = '{operation}' THEN {column} END) "
-            f"AS {last_column}_{i}"
-            for i, name in enumerate(self.names)
-            for operation, column, last_column in (
-                ("DELIVERED", "deliver_at", "delivered"),
-                ("DELIVERED", "occurrence", "occurrence"),
-                ("CANCEL", "deliver_at", "cancelled_until"),
-                ("CANCEL", "sequence", "cancelled"),
-                ("RESTORE", "sequence", "restored"),
-                ("MOVE", "sequence", "moved"),
-            )
-        ]
-        self.sql(
-            f"CREATE OR REPLACE TABLE done AS SELECT ledger_id, entry_id, batch_index, {', '.join(until)} "  # noqa: S608
-            f"FROM ({done}) AS d GROUP BY ledger_id, entry_id, batch_index"
-        )
-        counts = self.sql("SELECT count(*) AS n, count(*) FILTER (WHERE batch_index = -1) AS whole FROM done")
+        if entries:
+            done = _SQL("done_of_entries", done=done, entries=identifier(entries))
+        last_done = listed(_SQL("last_done", name=name, i=i) for i, name in enumerate(self.names))
+        self.sql(_SQL("create_done", last_done_of_each=last_done, done=done))
+        counts = self.sql(_SQL("count_done"))
         n_whole = counts["whole"][0].as_py()
         joined = join_commands("done", "i", has_one=counts["n"][0].as_py() > n_whole, has_whole=n_whole > 0)
-        of_cancelled = self.wanted.state is State.CANCELLED
+        waits = Sql(" + ".join(self._waits_for(i, name) for i, name in enumerate(self.names)))
+        return _SQL("waiting", waits=waits, rows=rows, join_commands=joined)
 
-        def missed(name: str) -> str:
-            return self.tenures.sql("i", "i.deliver_at", literal(self.topic), literal(name), "i.sequence")
+    def _waits_for(self, i: int, name: str) -> Sql:
+        """Returns SQL for the bit of the i-th subscription in the column WAITS of a row (`i`)."""
+        due, sequence = Sql("i.deliver_at"), Sql("i.sequence")
+        return _SQL(
+            "waits_for",
+            name=name,
+            bit=1 << i,
+            delivered=last(f"delivered_{i}"),
+            occurrence=last(f"occurrence_{i}"),
+            cancelled_until=last(f"cancelled_until_{i}"),
+            is_cancelled=is_cancelled(f"_{i}"),
+            is_moved_on=is_moved_on(sequence, f"_{i}"),
+            of_cancelled=self.wanted.state is State.CANCELLED,
+            missed=self.memberships.sql("i", due, literal(self.topic), literal(name), sequence),
+        )
 
-        bits = [
-            f"CASE WHEN {_is_left(i, name, of_cancelled)} AND NOT {missed(name)} THEN {1 << i} ELSE 0 END"
-            for i, name in enumerate(self.names)
-        ]
-        return f"""
-            SELECT i.*, {" + ".join(bits)} AS {WAITS} FROM ({rows}) AS i {joined}
-        """  # noqa: S608
-
-    def time_condition(self, n: int, after: tuple[int, ...] | None, condition: str | None) -> str:
+    def time_condition(self, n: int, after: tuple[int, ...] | None, condition: Sql | None) -> Sql:
         """Returns an SQL condition on deliver_at that holds for the first n rows, and lets a reader skip most others.
 
         Without statistics of properties every row has to be read; this reads one column only.
         """
         rows = self.delayed(("deliver_at",), after, condition)
-        times = self.sql(f"SELECT deliver_at FROM ({rows}) AS r ORDER BY deliver_at LIMIT {n}")  # noqa: S608
-        return any_of("deliver_at", ranges_of(times["deliver_at"].to_pylist(), _MAX_RANGES)) or "false"
+        times = self.sql(_SQL("first_times", rows=rows, n=n))["deliver_at"].to_pylist()
+        return in_ranges("deliver_at", ranges_of(times, _MAX_RANGES))
 
-    def sql(self, sql: str) -> Any:
+    def sql(self, sql: Sql) -> Any:
         """Runs a query over the tables, and over those that `waiting` and earlier queries created.
 
         Raises:
@@ -237,29 +225,13 @@ class PendingRows:
         return 0 if last is None else max(0, min(last, self.as_of) - OVERDUE_MILLIS)
 
 
-def _is_left(i: int, name: str, of_cancelled: bool) -> str:
-    """Returns the SQL condition that a row (`i`) is for the i-th subscription, and was not delivered there.
-
-    Args:
-        i: the subscription's index.
-        name: its name.
-        of_cancelled: whether the row has to be cancelled there; else it must not be.
-    """
-    cancelled = f"{last(f'cancelled_until_{i}')} >= i.deliver_at AND {is_cancelled(f'_{i}')}"
-    return (
-        f"coalesce(i.subscription, {literal(name)}) = {literal(name)} AND NOT ({is_moved_on('i.sequence', f'_{i}')}) "
-        f"AND CASE WHEN i.occurrence IS NULL THEN {last(f'delivered_{i}')} < i.deliver_at "
-        f"ELSE {last(f'occurrence_{i}')} < i.occurrence END AND {'' if of_cancelled else 'NOT '}({cancelled})"
-    )
-
-
-def _comes_after(key: Sequence[int]) -> str:
+def _comes_after(key: Sequence[int]) -> Sql:
     """Returns the SQL condition that a row comes after the one with these values of the last columns of ORDER."""
     column, value = ORDER[-len(key)], key[0]
-    column = SEQUENCE if column == "sequence" else column
+    column = SEQUENCE if column == "sequence" else identifier(column)
     if len(key) == 1:
-        return f"{column} > {value}"
-    return f"({column} > {value} OR ({column} = {value} AND {_comes_after(key[1:])}))"
+        return _SQL("comes_after", column=column, value=value)
+    return _SQL("comes_after_in_order", column=column, value=value, rest=_comes_after(key[1:]))
 
 
 def version_gone() -> VersionGoneError:

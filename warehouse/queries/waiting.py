@@ -18,6 +18,8 @@ from conf.settings import Settings
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
+from warehouse.named_queries import NamedQueries, Sql, identifier, listed
+from warehouse.named_queries import columns as column_list
 from warehouse.queries.listing import (
     ORDER,
     Cursor,
@@ -31,6 +33,14 @@ from warehouse.queries.listing import (
 from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
+
+_SQL = NamedQueries(
+    __file__,
+    sequence=SEQUENCE,
+    held=HELD_DELIVER_AT,
+    order=column_list(ORDER),
+    descending=Sql(", ".join(f"{column} DESC" for column in ORDER)),
+)
 
 MAX_LIMIT = 1_000  # messages of a page
 
@@ -189,20 +199,16 @@ class Pending:
         found: list[pa.Table] = []
         read = dict.fromkeys((*ORDER, *columns, "subscription", "occurrence"))
         left = candidates = limit
-        order, shown = ", ".join(ORDER), ", ".join(columns)
+        shown = column_list(columns)
         while True:
             # The soonest rows are quick to find; only for these, deliveries and commands are looked up.
             count = self._find(candidates, read, after)
-            last = self._pending.sql(f"SELECT {order} FROM candidates ORDER BY {_descending()} LIMIT 1")  # noqa: S608
+            last = self._pending.sql(_SQL("last_candidate"))
             if not last.num_rows:
-                found.append(self._pending.sql(f"SELECT {shown}, CAST(0 AS BIGINT) AS {WAITS} FROM candidates"))  # noqa: S608
+                found.append(self._pending.sql(_SQL("candidates_alone", shown=shown)))
                 break
-            waiting = self._pending.waiting("SELECT * FROM candidates", "candidates")
-            found.append(
-                self._pending.sql(
-                    f"SELECT {shown}, {WAITS} FROM ({waiting}) AS p WHERE {WAITS} <> 0 ORDER BY {order} LIMIT {left}"  # noqa: S608
-                )
-            )
+            waiting = self._pending.waiting(_SQL("candidates"), "candidates")
+            found.append(self._pending.sql(_SQL("page", shown=shown, waiting=waiting, n=left)))
             left -= found[-1].num_rows
             if not left or count < candidates:
                 break
@@ -221,15 +227,12 @@ class Pending:
         start = self._pending.start if after is None else after[0]
         while True:
             end = self._pending.end_of(wanted, start)
-            condition = f"deliver_at >= {start}" + ("" if end is None else f" AND deliver_at < {end}")
+            condition = _SQL("due_from" if end is None else "due_between", start=start, end=end)
             if self._filter.properties:
                 condition = self._pending.time_condition(n - count, after, condition)
             source = self._pending.delayed(columns, after, condition)
-            rows = f"SELECT * FROM ({source}) AS r ORDER BY {', '.join(ORDER)} LIMIT {n - count}"  # noqa: S608
-            if read:
-                rows = f"SELECT * FROM candidates UNION ALL SELECT * FROM ({rows}) AS r"  # noqa: S608
-            self._pending.sql(f"CREATE OR REPLACE TABLE candidates AS {rows}")
-            count = int(self._pending.sql("SELECT count(*) AS n FROM candidates")["n"][0].as_py())
+            self._pending.sql(_SQL("add_candidates" if read else "begin_candidates", rows=source, n=n - count))
+            count = int(self._pending.sql(_SQL("count_candidates"))["n"][0].as_py())
             if count == n or end is None:
                 return count
             start, read = end, read + wanted
@@ -240,11 +243,11 @@ class Pending:
     def count(self) -> int:
         """Counts the pending messages that match the filter; a message of several subscriptions counts once."""
         counts = PendingCounts(self._pending)
-        n = self._pending.sql(f"SELECT count(*) AS n FROM ({counts.sql}) AS p WHERE {WAITS} <> 0")["n"][0].as_py()  # noqa: S608
+        n = self._pending.sql(_SQL("count", rows=counts.sql))["n"][0].as_py()
         return int(n) + counts.others(np.zeros_like).total()
 
     def histogram(self, width_millis: int, begin: int = 0) -> pa.Table:
-        """Counts the messages due in each span of time, by subscription, without those that are held back or paused.
+        """Counts the messages due in each span of time, by subscription, without those that are parked or paused.
 
         Args:
             width_millis: the length of a span.
@@ -255,14 +258,10 @@ class Pending:
             for each of `subscriptions`, in a column named by its index.
         """
         counts = PendingCounts(self._pending)
-        columns = ", ".join(
-            f'count(*) FILTER (WHERE {WAITS} & {1 << i} <> 0) AS "{i}"' for i in range(len(self.subscriptions))
+        each = listed(
+            _SQL("count_of_subscription", bit=1 << i, name=identifier(f"{i}")) for i in range(len(self.subscriptions))
         )
-        at = f"deliver_at / {width_millis} * {width_millis}"
-        found = self._pending.sql(
-            f"SELECT CASE WHEN deliver_at < {begin} THEN {at} ELSE greatest({at}, {begin}) END AS at, {columns} "  # noqa: S608
-            f"FROM ({counts.sql}) AS p WHERE {WAITS} <> 0 AND deliver_at < {HELD_DELIVER_AT} GROUP BY 1"
-        )
+        found = self._pending.sql(_SQL("histogram", begin=begin, width=width_millis, counts=each, rows=counts.sql))
 
         def bin_of(times: Int64Array) -> Int64Array:
             start = times // width_millis * width_millis
@@ -279,7 +278,7 @@ class Pending:
         return added.rename_columns(list(waiting)).sort_by("at")
 
     def stats(self) -> dict[str, Any]:
-        """Counts each subscription's messages that are pending, due soon or held back, as the admin API gives them.
+        """Counts each subscription's messages that are pending, due soon or parked, as the admin API gives them.
 
         `messages` is as `count`: a message of several subscriptions counts once. `earliest` and `latest` are when the
         first and the last message are due, ms since the epoch. `takenBack` ignores the filter: it counts the topic's
@@ -287,20 +286,8 @@ class Pending:
         """
         counts = PendingCounts(self._pending)
         names = [s.name for s in self.subscriptions]
-        columns = [f"count(*) FILTER (WHERE {WAITS} <> 0) AS messages"]
-        for i in range(len(names)):
-            waits = f"{WAITS} & {1 << i} <> 0"
-            columns += [f"count(*) FILTER (WHERE {waits}) AS pending_{i}"]
-            columns += [
-                f'count(*) FILTER (WHERE {waits} AND deliver_at < {self.as_of + millis}) AS "{name}_{i}"'
-                for name, millis in _HORIZONS.items()
-            ]
-            columns += [f"count(*) FILTER (WHERE {waits} AND deliver_at = {HELD_DELIVER_AT}) AS held_{i}"]
-            columns += [
-                f"{f}(deliver_at) FILTER (WHERE {waits} AND deliver_at < {HELD_DELIVER_AT}) AS {f}_{i}"
-                for f in ("min", "max")
-            ]
-        found = self._pending.sql(f"SELECT {', '.join(columns)} FROM ({counts.sql}) AS p").to_pylist()[0]  # noqa: S608
+        columns = listed(self._stats_of(i) for i in range(len(names)))
+        found = self._pending.sql(_SQL("stats", columns=columns, rows=counts.sql)).to_pylist()[0]
         edges = np.array([*(self.as_of + millis for millis in _HORIZONS.values()), HELD_DELIVER_AT, PAUSED_DELIVER_AT])
         others = counts.others(lambda times: np.searchsorted(edges, times, "right"))
         first, last = counts.first_and_last()
@@ -331,15 +318,19 @@ class Pending:
             ],
         }
 
+    def _stats_of(self, i: int) -> Sql:
+        """Returns the SQL columns of `stats` for the i-th subscription."""
+        horizons = listed(
+            _SQL("due_within_horizon", bit=1 << i, end=self.as_of + millis, name=identifier(f"{name}_{i}"))
+            for name, millis in _HORIZONS.items()
+        )
+        return _SQL("stats_of_subscription", i=i, bit=1 << i, horizons=horizons)
+
     def _counts_of_cancelled(self, counts: PendingCounts) -> dict[str, int]:
         """Returns the number of cancelled messages, or whole entries, that would be due later, by subscription."""
+        commands = identifier(counts.commands_after(self.as_of))
         found = self._pending.sql(
-            "SELECT subscription, count(*) AS n FROM (SELECT subscription, ledger_id, entry_id, batch_index "  # noqa: S608
-            f"FROM {counts.commands_after(self.as_of)} WHERE operation IN ('CANCEL', 'RESTORE') "
-            f"AND {self._pending.of_topic} AND deliver_at > {self.as_of} "
-            f"GROUP BY subscription, ledger_id, entry_id, batch_index "
-            f"HAVING max(CASE WHEN operation = 'CANCEL' THEN {SEQUENCE} END) "
-            f"> coalesce(max(CASE WHEN operation = 'RESTORE' THEN {SEQUENCE} END), -1)) AS c GROUP BY subscription"
+            _SQL("cancelled", commands=commands, of_topic=self._pending.of_topic, as_of=self.as_of)
         )
         return dict(zip(found["subscription"].to_pylist(), found["n"].to_pylist(), strict=True))
 
@@ -381,7 +372,3 @@ class Pending:
             raise
         except DeltaError:
             raise version_gone() from None
-
-
-def _descending() -> str:
-    return ", ".join(f"{column} DESC" for column in ORDER)

@@ -16,23 +16,23 @@ from deltalake.exceptions import TableNotFoundError
 
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
-from tracker.commands.kinds import Effect
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Recurrence
 from warehouse.delta.snapshot import Snapshot
-from warehouse.delta.tables import any_of, literal, ranges_of
+from warehouse.delta.tables import ranges_of
+from warehouse.named_queries import TRUE, NamedQueries, Sql, in_ranges
 from warehouse.pending import EFFECT, IS_CANCEL, last_occurrences
 from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
 
 MAX_LIMIT = 1_000  # schedules of a page
 _AT_ONCE = 1_000  # messages that are read at once
 _MAX_RANGES = 20
 
+_SQL = NamedQueries(__file__, effect=EFFECT, is_cancel=IS_CANCEL)
 _TABLES = ("delayed_index", "deliveries", "outcomes")
-_MESSAGE = "subscription, ledger_id, entry_id, batch_index"
 
 # (subscription, ledger, entry, number in the entry; -1: the whole entry)
 _Key = tuple[str, int, int, int]
@@ -72,7 +72,7 @@ class Schedules:
         self.topic, self._partition, subscriptions = resolve_route(settings, topic, subscription)
         self.subscriptions = subscriptions
         self._now = time.time_ns() // 1_000_000 if now is None else now
-        self._tenures = Tenures.of(settings.warehouse)
+        self._memberships = Memberships.of(settings.warehouse)
         try:
             self._tables = Snapshot(settings.warehouse, dict.fromkeys(_TABLES))
         except TableNotFoundError:
@@ -104,22 +104,17 @@ class Schedules:
         Args:
             ref: the message; without a batch index the only message of its entry.
         """
-        at = f"ledger_id = {ref.ledger_id} AND entry_id = {ref.entry_id}"
-        if ref.batch_index >= 0:
-            at += f" AND greatest(batch_index, 0) = {ref.batch_index}"
-        found = self._read(at, 2)
+        query = "of_message" if ref.batch_index >= 0 else "of_entry"
+        found = self._read(_SQL(query, ledger=ref.ledger_id, entry=ref.entry_id, batch_index=ref.batch_index), 2)
         return found[0] if len(found) == 1 else None
 
     def _from(self, after: tuple[int, int, int] | None) -> Iterator[Schedule]:
         """Yields the schedules after a message: (ledger, entry, batch index); None: from the beginning."""
         while True:
-            condition = "true"
+            condition = TRUE
             if after is not None:
                 ledger, entry, index = after
-                condition = (
-                    f"ledger_id >= {ledger} AND (ledger_id > {ledger} OR entry_id > {entry} "
-                    f"OR (entry_id = {entry} AND batch_index > {index}))"
-                )
+                condition = _SQL("after", ledger=ledger, entry=entry, batch_index=index)
             schedules = self._read(condition, _AT_ONCE)
             yield from schedules
             if len(schedules) < _AT_ONCE:
@@ -127,18 +122,13 @@ class Schedules:
             last = schedules[-1].ref
             after = last.ledger_id, last.entry_id, last.batch_index
 
-    def _read(self, condition: str, limit: int) -> list[Schedule]:
-        partition = "true" if self._partition is None else f"partition = {self._partition}"
-        rows = self._tables.sql(
-            "SELECT ledger_id, entry_id, batch_index, partition, batch_size, deliver_at, properties, key, "  # noqa: S608
-            "schedule_key, publish_time, producer_name FROM delayed_index "
-            "WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL AND "
-            f"topic = {literal(self.topic)} AND {partition} AND ({condition}) "
-            f"ORDER BY ledger_id, entry_id, batch_index LIMIT {limit}"
-        ).to_pylist()
+    def _read(self, condition: Sql, limit: int) -> list[Schedule]:
+        of_partition = TRUE if self._partition is None else _SQL("of_partition", partition=self._partition)
+        sql = _SQL("first_rows", topic=self.topic, of_partition=of_partition, condition=condition, n=limit)
+        rows = self._tables.sql(sql).to_pylist()
         if not rows:
             return []
-        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._tenures, self._now)
+        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._memberships, self._now)
         return [self._schedule(row, progress) for row in rows]
 
     def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
@@ -153,7 +143,8 @@ class Schedules:
             progress=tuple(
                 progress.of(s.name, row, rule, start)
                 for s in self.subscriptions
-                if progress.has(s.name, row) or not self._tenures.was_absent(self.topic, s.name, row, row["deliver_at"])
+                if progress.has(s.name, row)
+                or not self._memberships.was_absent(self.topic, s.name, row, row["deliver_at"])
             ),
             **{name: row[name] for name in ("batch_size", "key", "schedule_key", "publish_time", "producer_name")},
         )
@@ -164,34 +155,17 @@ class _Progress:
 
     Args:
         ledgers: the ledger ids, ascending.
-        tenures: since when subscriptions are in the settings: an occurrence that was due while a subscription was not
-            there has ended the schedule for it.
+        memberships: since when subscriptions are in the settings: an occurrence that was due while a subscription was
+            not there has ended the schedule for it.
         now: the current time, ms since the epoch.
     """
 
-    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], tenures: Tenures, now: int) -> None:
-        self._topic, self._tenures, self._now = topic, tenures, now
-        of = f"topic = {literal(topic)} AND ({any_of('ledger_id', ranges_of(ledgers, _MAX_RANGES))})"
-        self._done = _by_message(
-            tables,
-            f"SELECT {_MESSAGE}, occurrence AS number, due AS by_rule, deliver_at AS at, delivered "  # noqa: S608
-            f"FROM ({last_occurrences(of)}) AS d",
-        )
-        self._next = _by_message(
-            tables,
-            f"SELECT * FROM (SELECT {_MESSAGE}, deliver_at, occurrence_at, occurrence AS number, sequence, "  # noqa: S608
-            f"row_number() OVER (PARTITION BY {_MESSAGE} ORDER BY sequence DESC) AS place FROM delayed_index "
-            f"WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NOT NULL AND {of}) AS r "
-            "WHERE place = 1",
-        )
-        self._commands = _by_message(
-            tables,
-            f"SELECT {_MESSAGE}, max(CASE WHEN {IS_CANCEL} THEN coalesce(sequence, 0) END) AS cancelled, "  # noqa: S608
-            f"max(CASE WHEN {EFFECT} = '{Effect.RESTORE}' THEN sequence END) AS restored, "
-            f"max(CASE WHEN {EFFECT} = '{Effect.HOLD}' THEN sequence END) AS paused, "
-            f"max(CASE WHEN {EFFECT} = '{Effect.RESUME}' THEN sequence END) AS resumed "
-            f"FROM outcomes WHERE {of} GROUP BY {_MESSAGE}",
-        )
+    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], memberships: Memberships, now: int) -> None:
+        self._topic, self._memberships, self._now = topic, memberships, now
+        of_ledgers = _SQL("of_ledgers", topic=topic, in_ledgers=in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
+        self._done = _by_message(tables, _SQL("done", last_occurrences=last_occurrences(of_ledgers)))
+        self._next = _by_message(tables, _SQL("next", of_ledgers=of_ledgers))
+        self._commands = _by_message(tables, _SQL("last_commands", of_ledgers=of_ledgers))
 
     def has(self, subscription: str, source: Mapping[str, Any]) -> bool:
         """Whether a message has had an occurrence for a subscription, or has a row for it alone."""
@@ -239,7 +213,7 @@ class _Progress:
                 by_rule = found and found[1]
         if found is not None and self._is_paused(key):
             return Occurrence(found[0], PAUSED_DELIVER_AT), by_rule
-        if found is None or self._tenures.was_absent(self._topic, key[0], source, found[1], sequence):
+        if found is None or self._memberships.was_absent(self._topic, key[0], source, found[1], sequence):
             return None, None
         return Occurrence(*found), by_rule
 
@@ -260,7 +234,7 @@ class _Progress:
         return max((row[command] for row in commands if row[command] is not None), default=-1)
 
 
-def _by_message(tables: Snapshot, sql: str) -> dict[_Key, dict[str, Any]]:
+def _by_message(tables: Snapshot, sql: Sql) -> dict[_Key, dict[str, Any]]:
     rows = tables.sql(sql).to_pylist()
     return {(row["subscription"], row["ledger_id"], row["entry_id"], row["batch_index"]): row for row in rows}
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError
-from jobs.commands.messages.changes import Base64Ids, FromFile, ScheduleKeys, Triplets, named, run_operation
 from jobs.commands.messages.filter_options import TIME, Topic, with_filter
 from jobs.commands.messages.pending import messages_text
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
-from jobs.parsers import parse_due_time, parse_duration, parse_shift
-from tracker.commands.kinds import POSTPONE
+from jobs.parsers import parse_due_time, parse_duration
+from tracker.commands.kinds import CANCEL, RESCHEDULE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +40,7 @@ class BulkError(DelayLakeError):
 
 
 @dataclass(frozen=True)
-class _Bulk:
+class Bulk:
     """A change of the messages that match a filter, with the command's options."""
 
     topic: str
@@ -71,7 +70,7 @@ def purge(
     The job has to run, on settings without the route. Messages that it has not read stay in Pulsar: delete the topic or
     the job's subscription to it.
     """
-    from admin.control.bulk import Action, Change
+    from admin.control.bulk import Change
     from conf.settings import SubscriptionType
     from tracker.commands.decode import full_name
     from warehouse.queries.listing import PendingFilter
@@ -98,7 +97,7 @@ def purge(
         for route in settings.routes
     ]
     purged = settings.model_copy(update={"routes": tuple(routes)})
-    bulk = _Bulk(topic, PendingFilter(), Change(Action.CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
+    bulk = Bulk(topic, PendingFilter(), Change(CANCEL), dry_run, _MAX_PURGED, yes, timeout, output)
     _apply(purged, options, None, bulk)
 
 
@@ -106,7 +105,7 @@ def command_by_filter(action: str, text: str) -> Callable[..., None]:
     """Makes a command that applies an action to all messages matching a filter.
 
     Args:
-        action: a value of `admin.control.bulk.Action`, or "deliver now".
+        action: of an operation without fields, its kind; or "deliver now".
         text: the command's help.
     """
 
@@ -121,10 +120,10 @@ def command_by_filter(action: str, text: str) -> Callable[..., None]:
         timeout: Timeout = 60,
         output: OutputOption = Output.TEXT,
     ) -> None:
-        from admin.control.bulk import Action, Change
+        from admin.control.bulk import Change
 
-        change = Change(Action.RESCHEDULE, deliver_at=0) if action == "deliver now" else Change(Action(action))
-        _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
+        change = Change(RESCHEDULE, {"deliver_at": 0}) if action == "deliver now" else Change(action)
+        change_matching(context, Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
 
     command.__doc__ = text
     return command
@@ -154,53 +153,17 @@ def reschedule_by_filter(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Deliver the pending messages to which all options given apply at another time, or each later or earlier."""
-    from admin.control.bulk import Action, Change
+    from admin.control.bulk import Change
 
     given = [value for value in (deliver_at, later, earlier) if value is not None]
     if len(given) != 1:
         raise typer.BadParameter("one of --deliver-at, --later and --earlier is needed")
     shift = None if deliver_at is not None else later if later is not None else -(earlier or 0)
-    change = Change(Action.RESCHEDULE, deliver_at, shift)
-    _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
+    change = Change(RESCHEDULE, {} if deliver_at is None else {"deliver_at": deliver_at}, shift)
+    change_matching(context, Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
 
 
-@with_filter
-def postpone(
-    context: typer.Context,
-    topic: Topic,
-    wanted: PendingFilter,
-    by: Annotated[
-        int, typer.Option(parser=parse_shift, metavar="DELAY", help="How much later: 10s, 30m, 2h, 1d; -30m: sooner.")
-    ],
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    schedule_keys: ScheduleKeys = None,
-    from_file: FromFile = None,
-    dry_run: DryRun = False,
-    max_matched: Max = 10_000,
-    yes: Yes = False,
-    timeout: Timeout = 60,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Deliver messages so much later than each would be: those named, or those to which all options given apply.
-
-    With a negative --by they come sooner, but not before now. Of a recurring message it is the next occurrence alone.
-    """
-    from admin.control.bulk import Action, Change
-
-    if triplets or base64_ids or schedule_keys or from_file is not None:
-        if wanted.is_selective or dry_run:
-            raise typer.BadParameter("messages are named, or matched by a filter, which --dry-run is for: not both")
-        if wanted.subscription is None:
-            raise typer.BadParameter("--subscription is needed where messages are named")
-        messages = named(triplets, base64_ids, from_file, schedule_keys)
-        run_operation(context, topic, POSTPONE, messages, [wanted.subscription], timeout, output, by_millis=by)
-        return
-    change = Change(Action.POSTPONE, shift_millis=by)
-    _change(context, _Bulk(topic, wanted, change, dry_run, max_matched, yes, timeout, output))
-
-
-def _change(context: typer.Context, bulk: _Bulk) -> None:
+def change_matching(context: typer.Context, bulk: Bulk) -> None:
     """Changes the messages matching a filter, and prints counts of the results.
 
     Raises:
@@ -213,8 +176,8 @@ def _change(context: typer.Context, bulk: _Bulk) -> None:
     _apply(options.settings, options, options.api_url, bulk)
 
 
-def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk: _Bulk) -> None:
-    """Does the work of `_change`: by the admin API if one is given, else by the control topic and the tables.
+def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk: Bulk) -> None:
+    """Does the work of `change_matching`: by the admin API if one is given, else by the control topic and the tables.
 
     Raises:
         BulkError: the change was not done, or not for all messages.
@@ -228,7 +191,7 @@ def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk
             if not console.is_terminal:
                 raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
             console.print(messages_text(listed(), options.zone), highlight=False, markup=False, emoji=False)
-            typer.confirm(f"{bulk.change.action} {n:,} messages?", abort=True, err=True)
+            typer.confirm(f"{bulk.change.kind} {n:,} messages?", abort=True, err=True)
 
     if api_url is not None:
         with rest_client(options, api_url) as client:
@@ -250,7 +213,9 @@ def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk
         raise BulkError(f"{left:,} of {sum(counts.values()):,} were not done{late}")
 
 
-def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, Any]:
+def _by_rest(client: RestClient, bulk: Bulk, confirm: _Confirm) -> dict[str, Any]:
+    from pydantic.alias_generators import to_camel
+
     topic, wanted, change = bulk.topic, bulk.wanted, bulk.change
     stats = client.delayed(topic, {"subscription": wanted.subscription} if wanted.subscription else {}, is_stats=True)
     names = [row["subscription"] for row in stats["subscriptions"]]
@@ -258,15 +223,12 @@ def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, An
         "filter": wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"subscription"}, mode="json"),
         "max": bulk.max_matched,
     }
-    if change.action == "reschedule":
-        content |= (
-            {"deliverAt": change.deliver_at} if change.shift_millis is None else {"shiftMillis": change.shift_millis}
-        )
-    elif change.action == "postpone":
-        content["byMillis"] = change.shift_millis
+    content |= {to_camel(name): value for name, value in change.fields.items()}
+    if change.shift_millis is not None:
+        content["shiftMillis"] = change.shift_millis
 
     def call(name: str, **more: bool) -> dict[str, Any]:
-        answer: dict[str, Any] = client.by_filter(topic, name, str(change.action), content | more, bulk.timeout)
+        answer: dict[str, Any] = client.by_filter(topic, name, change.kind, content | more, bulk.timeout)
         return answer
 
     matching = [call(name, dryRun=True) for name in names]
@@ -280,13 +242,13 @@ def _by_rest(client: RestClient, bulk: _Bulk, confirm: _Confirm) -> dict[str, An
     return {**counts, "matched": most["matched"]}
 
 
-def _by_control_topic(settings: Settings, bulk: _Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
+def _by_control_topic(settings: Settings, bulk: Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
     from admin.control.bulk import check, filter_for, matching, plan
     from admin.control.client import ControlClient
     from warehouse.queries.waiting import Pending
 
-    question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.action))
-    check(question, bulk.change.action)
+    question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.kind))
+    check(question, bulk.change.kind)
     if bulk.dry_run:
         return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
     rows = matching(question, bulk.max_matched)

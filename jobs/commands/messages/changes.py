@@ -13,8 +13,10 @@ from conf.errors import DelayLakeError
 from jobs.options import GlobalOptions, Output, global_options, rest_client, show
 
 if TYPE_CHECKING:
+    from delaylake.commands import Keys, Named
+    from delaylake.message_ids import Outcome
+
     from admin.control.client import ControlClient
-    from admin.control.requests import Keys, Named, Outcome
     from admin.control.rest_client import RestClient
     from broker.entries.message_ids import MessageRef
 
@@ -109,6 +111,8 @@ def run_command(context: typer.Context, n: int, output: Output, command: Callabl
     from rich.console import Console
     from rich.progress import Progress
 
+    from admin.control.requests import outcome_json, outcome_text
+
     outcomes = []
     with _client(global_options(context)) as client:
         console = Console(stderr=True)
@@ -119,12 +123,14 @@ def run_command(context: typer.Context, n: int, output: Output, command: Callabl
                 progress.update(task, completed=min(n, len(outcomes)))
     failed = [outcome for outcome in outcomes if not outcome.is_done]
     shown = outcomes if len(outcomes) <= _SHOWN else failed[:_SHOWN]
-    lines = [str(outcome) for outcome in shown]
+    lines = [outcome_text(outcome) for outcome in shown]
     if len(outcomes) > _SHOWN:
         lines.append(f"{len(outcomes) - len(failed):,} of {len(outcomes):,} done")
-    show(output, [outcome.to_json() for outcome in outcomes], "\n".join(lines))
+    show(output, [outcome_json(outcome) for outcome in outcomes], "\n".join(lines))
     if failed:
-        raise TopicsError(f"not done: {failed[0]}" + (f", and {len(failed) - 1:,} more" if failed[1:] else ""))
+        raise TopicsError(
+            f"not done: {outcome_text(failed[0])}" + (f", and {len(failed) - 1:,} more" if failed[1:] else "")
+        )
 
 
 def named(
@@ -139,7 +145,8 @@ def named(
         BadParameter: none is named, they are named in two ways, or an option has no message id or key.
         MessageIdError: a line of the file is none.
     """
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
+
     from broker.entries.message_ids import MessageIdError, parse, parse_base64, parse_triplet
 
     if keys:
@@ -163,7 +170,8 @@ def schedule_keys_of(keys: list[str]) -> Keys:
     Raises:
         BadParameter: one can be no key.
     """
-    from admin.control.requests import Keys
+    from delaylake.commands import Keys
+
     from tracker.due_time import BadScheduleError
     from tracker.properties import check_key
 

@@ -42,8 +42,6 @@ Producer = Annotated[str | None, typer.Option("--producer-name", help="Their pro
 Ledger = Annotated[int | None, typer.Option("-l", "--ledgerId", min=0, help="Of this ledger.", show_default=False)]
 Entry = Annotated[int | None, typer.Option("-e", "--entryId", min=0, help="Of this entry.", show_default=False)]
 
-_WANTED = "wanted"
-
 
 def filter_of(
     subscription: SubscriptionOption = None,
@@ -77,16 +75,29 @@ def filter_of(
 
 def with_filter(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `wanted`, a filter, by the options of `filter_of`, which make it."""
-    options = _parameters(filter_of)
+    return with_options(command, "wanted", parameters_of(filter_of), filter_of)
+
+
+def with_options(
+    command: Callable[..., None], replaced: str, options: list[inspect.Parameter], make: Callable[..., Any]
+) -> Callable[..., None]:
+    """Replaces a parameter of a command by options.
+
+    Args:
+        replaced: name of the parameter.
+        options: the options, as parameters.
+        make: returns the parameter's value for those of the options.
+    """
     names = [option.name for option in options]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        wanted = filter_of(**{name: given.pop(name) for name in names})
-        command(**given, wanted=wanted)
+        value = make(**{name: given.pop(name) for name in names})
+        command(**given, **{replaced: value})
 
     # Typer reads a command's options from its signature and annotations.
-    parameters = [one for own in _parameters(command) for one in (options if own.name == _WANTED else [own])]
+    own = parameters_of(command)
+    parameters = [one for each in own for one in (options if each.name == replaced else [each])]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
@@ -107,7 +118,7 @@ def checked(model: type[_Model], **values: Any) -> _Model:
         raise typer.BadParameter(" ".join([*map(str, first["loc"]), first["msg"]])) from None
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Returns a function's parameters with evaluated annotations, without importing the filter's class."""
     hints = get_type_hints(function, localns={"PendingFilter": None}, include_extras=True)
     return [

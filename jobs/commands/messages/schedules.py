@@ -11,24 +11,23 @@ import typer
 from conf.errors import DelayLakeError
 from conf.times import time_text
 from jobs.commands.messages.changes import (
-    ONE_WAY,
     ScheduleKeys,
     Subscriptions,
     Timeout,
     message_of,
     run_command,
-    run_operation,
-    schedule_keys_of,
     split_names,
 )
 from jobs.commands.messages.filter_options import SubscriptionOption, Topic
+from jobs.commands.messages.operations import ID_ARGUMENT, OptionalId, command_of, name_of, schedules_named
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_time, recurrence_properties
 from jobs.text_table import table_text
-from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP
 
 if TYPE_CHECKING:
-    from admin.control.requests import Named, Outcome
+    from delaylake.message_ids import Outcome
+
     from broker.entries.message_ids import MessageRef
     from jobs.commands.messages.changes import Client
     from warehouse.schedules.schedule import Occurrence, Schedule
@@ -41,13 +40,7 @@ app = typer.Typer(
 _UPCOMING = 5  # occurrences that `show` shows
 _MOST = 1_000
 
-_ID = typer.Argument(
-    metavar="ID",
-    help="The message's id, as `delaylake produce` printed it: ledger:entry[:partition:batchIndex].",
-    show_default=False,
-)
-Id = Annotated[str, _ID]
-OptionalId = Annotated[str | None, _ID]
+Id = Annotated[str, ID_ARGUMENT]
 
 
 class ScheduleError(DelayLakeError):
@@ -133,67 +126,9 @@ def next_occurrences(
     show(output, upcoming, _occurrences_text(upcoming, options.zone if time_zone is None else _zone(time_zone)))
 
 
-@app.command("skip-next")
-def skip_next(
-    context: typer.Context,
-    topic: Topic,
-    schedule_id: OptionalId = None,
-    subscriptions: Subscriptions = None,
-    schedule_keys: ScheduleKeys = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Skip the next occurrence of a schedule."""
-    _change(context, SKIP_NEXT, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
-
-
-@app.command("pause")
-def pause(
-    context: typer.Context,
-    topic: Topic,
-    schedule_id: OptionalId = None,
-    subscriptions: Subscriptions = None,
-    schedule_keys: ScheduleKeys = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Pause a schedule: its next occurrence waits until `resume`.
-
-    An occurrence that is handed out already is delivered.
-    """
-    _change(context, PAUSE_SCHEDULE, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
-
-
-@app.command("resume")
-def resume(
-    context: typer.Context,
-    topic: Topic,
-    schedule_id: OptionalId = None,
-    subscriptions: Subscriptions = None,
-    schedule_keys: ScheduleKeys = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Resume a paused schedule: it goes on by its rule.
-
-    Missed occurrences are made up for as its misfire says: once (late), all, or skip.
-    """
-    _change(context, RESUME_SCHEDULE, topic, schedule_id, subscriptions, schedule_keys, timeout, output)
-
-
-def _change(
-    context: typer.Context,
-    kind: str,
-    topic: str,
-    schedule_id: str | None,
-    subscriptions: str | None,
-    schedule_keys: list[str] | None,
-    timeout: float,
-    output: Output,
-) -> None:
-    """Asks for an operation on the schedule with an id, or on those with schedule keys."""
-    named = _named(schedule_id, schedule_keys)
-    run_operation(context, topic, kind, named, split_names(subscriptions), timeout, output)
+for _operation in OPERATIONS.values():
+    if _operation.is_of_schedule:
+        app.command(name_of(_operation))(command_of(_operation))
 
 
 @app.command("end")
@@ -211,15 +146,17 @@ def end(
     An occurrence that is handed out already is delivered. `delaylake topics restore` takes the schedule up again, until
     the cancelled occurrence would be due. With --schedule-key it does as `delaylake topics cancel-delayed-message`.
     """
-    named, names, options = _named(schedule_id, schedule_keys), split_names(subscriptions), global_options(context)
+    named, names = schedules_named(schedule_id, schedule_keys), split_names(subscriptions)
+    options = global_options(context)
 
     def ended(client: Client) -> Iterator[Outcome]:
-        from admin.control.requests import Ids, Keys
+        from delaylake.commands import Ids, Keys
+
         from admin.control.rest_client import RestClient
 
         if isinstance(named, Keys):
             return client.send(topic, CANCEL, named, names, timeout)
-        [message] = named.messages
+        message = message_of(str(schedule_id))
         if isinstance(client, RestClient):
             return client.end_schedule(topic, message, names, timeout)
         found = _found(options, topic, message, None)
@@ -229,23 +166,6 @@ def end(
         return client.send(topic, CANCEL, Ids([found.ref], [found.cancel_at]), names, timeout)
 
     run_command(context, len(named), output, ended)
-
-
-def _named(schedule_id: str | None, schedule_keys: list[str] | None) -> Named:
-    """Returns the schedules that the arguments name.
-
-    Raises:
-        BadParameter: none, or in two ways.
-    """
-    from admin.control.requests import Ids
-
-    if schedule_keys:
-        if schedule_id is not None:
-            raise typer.BadParameter(ONE_WAY)
-        return schedule_keys_of(schedule_keys)
-    if schedule_id is None:
-        raise typer.BadParameter("ID is needed, or --schedule-key")
-    return Ids([message_of(schedule_id)])
 
 
 def _listed(options: GlobalOptions, topic: str, subscription: str | None, with_ended: bool, limit: int) -> Any:

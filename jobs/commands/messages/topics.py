@@ -28,12 +28,14 @@ from jobs.commands.messages.changes import (
     schedule_keys_of,
     split_names,
 )
+from jobs.commands.messages.operations import command_of, name_of
 from jobs.options import Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
-from tracker.commands.kinds import CANCEL, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
+from tracker.commands.kinds import CANCEL, OPERATIONS, RESCHEDULE, SKIP
 
 if TYPE_CHECKING:
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
+
     from broker.entries.message_ids import MessageRef
     from conf.settings import Settings
 
@@ -61,7 +63,8 @@ def cancel_delayed_message(
     For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
     is `ledger:entry deliverAt`.
     """
-    from admin.control.requests import Ids, Named
+    from delaylake.commands import Ids, Named
+
     from broker.entries.message_ids import MessageRef
 
     has_ids = (ledger_id, entry_id, deliver_at) != (None, None, None)
@@ -91,7 +94,8 @@ def acknowledge_message(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
-    from admin.control.requests import Ids, Named
+    from delaylake.commands import Ids, Named
+
     from broker.entries.message_ids import MessageRef
 
     if schedule_keys:
@@ -121,7 +125,6 @@ handed out already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
-app.command("postpone")(by_filter.postpone)
 app.command("purge")(by_filter.purge)
 app.command("redrive")(redrive.redrive)
 
@@ -193,72 +196,9 @@ def deliver_now(
     run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=0)
 
 
-@app.command("restore")
-def restore(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    from_file: FromFile = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Undo cancels and skips of messages that are not due yet."""
-    messages = named(triplets, base64_ids, from_file)
-    run_operation(context, topic, RESTORE, messages, [subscription], timeout, output)
-
-
-@app.command("retry")
-def retry(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    from_file: FromFile = None,
-    reason: Annotated[str, typer.Option(help="Why it failed, for the attempts and the dead letters.")] = "",
-    after: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_duration, metavar="DELAY", help="How long from now: 10s, 5m. Default: by the backoff."
-        ),
-    ] = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Deliver messages once more that a consumer of the subscription failed on.
-
-    After all retries that the subscription's backoff allows, the next one goes to the topic <destination>-dlq.
-    """
-    messages = named(triplets, base64_ids, from_file)
-    run_operation(
-        context, topic, RETRY, messages, [subscription], timeout, output, reason=reason, after_millis=after or 0
-    )
-
-
-@app.command("pause")
-def pause(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Hold back messages that come due for a subscription, until it is resumed, or they are rescheduled."""
-    run_operation(context, topic, PAUSE, None, [subscription], timeout, output)
-
-
-@app.command("resume")
-def resume(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """End a pause: messages that were held back are delivered now."""
-    run_operation(context, topic, RESUME, None, [subscription], timeout, output)
+for _operation in OPERATIONS.values():
+    if _operation.command and not _operation.is_of_schedule:
+        app.command(name_of(_operation))(command_of(_operation))
 
 
 @app.command("get-message-id-by-index")
@@ -288,7 +228,8 @@ def _cancelled(lines: list[str]) -> Ids:
     Raises:
         TopicsError, MessageIdError: a line is none.
     """
-    from admin.control.requests import Ids
+    from delaylake.commands import Ids
+
     from broker.entries.message_ids import NumberError, parse, parse_number
 
     messages, times = [], []

@@ -26,40 +26,11 @@ from tracker.recurrence.recurrence import Misfire, Recurrence
 from tracker.schemas import REBUILD_ID, SEQUENCE_BITS
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
+from warehouse.named_queries import NamedQueries
 from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 
-_POSITION = "topic, partition, ledger_id, entry_id, batch_index"
-
-_SOURCES = f"""
-SELECT {_POSITION}, publish_time, properties, deliver_at FROM delayed_index
-WHERE operation = 'DELAY' AND occurrence IS NOT NULL AND sequence IS NULL
-"""  # noqa: S608
-
-
-def _last_of(table: str, columns: str, condition: str) -> str:
-    """Returns SQL for the row with the highest sequence of each message and subscription."""
-    return f"""
-SELECT * FROM (
-    SELECT {_POSITION}, subscription, sequence, occurrence, {columns}, row_number() OVER (
-        PARTITION BY subscription, ledger_id, entry_id, batch_index ORDER BY sequence DESC
-    ) AS place FROM {table} WHERE occurrence IS NOT NULL AND sequence IS NOT NULL AND {condition}
-) AS r WHERE place = 1
-"""  # noqa: S608
-
-
-_ROWS = _last_of("delayed_index", "deliver_at, occurrence_at", "operation = 'DELAY'")
-_MOVES = _last_of("delayed_index", "deliver_at", "operation = 'MOVE'")
-_COMMANDS = _last_of(
-    "outcomes",
-    f"deliver_at, {EFFECT} AS effect",
-    f"{EFFECT} IN ('{Effect.MOVE}', '{Effect.HOLD}', '{Effect.RESUME}')",
-)
-
-_SKIPPED = f"""
-SELECT {_POSITION}, subscription, occurrence, deliver_at, deliver_at AS occurrence_at, applied_at AS sent_at
-FROM outcomes WHERE occurrence IS NOT NULL AND {IS_SKIPPED_OCCURRENCE}
-"""  # noqa: S608
+_SQL = NamedQueries(__file__, effect=EFFECT, is_skipped_occurrence=IS_SKIPPED_OCCURRENCE)
 
 
 class Schedules:
@@ -71,7 +42,7 @@ class Schedules:
         durable: the last entry of each topic partition that does not come again from the source topics.
         tick: of the sequences of new rows; later than any tick in the tables.
         now: ms since the epoch.
-        tenures: since when the subscriptions are in the settings.
+        memberships: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -81,20 +52,20 @@ class Schedules:
         durable: Mapping[str, Position],
         tick: int,
         now: int,
-        tenures: Tenures,
+        memberships: Memberships,
     ) -> None:
         self._names = names
-        self._tenures = tenures
+        self._memberships = memberships
         self._durable = durable
         self._sequence = tick << SEQUENCE_BITS
         self._now = now
-        sources = tables.sql(_SOURCES)
+        sources = tables.sql(_SQL("sources"))
         self._sources = sources.to_pylist()
         self._comes_again = is_not_durable(sources, durable).tolist()
         self._rows, self._moves, self._commands = (
-            self._by_message(tables.sql(sql)) for sql in (_ROWS, _MOVES, _COMMANDS)
+            self._by_message(tables.sql(_SQL(query))) for query in ("last_rows", "last_moves", "last_commands")
         )
-        self._skipped = tables.sql(_SKIPPED)
+        self._skipped = tables.sql(_SQL("skipped"))
 
     def states(self, delivered: Delivered, control: Control) -> ScheduleStates:
         """Returns the next occurrences of the messages, and the rows that the rebuild needs for them.
@@ -179,7 +150,7 @@ class Schedules:
             elif next_at > self._now:
                 self._add(found, message, source, number, next_at, by_rule)
             return
-        if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
+        if self._memberships.was_absent(source["topic"], subscription, source, next_at, sequence):
             # The occurrence was due while the subscription was absent; later ones are not for it, either.
             found.ended.setdefault(message[0], []).append(message[1:])
             return

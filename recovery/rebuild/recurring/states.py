@@ -13,6 +13,7 @@ from recovery.rebuild.delivered import Delivered, Times
 from tracker.rebuilt import MOVED, OCCURRENCES_DONE
 from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS
 from warehouse.delta.tables import Tables
+from warehouse.named_queries import Sql
 from warehouse.queries.index_rows import cancels_to_index
 
 # Rows that are to be written to the delayed index, with the columns that `write_moves` needs.
@@ -75,7 +76,7 @@ class ScheduleStates:
         if not self.fresh:
             return
         rows = pa.Table.from_pylist(self.fresh, schema=_FRESH)
-        write_moves(tables, rows, names, tick, "sequence IS NULL")
+        write_moves(tables, rows, names, tick, Sql("sequence IS NULL"))
         moves = [
             {
                 **{name: row[name] for name in ("ledger_id", "entry_id", "batch_index", "sequence", "deliver_at")},

@@ -14,9 +14,11 @@ from typing import Any
 
 import pulsar
 import pytest
+from delaylake.commands import Ids
+from delaylake.message_ids import Outcome
 
 from admin.control.client import ControlClient
-from admin.control.requests import Ids, Outcome, RequestFactory
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.conftest import PROGRAM
@@ -208,7 +210,7 @@ def test_every_kind_of_command_on_every_kind_of_message(
 
     # A request id counts once: it is answered as the first time, and another command under it is refused.
     def ask(request_id: str, message: MessageRef, due: int) -> dict[str, str]:
-        request = next(RequestFactory(job.settings, "tester", topic).make(CANCEL, Ids([message], [due])))
+        request = next(request_factory(job.settings, "tester", topic).make(CANCEL, Ids([message], [due])))
         request.command.request_id = request_id
         return results(client._exchange([request], ANSWER_SECONDS))
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pulsar
 import pytest
+from delaylake.commands import Ids
+from delaylake.message_ids import Outcome
 
 from admin.control import client as control_client
 from admin.control.client import ControlClient
-from admin.control.requests import ControlError, Ids, Outcome
+from admin.control.requests import ControlError
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Settings

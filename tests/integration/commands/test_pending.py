@@ -9,15 +9,15 @@ from typing import Any
 
 import pulsar
 import pytest
+from delaylake.commands import Ids
+from delaylake.wire.delaylake_pb2 import ControlOutcome
 
 from admin.control.client import ControlClient
-from admin.control.requests import Ids
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
 from tests.support.service.admin_api import served
 from tests.support.service.harness import Collector, Job, now, wait_until
 from tracker.commands.kinds import CANCEL
-from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
 

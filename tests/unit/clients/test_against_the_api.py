@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from delaylake import AsyncClient, DelayLakeError, NotFound, TooLate, commands
+from delaylake.control import ControlRequest
+from delaylake.message_ids import Outcome
+from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 from admin.app import create_app
-from admin.control.requests import ControlRequest, Outcome
 from conf.settings import Settings
-from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,14 @@ import inspect
 import itertools
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, get_args, get_origin
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
-from delaylake import AsyncClient, Client, MessageId
+from delaylake import AsyncClient, Client, MessageId, Outcome, Redriven
 from delaylake import scheduled as scheduled_module
 from delaylake.commands import cancel, command, full_name, reschedule
+from delaylake.methods import Methods
 from delaylake.paging import listing
 from delaylake.rest import redrive
 from delaylake.scheduled import KeyRule, Repeat, scheduled
@@ -180,12 +181,13 @@ RIGHT: dict[str, dict[str, Any]] = {
     "reschedule": ONE | {"at": NOON},
     "postpone": ONE | {"by": timedelta(minutes=1)},
     **dict.fromkeys((*BY_KEY, "restore", "retry", "end_schedule"), ONE),
-    "redrive": {"subscription": "a"},
+    **{name: {"subscription": "a"} for name in ("pause", "resume", "redrive")},
     "pending": {},
     "schedules": {},
     "get": {"message": "7:0"},
 }
 COMMANDS = tuple(name for name, right in RIGHT.items() if "message" in right and name != "get")
+OF_ONE = ("pause", "resume", "redrive")  # for one subscription
 KEYED = ("schedule", "cancel", "reschedule", "postpone", *BY_KEY)
 
 HALF = "\ud800"  # of a surrogate pair: no UTF-8
@@ -201,8 +203,8 @@ NO_ID = tuple((wrong, ValueError) for wrong in (f"{2**63}:0", f"7:{2**63}", Mess
     [
         ("topic", RIGHT, NO_TEXT),
         ("schedule_key", KEYED, (*NO_TEXT, ("", ValueError))),
-        ("subscription", (*COMMANDS, "redrive", "pending", "schedules"), NO_TEXT),
-        ("request_id", (*COMMANDS, "redrive"), NO_TEXT),
+        ("subscription", (*COMMANDS, *OF_ONE, "pending", "schedules"), NO_TEXT),
+        ("request_id", (*COMMANDS, *OF_ONE), NO_TEXT),
         ("message", (*COMMANDS, "get"), (*NO_ID, (5, TypeError))),
         ("repeat", ["schedule"], (*NO_TEXT, (timedelta(1), TypeError))),
         ("time_zone", ["schedule"], NO_TEXT),
@@ -213,7 +215,7 @@ NO_ID = tuple((wrong, ValueError) for wrong in (f"{2**63}:0", f"7:{2**63}", Mess
         ("propert", ["schedule", "redrive", "pending"], [(["a"], TypeError), ({"a": 5}, TypeError)]),
         ("reason", ["retry", "redrive"], NO_TEXT),
         ("reason", ["retry"], [(None, TypeError)]),
-        ("subscription", ["redrive"], [(None, TypeError)]),
+        ("subscription", OF_ONE, [(None, TypeError)]),
         ("messages", ["redrive"], [("7:0", TypeError), (MessageId(7, 0), TypeError), (5, TypeError)]),
         ("limit", ["redrive", "pending", "schedules"], NO_NUMBER),
         ("state", ["pending"], [(["waiting"], TypeError), ("asleep", ValueError)]),
@@ -437,7 +439,7 @@ def test_a_command_names_a_message_by_its_id_or_by_its_schedule_key() -> None:
     keyed = command("skip", "orders", None, "a", "mine", "k")
     assert (keyed.topic, keyed.message, keyed.schedule_key) == ("persistent://public/default/orders", None, "k")
     moved = reschedule("orders", None, "a", "mine", NOON, None, "k")
-    assert (moved.schedule_key, moved.deliver_at) == ("k", NOON_MILLIS)
+    assert (moved.schedule_key, moved.fields) == ("k", {"deliver_at": NOON_MILLIS})
     assert cancel("orders", None, None, None, None, "k").schedule_key == "k"
     assert not command("skip", "orders", "7:0", "a", None).schedule_key
     with pytest.raises(ValueError, match="deliver_at goes with"):
@@ -531,8 +533,15 @@ def test_both_clients_have_the_same_methods() -> None:
     of_client, of_async = methods(Client), methods(AsyncClient)
     assert len(of_client) > 15
     assert of_async.keys() == of_client.keys()
+    answers = {"_Sent": MessageId, "_Answer": list[Outcome], "_Counts": Redriven}
+    assert Methods[MessageId, list[Outcome], Redriven] in Client.__orig_bases__  # type: ignore[attr-defined]
+    [of_both] = [base for base in AsyncClient.__orig_bases__ if get_origin(base) is Methods]  # type: ignore[attr-defined]
+    assert [get_args(awaited)[2] for awaited in get_args(of_both)] == list(answers.values())
     for name, signature in of_client.items():
         other = of_async[name]
+        if signature.return_annotation in answers:
+            assert getattr(AsyncClient, name) is getattr(Client, name), name
+            continue
         assert other.parameters == signature.parameters, name
         is_awaited = inspect.iscoroutinefunction(getattr(AsyncClient, name))
         assert is_awaited != str(signature.return_annotation).startswith("Iterator["), name

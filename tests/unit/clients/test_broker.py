@@ -370,7 +370,7 @@ def test_commands_by_schedule_key_are_those_of_the_control_topic() -> None:
             with pytest.raises(NoAnswer):
                 ask()
     sent = [ControlCommand.FromString(payload) for payload in dict.fromkeys(payload for _, payload, _ in fake.sent)]
-    assert sent[0].cancel == CancelDelayedMessage(schedule_key="k")
+    assert list(sent[0].cancels.messages) == [CancelDelayedMessage(schedule_key="k")]
     by_key = [SkipEntry(schedule_key="k")]
     assert list(sent[1].skip.entries) == list(sent[2].reschedule.entries) == list(sent[3].reschedule.entries) == by_key
     assert [one.reschedule.deliver_at for one in sent[2:4]] == [NOON_MILLIS, 0]

@@ -41,6 +41,9 @@ def test_no_name_is_anybody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     service = install(ROOT, tmp_path, monkeypatch)
     client = install(ROOT / "clients/python", tmp_path, monkeypatch)
     assert client == {"delaylake"}
+    queries = {str(path.relative_to(ROOT)) for folder in service for path in (ROOT / folder).rglob("*.sql")}
+    assert "warehouse/pending.sql" in queries
+    assert {name for name in queries if not (tmp_path / "installed" / name).exists()} == set()
     assert not service & client
     assert not (service | client) & OTHERS
     installed = packages_distributions()

@@ -206,7 +206,9 @@ def test_the_image_is_made_of_what_is_here() -> None:
               for p in line.split()[:-1] if not p.startswith("--")]  # fmt: skip
     assert all((ROOT / path).exists() for path in copied)
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {"requirements.lock", "pyproject.toml", PROJECT["project"]["readme"], *packages} <= set(copied)
+    assert {"requirements.lock", "pyproject.toml", "clients/python", PROJECT["project"]["readme"], *packages} <= set(
+        copied
+    )
     assert "--no-build-isolation --require-hashes -r requirements.lock" in DOCKERFILE
     for build in (DOCKERFILE, (ROOT / "Makefile").read_text()):
         for line in re.findall(r"pip[ \w-]* (?:install|wheel) (?:.|\\\n)*", build):

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from delaylake.threads import in_thread
 if TYPE_CHECKING:
     import pulsar
 
+    from delaylake.control import ControlRequest
     from delaylake.scheduled import Scheduled
-    from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, SkipEntry
+    from delaylake.wire.delaylake_pb2 import ControlOutcome
 
 CONTROL_TOPIC = "persistent://public/default/delaylake-control"
 OUTCOME_TOPIC = "persistent://public/default/delaylake-outcomes"
@@ -145,7 +147,8 @@ class Broker:
         if command.subscription in (None, "*"):
             raise ValueError("name a subscription: without an admin API it is not known which the topic has")
         producer = self._producer(self.control_topic, deadline, command.request_id)
-        answer = _Answer(command)
+        request = control_request(command)
+        answer = _Answer(command, request, time.monotonic() + self._timeout_seconds / 2)
         self._waiting.setdefault(command.request_id, []).append(answer)
         answer.outcomes.add_done_callback(lambda _: self._forget(answer))
 
@@ -154,9 +157,7 @@ class Broker:
                 if result.name != "Ok":
                     answer.outcomes.set_exception(_error(result.name, self.control_topic, True, command.request_id))
 
-        body = control_command(command).SerializeToString()
-        answer.repeat_at = time.monotonic() + self._timeout_seconds / 2, body
-        producer.send_async(body, answered)
+        producer.send_async(request.command.SerializeToString(), answered)
         return answer.outcomes
 
     def _connected(self) -> pulsar.Client:
@@ -275,11 +276,10 @@ class Broker:
         """
         for answers in list(self._waiting.values()):
             for answer in list(answers):
-                if answer.repeat_at and now >= answer.repeat_at[0]:
-                    _, body = answer.repeat_at
-                    answer.repeat_at = None
+                if now >= answer.repeat_at and answer.request.repeat():
                     with contextlib.suppress(Exception):
-                        self._producer(self.control_topic, now + self._timeout_seconds).send_async(body, None)
+                        producer = self._producer(self.control_topic, now + self._timeout_seconds)
+                        producer.send_async(answer.request.command.SerializeToString(), None)
 
     def _forget(self, answer: _Answer) -> None:
         others = self._waiting.get(answer.command.request_id, [])
@@ -292,29 +292,18 @@ class Broker:
 class _Answer:
     """The answer to a command: its outcomes come one by one."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, request: ControlRequest, repeat_at: float) -> None:
         self.command = command
+        self.request = request
+        self.repeat_at = repeat_at  # by the monotonic clock, in seconds
         self.outcomes: Future[list[Outcome]] = Future()
-        self.repeat_at: tuple[float, bytes] | None = None  # by the monotonic clock, in seconds; and the command's bytes
         self._received: list[Outcome] = []
 
     def take(self, published: ControlOutcome) -> None:
-        from delaylake.wire.delaylake_pb2 import Result
-
-        command = self.command
-        result = Result.Name(published.result)
-        if result == "WAITING" and not command.is_done_by(result):
-            return  # another outcome will follow
-        if published.subscription not in ("", command.subscription):
-            return
-        if command.schedule_key and published.schedule_key not in ("", command.schedule_key):
-            return
-        message = command.message_of(published.ledger_id, published.entry_id, published.batch_index)
-        self._received.append(Outcome(published.subscription, message, result, published.reason))
-        batch_index = -1 if command.message is None else command.message.batch_index
-        is_whole = published.ledger_id < 0 or published.batch_index in (-1, batch_index)
-        # If the messages of an entry have different results, each has an outcome.
-        if is_whole or (batch_index < 0 and not published.has_more):
+        for one in self.request.take(published):
+            position = one.message.ledger_id, one.message.entry_id, one.message.batch_index
+            self._received.append(replace(one, message=self.command.message_of(*position)))
+        if self.request.is_answered:
             self._settle()
 
     def _settle(self) -> None:
@@ -326,52 +315,14 @@ class _Answer:
                 self.outcomes.set_exception(error)
 
 
-def control_command(command: Command) -> ControlCommand:
-    """Returns a command as the protobuf message for the control topic."""
-    from delaylake.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand
+def control_request(command: Command) -> ControlRequest:
+    """Returns the request that a command is on the control topic."""
+    from delaylake.control import RequestFactory
 
-    made = ControlCommand(
-        request_id=command.request_id,
-        topic=command.topic,
-        subscriptions=[command.subscription] if command.subscription else [],
-        issued_at=time.time_ns() // 1_000_000,
-        issued_by=_ISSUED_BY,
-    )
-    entry = _entry(command)
-    if command.operation == "cancel":
-        cancel = CancelDelayedMessage(ledger_id=entry.ledger_id, entry_id=entry.entry_id)
-        cancel.deliver_at, cancel.schedule_key = command.deliver_at, command.schedule_key
-        made.cancel.CopyFrom(cancel)
-    elif command.operation == "skip":
-        made.skip.entries.append(entry)
-    elif command.operation == "restore":
-        made.restore.entries.append(entry)
-    elif command.operation == "skipNext":
-        made.skip_next.entries.append(entry)
-    elif command.operation == "pauseSchedule":
-        made.pause_schedule.entries.append(entry)
-    elif command.operation == "resumeSchedule":
-        made.resume_schedule.entries.append(entry)
-    elif command.operation == "postpone":
-        made.postpone.entries.append(entry)
-        made.postpone.by_millis = command.by_millis
-    elif command.operation == "retry":
-        made.retry.entry.CopyFrom(entry)
-        made.retry.reason, made.retry.after_millis = command.reason, command.after_millis
-    else:
-        made.reschedule.entries.append(entry)
-        made.reschedule.deliver_at = command.deliver_at  # 0 for deliverNow: any past time means now
-    return made
-
-
-def _entry(command: Command) -> SkipEntry:
-    from delaylake.wire.delaylake_pb2 import SkipEntry
-
-    message = command.message
-    if message is None:
-        return SkipEntry(schedule_key=command.schedule_key)
-    batch_indexes = [message.batch_index] if message.batch_index >= 0 else []
-    return SkipEntry(ledger_id=message.ledger_id, entry_id=message.entry_id, batch_indexes=batch_indexes)
+    names = [command.subscription] if command.subscription else []
+    made = RequestFactory(_ISSUED_BY, command.topic, names, request_id=command.request_id)
+    operation, fields = command.on_the_control_topic
+    return next(made.make(operation, command.named, **fields))
 
 
 _KINDS: dict[str, type[DelayLakeError]] = {

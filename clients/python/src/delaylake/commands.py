@@ -1,36 +1,101 @@
-"""Commands about one message, whether they go to the admin API or to the control topic."""
+"""The operations: how a command is made, and the methods that both clients have for it.
+
+An operation's name is that of its field in ControlCommand. A command goes to the admin API (`rest.py`) or to the
+control topic (`control.py`). These read its name, its messages and its fields, and know none but the oldest operations.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Generic, Protocol, TypeVar
 
 from delaylake.arguments import check_text, check_texts
 from delaylake.errors import DelayLakeError, gravity, of_result
 from delaylake.message_ids import MessageId, Outcome
-from delaylake.times import due, duration_millis, millis, moment
+from delaylake.times import due, duration_millis, millis, moment, shift_millis
 
-Operation = Literal[
-    "cancel",
-    "skip",
-    "reschedule",
-    "deliverNow",
-    "postpone",
-    "restore",
-    "retry",
-    "skipNext",
-    "pauseSchedule",
-    "resumeSchedule",
-    "endSchedule",
-]
+_Answer = TypeVar("_Answer")
 
-_DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})
+CANCEL, SKIP, RESCHEDULE = "cancel", "skip", "reschedule"
+SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE = "skip_next", "pause_schedule", "resume_schedule"
+
+# Operations of clients that the control topic does not have: a reschedule to a past time, and a call of the admin API,
+# which cancels what it finds in the tables.
+DELIVER_NOW, END_SCHEDULE = "deliver_now", "end_schedule"
+
+# Operations on recurring messages. Subscriptions that are added later get nothing of a schedule that has begun.
+OF_SCHEDULES = frozenset({SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, END_SCHEDULE})
+
+DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})  # the results with which a command is done, now or before
+WAITING = "WAITING"
 
 _MAX_KEY_BYTES = 512  # of a schedule key in UTF-8
+
+
+class Position(Protocol):
+    """The id of a message, or with batch_index -1 of a whole entry. Partition -1: none, or unknown."""
+
+    @property
+    def ledger_id(self) -> int: ...
+    @property
+    def entry_id(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def batch_index(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Messages, or whole entries, by their ids.
+
+    Attributes:
+        times: when each is due, ms since the epoch, which a cancel needs, and by which a skip finds it sooner; empty:
+            unknown.
+        batch_size: the number of messages in each.
+    """
+
+    messages: Sequence[Position]
+    times: Sequence[int] = ()
+    batch_size: int = 1
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def parts(self, most: int) -> Iterator[Ids]:
+        """Yields the messages in parts of at most `most`."""
+        for start in range(0, len(self), most):
+            end = start + most
+            yield Ids(self.messages[start:end], self.times[start:end], self.batch_size)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The messages that wait under schedule keys."""
+
+    keys: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def parts(self, most: int) -> Iterator[Keys]:
+        """Yields the keys in parts of at most `most`."""
+        return (Keys(self.keys[start : start + most]) for start in range(0, len(self), most))
+
+
+Named = Ids | Keys
+
+
+def done_results(operation: str, named: Named | None) -> frozenset[str]:
+    """Returns the results with which a command is done, by what it names.
+
+    A cancel by id that comes before its message waits for it, and that is enough.
+    """
+    return DONE | {WAITING} if operation in (CANCEL, END_SCHEDULE) and isinstance(named, Ids) else DONE
 
 
 @dataclass(frozen=True)
@@ -39,31 +104,43 @@ class Command:
 
     Attributes:
         topic: full name of the topic, with the message's partition.
-        message: None: the message that waits under `schedule_key`.
+        message: None: the message that waits under `schedule_key`, or without one all that the subscription gets.
         subscription: None: all subscriptions that the topic has or gets later.
-        deliver_at: for a cancel, when the message is due; for a reschedule, its new time; ms since the epoch.
-        by_millis: how much later a postponed message is due; negative: sooner.
+        deliver_at: for a cancel, when the message is due, ms since the epoch.
         request_id: a command is applied once under it, however often it is sent.
-        reason: why a retry is wanted.
-        after_millis: the delay of a retry; 0: as the subscription's backoff says.
         schedule_key: empty: the command names its message by its id.
+        fields: what the operation's message in proto/delaylake.proto has beside the messages.
     """
 
-    operation: Operation
+    operation: str
     topic: str
     message: MessageId | None
     subscription: str | None
     deliver_at: int
     request_id: str
-    reason: str = ""
-    after_millis: int = 0
     schedule_key: str = ""
-    by_millis: int = 0
+    fields: Mapping[str, int | str] = field(default_factory=dict)
+
+    @property
+    def named(self) -> Named | None:
+        """The message, as the operation names it; its partition is the topic's."""
+        if self.message is None:
+            return Keys([self.schedule_key]) if self.schedule_key else None
+        return Ids([replace(self.message, partition=-1)], [self.deliver_at])
+
+    def with_fields(self, **fields: int | str) -> Command:
+        """Returns the command with its operation's own fields."""
+        return replace(self, fields=fields)
 
     @property
     def partition(self) -> int:
         """The partition in the message's id; -1 if it has none."""
         return -1 if self.message is None else self.message.partition
+
+    @property
+    def on_the_control_topic(self) -> tuple[str, Mapping[str, int | str]]:
+        """The operation as the control topic has it, and its fields: any past time means now."""
+        return (RESCHEDULE, {"deliver_at": 0}) if self.operation == DELIVER_NOW else (self.operation, self.fields)
 
     def message_of(self, ledger_id: int, entry_id: int, batch_index: int) -> MessageId:
         """Returns the id of an outcome's message; the command's own if the outcome names no message."""
@@ -73,8 +150,7 @@ class Command:
 
     def is_done_by(self, result: str) -> bool:
         """Whether an outcome with this result means that the command is done."""
-        may_wait = self.operation == "cancel" and not self.schedule_key
-        return result in _DONE or (result == "WAITING" and may_wait)
+        return result in done_results(self.operation, self.named)
 
     def check(self, outcomes: Sequence[Outcome]) -> None:
         """Raises the error of the gravest outcome unless the command is done for all subscriptions."""
@@ -88,13 +164,13 @@ class Command:
         try:
             yield
         except DelayLakeError as error:
-            if self.operation == "reschedule":
-                error.deliver_at = moment(self.deliver_at)
+            if self.operation == RESCHEDULE:
+                error.deliver_at = moment(int(self.fields["deliver_at"]))
             raise
 
 
 def command(
-    operation: Operation,
+    operation: str,
     topic: str,
     message: MessageId | str | None,
     subscription: str | None,
@@ -126,6 +202,20 @@ def command(
     return Command(operation, name, message_id, subscription, deliver_at, chosen)
 
 
+def of_subscription(operation: str, topic: str, subscription: str, request_id: str | None) -> Command:
+    """Makes a command for all that a subscription gets.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: the topic or the request id is wrong, or no subscription is named.
+    """
+    check_text("subscription", subscription)
+    check_texts(request_id=request_id)
+    if request_id == "" or subscription == "":
+        raise ValueError("request_id and subscription have at least one character")
+    return Command(operation, full_name(topic), None, subscription, 0, request_id or uuid.uuid4().hex)
+
+
 def cancel(
     topic: str,
     message: MessageId | str | None,
@@ -143,7 +233,7 @@ def cancel(
     if schedule_key is not None and deliver_at is not None:
         raise ValueError("deliver_at goes with a message's id: a schedule_key is of the message that waits")
     if message is None or schedule_key is not None:
-        return command("cancel", topic, message, subscription, request_id, schedule_key)
+        return command(CANCEL, topic, message, subscription, request_id, schedule_key)
     message_id = MessageId.of(message, deliver_at)
     if message_id.deliver_at is None:
         raise ValueError(
@@ -153,7 +243,7 @@ def cancel(
     if message_id.batch_index >= 0:
         raise ValueError(f"a cancel is of all messages of a batch: skip {message_id}")
     due_millis = millis("deliver_at", message_id.deliver_at)
-    return command("cancel", topic, message_id, subscription, request_id, None, due_millis)
+    return command(CANCEL, topic, message_id, subscription, request_id, None, due_millis)
 
 
 def reschedule(
@@ -172,30 +262,8 @@ def reschedule(
     """
     if request_id and after is not None:
         raise ValueError("with a request id, give the time as at (an error has it): after is another time each time")
-    return command("reschedule", topic, message, subscription, request_id, schedule_key, due(at, after))
-
-
-def postpone(
-    topic: str,
-    message: MessageId | str | None,
-    subscription: str | None,
-    request_id: str | None,
-    by: timedelta,
-    schedule_key: str | None = None,
-) -> Command:
-    """Makes a command to deliver a message, or the one that waits under a schedule key, so much later.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: `by` is less than a millisecond, or reaches beyond the year 9999.
-    """
-    if not isinstance(by, timedelta):
-        raise TypeError(f"by is no timedelta: {by!r}")
-    by_millis = duration_millis("by", abs(by))
-    if not by_millis:
-        raise ValueError("by is less than a millisecond")
-    made = command("postpone", topic, message, subscription, request_id, schedule_key)
-    return replace(made, by_millis=by_millis if by > timedelta(0) else -by_millis)
+    made = command(RESCHEDULE, topic, message, subscription, request_id, schedule_key)
+    return made.with_fields(deliver_at=due(at, after))
 
 
 def retry(
@@ -219,7 +287,7 @@ def retry(
     if after is not None and millis_after < 1:
         raise ValueError("a retry waits for a millisecond at least: without after as the backoff says")
     made = command("retry", topic, message, subscription, request_id)
-    return replace(made, reason=reason, after_millis=millis_after)
+    return made.with_fields(reason=reason, after_millis=millis_after)
 
 
 def checked_key(schedule_key: str) -> str:
@@ -248,3 +316,226 @@ def full_name(topic: str) -> str:
     if len(parts) != 3 or not all(parts) or domain not in ("", "persistent"):
         raise ValueError(f"no persistent topic: {topic[:300]!r}")
     return f"persistent://{'/'.join(parts)}"
+
+
+class Commands(Generic[_Answer]):
+    """The operations of both clients: here each is made, `_do` sends it and answers.
+
+    A method returns the command's outcomes, one for each subscription; of the asynchronous client they are awaited, and
+    so are errors.
+    """
+
+    def _do(self, make: Callable[[], Command]) -> _Answer:
+        raise NotImplementedError
+
+    def cancel(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        deliver_at: datetime | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Cancels a message. A cancel by id may come before its message: then it waits until just after `deliver_at`.
+
+        Args:
+            deliver_at: when the message is due, if its id does not have it.
+
+        Raises:
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: cancel(topic, message, subscription, request_id, deliver_at, schedule_key))
+
+    def skip(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Cancels a message, also a single one of a batch; the time at which it is due need not be known.
+
+        Raises:
+            NotAllowed: the subscription's type is Exclusive or Failover.
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(SKIP, topic, message, subscription, request_id, schedule_key))
+
+    def reschedule(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Moves a pending message to an earlier or later time. The message keeps its id.
+
+        Raises:
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there. To repeat the call with the error's
+                `request_id`, give the error's `deliver_at` as `at`.
+        """
+        return self._do(lambda: reschedule(topic, message, subscription, request_id, at, after, schedule_key))
+
+    def postpone(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        by: timedelta,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Moves a pending message so much later than it would be delivered; each call adds up.
+
+        Args:
+            by: negative: sooner, but not before now.
+
+        Raises:
+            ValueError: `by` is less than a millisecond, or reaches beyond the year 9999.
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        named = topic, message, subscription, request_id, schedule_key
+        return self._do(lambda: command("postpone", *named).with_fields(by_millis=shift_millis("by", by)))
+
+    def retry(
+        self,
+        topic: str,
+        message: MessageId | str,
+        *,
+        subscription: str,
+        reason: str = "",
+        after: timedelta | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Delivers a message once more to a subscription whose consumer failed on it.
+
+        Args:
+            topic: the source topic: the delivered message's property `delaylake.source`.
+            message: the delivered message's property `delaylake.messageId`.
+            subscription: the consumer's subscription.
+            reason: why the consumer failed; shown with the attempts and the dead letters.
+            after: the delay; None: as the subscription's backoff says.
+            request_id: choose one for each message and attempt, and a consumer that asks twice gets one retry.
+
+        Raises:
+            NotFound: there is no such message, or its payload is not kept any more.
+            Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: retry(topic, message, subscription, reason, after, request_id))
+
+    def deliver_now(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Delivers a pending message at once.
+
+        Raises:
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(DELIVER_NOW, topic, message, subscription, request_id, schedule_key))
+
+    def restore(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> _Answer:
+        """Undoes a cancel or skip of a message whose time has not come.
+
+        Raises:
+            TooLate, NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command("restore", topic, message, subscription, request_id))
+
+    def skip_next(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Skips the next occurrence of a recurring message.
+
+        Raises:
+            Invalid: also if the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(SKIP_NEXT, topic, message, subscription, request_id, schedule_key))
+
+    def pause_schedule(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Pauses a schedule: the recurring message's next occurrence waits until the schedule is resumed.
+
+        To pause a paused schedule does nothing.
+
+        Raises:
+            Invalid: also if the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(PAUSE_SCHEDULE, topic, message, subscription, request_id, schedule_key))
+
+    def resume_schedule(
+        self,
+        topic: str,
+        message: MessageId | str | None = None,
+        *,
+        schedule_key: str | None = None,
+        subscription: str | None = None,
+        request_id: str | None = None,
+    ) -> _Answer:
+        """Resumes a paused schedule. For occurrences that were missed meanwhile see its `misfire`.
+
+        Raises:
+            Invalid: also if the message does not recur.
+            TooLate, NotFound, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(RESUME_SCHEDULE, topic, message, subscription, request_id, schedule_key))
+
+    def end_schedule(
+        self, topic: str, message: MessageId | str, *, subscription: str | None = None, request_id: str | None = None
+    ) -> _Answer:
+        """Ends a schedule: no further occurrence of the recurring message is delivered. Needs the admin API.
+
+        To end an ended schedule does nothing.
+
+        Raises:
+            NotFound: also if the message has come within the last seconds.
+            TooLate, NotAllowed, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: command(END_SCHEDULE, topic, message, subscription, request_id))
+
+    def pause(self, topic: str, *, subscription: str, request_id: str | None = None) -> _Answer:
+        """Pauses a subscription: messages that come due for it wait until it is resumed, or they are rescheduled.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: of_subscription("pause", topic, subscription, request_id))
+
+    def resume(self, topic: str, *, subscription: str, request_id: str | None = None) -> _Answer:
+        """Ends the pause of a subscription: messages that came due meanwhile are delivered now.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._do(lambda: of_subscription("resume", topic, subscription, request_id))

@@ -16,9 +16,9 @@ import httpx
 from delaylake import paging, rest
 from delaylake.arguments import check_texts
 from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
-from delaylake.commands import Command
+from delaylake.commands import END_SCHEDULE, Command
 from delaylake.errors import Unavailable
-from delaylake.message_ids import MessageId, Outcome
+from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import Scheduled
 from delaylake.threads import in_thread
 
@@ -109,6 +109,9 @@ class Connections(Generic[_Http]):
             "headers": call.headers | authorization,
         }
 
+    def _goes_over_the_api(self, command: Command) -> bool:
+        return self._url is not None or command.operation == END_SCHEDULE
+
     def _api(self) -> str:
         self._check_open()
         if self._url is None:
@@ -140,13 +143,14 @@ class BlockingConnections(Connections[httpx.Client]):
     def _make_http(self) -> httpx.Client:
         return httpx.Client()
 
-    def _send(self, message: Scheduled) -> MessageId:
-        broker = self._pulsar()
+    def _send(self, make: Callable[[], Scheduled]) -> MessageId:
+        message, broker = make(), self._pulsar()
         return self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
 
-    def _do(self, command: Command) -> list[Outcome]:
+    def _do(self, make: Callable[[], Command]) -> list[Outcome]:
+        command = make()
         with command.time_in_errors():
-            if self._url is not None:
+            if self._goes_over_the_api(command):
                 return rest.outcomes(command, self._call(rest.call(command)))
             broker = self._pulsar()
             not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
@@ -165,6 +169,10 @@ class BlockingConnections(Connections[httpx.Client]):
         except concurrent.futures.TimeoutError:
             result.cancel()
             raise not_in_time() from None
+
+    def _redrive(self, make: Callable[[], rest.Call]) -> Redriven:
+        call = make()
+        return rest.redriven(call, self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
         self._api()  # raises here where there is no API, not only when the first item is asked for
@@ -213,13 +221,14 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
     def _make_http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient()
 
-    async def _send(self, message: Scheduled) -> MessageId:
-        broker = self._pulsar()
+    async def _send(self, make: Callable[[], Scheduled]) -> MessageId:
+        message, broker = make(), self._pulsar()
         return await self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
 
-    async def _do(self, command: Command) -> list[Outcome]:
+    async def _do(self, make: Callable[[], Command]) -> list[Outcome]:
+        command = make()
         with command.time_in_errors():
-            if self._url is not None:
+            if self._goes_over_the_api(command):
                 return rest.outcomes(command, await self._call(rest.call(command)))
             broker = self._pulsar()
             not_in_time = partial(broker.not_in_time, broker.control_topic, command.request_id)
@@ -238,6 +247,10 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
             return await asyncio.wait_for(result(), self._seconds_until(deadline))
         except asyncio.TimeoutError:
             raise not_in_time() from None
+
+    async def _redrive(self, make: Callable[[], rest.Call]) -> Redriven:
+        call = make()
+        return rest.redriven(call, await self._call(call))
 
     def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
         self._api()  # raises here where there is no API, not only when the first item is asked for

@@ -67,14 +67,19 @@ class Outcome:
 
     Attributes:
         subscription: its name; "*": subscriptions that are added to the topic later.
+        message: with -1 throughout: all that the command names, or if outcomes are summed up, several of them.
         result: `APPLIED`, `ALREADY_APPLIED`, `WAITING` (for a cancel that came before its message), or an error.
         reason: of an error, one line.
+        is_done: whether the command is done, now or before.
+        n_messages: the number of messages, counted for each subscription.
     """
 
     subscription: str
     message: MessageId
     result: str
     reason: str = ""
+    is_done: bool = field(default=True, compare=False, repr=False)
+    n_messages: int = field(default=1, compare=False, repr=False)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (str(self.message), self.subscription, self.result, self.reason)))

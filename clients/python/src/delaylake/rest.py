@@ -6,8 +6,8 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,19 @@ from urllib.parse import quote
 import httpx
 
 from delaylake.arguments import check_number, check_text, check_texts, checked_properties
-from delaylake.commands import Command, full_name
+from delaylake.commands import (
+    CANCEL,
+    END_SCHEDULE,
+    OF_SCHEDULES,
+    PAUSE_SCHEDULE,
+    RESUME_SCHEDULE,
+    SKIP,
+    Command,
+    Keys,
+    Named,
+    Position,
+    full_name,
+)
 from delaylake.errors import (
     DelayLakeError,
     Forbidden,
@@ -58,12 +70,12 @@ _WHOSE = "is it delaylake's admin API?"
 _MAX_URL = 60_000  # characters of path and query; httpx's limit is a little higher
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
-# Commands about schedules: the call's method, and the end of its path.
-_OF_SCHEDULES = {
-    "skipNext": ("POST", "/skipNext"),
-    "pauseSchedule": ("POST", "/pause"),
-    "resumeSchedule": ("POST", "/resume"),
-    "endSchedule": ("DELETE", ""),
+# The ends of the operations' paths, where they are not the operations' names.
+_PATHS = {
+    CANCEL: "cancelDelayedMessage",
+    SKIP: "skipByMessageIds",
+    PAUSE_SCHEDULE: "pause",
+    RESUME_SCHEDULE: "resume",
 }
 
 # Errors after which the API has not received the call.
@@ -112,53 +124,103 @@ def call(command: Command) -> Call:
         ValueError: the API does not allow such a request id.
     """
     _check_request_id(command.request_id)
-    message, subscription = command.message, command.subscription or "*"
-    path = topic_path(command.topic)
-    if message is None:
-        return _call_by_key(command, path, subscription)
-    if command.operation == "cancel":
-        entry = {"ledgerId": message.ledger_id, "entryId": message.entry_id}
-        content: Any = {**entry, "deliverAt": command.deliver_at, "subscriptionNames": [subscription]}
-        return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
-    named = f"{message.ledger_id}:{message.entry_id}"
-    ids = [f"{named}:{message.batch_index}" if message.batch_index >= 0 else named]
-    if command.operation in _OF_SCHEDULES:
-        return _call_of_schedule(command, path, f"/{ids[0]}")
-    content = {"messageIds": ids, "deliverAt": command.deliver_at} if command.operation == "reschedule" else ids
-    if command.operation == "postpone":
-        content = {"messageIds": ids, "byMillis": command.by_millis}
-    if command.operation == "retry":
-        content = {"messageIds": ids, "reason": command.reason, "afterMillis": command.after_millis}
-    return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
+    subscriptions = [command.subscription] if command.subscription else []
+    # No "*" for schedules: subscriptions that are added later get nothing of a schedule that has begun.
+    if not subscriptions and command.operation not in OF_SCHEDULES:
+        subscriptions = ["*"]
+    [made] = calls(command.topic, command.operation, command.named, subscriptions, command.fields)
+    return replace(made, command=command)
 
 
-def _call_by_key(command: Command, path: str, subscription: str) -> Call:
-    key = command.schedule_key
-    if command.operation == "cancel":
-        content: Any = {"scheduleKey": key, "subscriptionNames": [subscription]}
-        return Call("POST", f"{path}/cancelDelayedMessage", {}, content, command)
-    if command.operation in _OF_SCHEDULES:
-        return _call_of_schedule(command, path, "")
-    content = {"scheduleKeys": [key]}
-    if command.operation == "reschedule":
-        content["deliverAt"] = command.deliver_at
-    if command.operation == "postpone":
-        content["byMillis"] = command.by_millis
-    return Call("POST", _of_subscription(command, path, subscription), {}, content, command)
+def calls(
+    topic: str,
+    operation: str,
+    named: Named | None,
+    subscriptions: Sequence[str],
+    fields: Mapping[str, int | str],
+    most: int = 1,
+) -> Iterator[Call]:
+    """Yields the calls that ask for an operation.
+
+    Args:
+        topic: full name of the topic.
+        operation: as of `Command`.
+        named: the messages; None: the operation is for all that the subscriptions get.
+        subscriptions: their names; none: all of the topic's, for those operations that can be for all.
+        fields: as of `Command`.
+        most: the maximum number of messages in a call.
+
+    Raises:
+        ValueError: the names are too long for a URL.
+    """
+    path, last = topic_path(topic), _PATHS.get(operation, _camel(operation))
+    names = list(subscriptions)
+    if named is None:
+        yield from (Call("POST", _of_subscription(path, name, last), {}) for name in names)
+    elif operation in OF_SCHEDULES:
+        yield from _calls_of_schedules(path, operation, last, named, names)
+    elif operation == CANCEL:
+        yield from _calls_one_by_one(f"{path}/{last}", named, names, has_times=True)
+    elif operation == SKIP and not names:
+        yield from _calls_one_by_one(f"{path}/acknowledgeMessage", named, names, has_times=False)
+    else:
+        for name in names:
+            for part in named.parts(most):
+                yield Call("POST", _of_subscription(path, name, last), {}, _body(part, fields))
 
 
-def _call_of_schedule(command: Command, path: str, schedule: str) -> Call:
-    # No "*" here: subscriptions that are added later get nothing of a schedule that has begun.
-    params = {"subscriptionNames": command.subscription} if command.subscription else {}
-    if command.schedule_key:
-        params["scheduleKey"] = command.schedule_key
-    method, then = _OF_SCHEDULES[command.operation]
-    return Call(method, f"{path}/schedules{schedule}{then}", params, None, command)
+def _calls_of_schedules(path: str, operation: str, last: str, named: Named, names: list[str]) -> Iterator[Call]:
+    """Yields a call for each schedule."""
+    params = {"subscriptionNames": names} if names else {}
+    if isinstance(named, Keys):
+        yield from (Call("POST", f"{path}/schedules/{last}", {"scheduleKey": key, **params}) for key in named.keys)
+        return
+    for one in named.messages:
+        if operation == END_SCHEDULE:
+            yield Call("DELETE", f"{path}/schedules/{_id(one)}", params)
+        else:
+            yield Call("POST", f"{path}/schedules/{_id(one)}/{last}", params)
 
 
-def _of_subscription(command: Command, path: str, subscription: str) -> str:
-    operation = "skipByMessageIds" if command.operation == "skip" else command.operation
-    return f"{path}/subscription/{quote(subscription, safe='')}/{operation}"
+def _calls_one_by_one(path: str, named: Named, names: list[str], has_times: bool) -> Iterator[Call]:
+    """Yields a call for each message.
+
+    Args:
+        has_times: whether the call has the time at which a message is due.
+    """
+    if isinstance(named, Keys):
+        contents: list[dict[str, Any]] = [{"scheduleKey": key} for key in named.keys]
+    else:
+        contents = [{"ledgerId": one.ledger_id, "entryId": one.entry_id} for one in named.messages]
+        if has_times:
+            contents = [{**one, "deliverAt": time} for one, time in zip(contents, named.times, strict=True)]
+    return (Call("POST", path, {}, {**content, "subscriptionNames": names}) for content in contents)
+
+
+def _body(part: Named, fields: Mapping[str, int | str]) -> Any:
+    """Returns the body of a call that names messages together."""
+    more = {_camel(name): value for name, value in fields.items()}
+    if isinstance(part, Keys):
+        return {"scheduleKeys": list(part.keys), **more}
+    ids = [_id(message) for message in part.messages]
+    return {"messageIds": ids, **more} if more else ids
+
+
+def _id(message: Position) -> str:
+    """Returns the id of a message or entry, with its partition if that is known and not the path's."""
+    position = f"{message.ledger_id}:{message.entry_id}"
+    if message.partition >= 0:
+        return f"{position}:{message.partition}:{message.batch_index}"
+    return f"{position}:{message.batch_index}" if message.batch_index >= 0 else position
+
+
+def _of_subscription(path: str, subscription: str, last: str) -> str:
+    return f"{path}/subscription/{quote(subscription, safe='')}/{last}"
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
@@ -174,6 +236,7 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
             command.message_of(one["ledgerId"], one["entryId"], one["batchIndex"]),
             one["result"],
             one["reason"],
+            command.is_done_by(one["result"]),
         )
         for one in content.get("outcomes", ())
     ]
@@ -345,5 +408,5 @@ def _reason(response: httpx.Response, content: dict[str, Any] | None) -> str:
 
 def topic_path(topic: str) -> str:
     """Returns the path of a topic's calls; `topic` is its full name."""
-    parts = topic.removeprefix("persistent://").split("/", 2)
-    return "/".join(["/admin/v2/persistent", *(quote(part, safe="") for part in parts)])
+    domain, _, name = topic.partition("://")
+    return "/".join(["/admin/v2", domain, *(quote(part, safe="") for part in name.split("/", 2))])

@@ -51,6 +51,24 @@ def duration_millis(name: str, duration: timedelta) -> int:
     return duration // _MILLI
 
 
+def shift_millis(name: str, shift: timedelta) -> int:
+    """Returns by how many ms something is put off, rounded towards 0; negative: sooner.
+
+    Args:
+        name: the argument's name, for errors.
+
+    Raises:
+        TypeError: it is not a timedelta.
+        ValueError: it is less than a millisecond, or reaches beyond the year 9999.
+    """
+    if not isinstance(shift, timedelta):
+        raise TypeError(f"{name} is no timedelta: {shift!r}")
+    size = duration_millis(name, abs(shift))
+    if not size:
+        raise ValueError(f"{name} is less than a millisecond")
+    return size if shift > timedelta(0) else -size
+
+
 def moment(since_epoch: int) -> datetime:
     """Returns a time in UTC from ms since the epoch."""
     return _EPOCH + since_epoch * _MILLI

@@ -8,14 +8,16 @@ import time
 from typing import Any
 
 import pytest
+from delaylake.commands import Ids
+from delaylake.control import ControlRequest
+from delaylake.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 from admin.control import async_client
 from admin.control.async_client import AsyncControlClient, NoOutcomeError
-from admin.control.requests import ControlRequest, Ids, RequestFactory
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tracker.commands.kinds import SKIP
-from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
 TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}])  # type: ignore[arg-type]
@@ -37,7 +39,7 @@ class FakePulsar:
 
 
 def skip(request_id: str) -> ControlRequest:
-    factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id=request_id)
+    factory = request_factory(SETTINGS, "tester", TOPIC, ["a"], request_id=request_id)
     return next(factory.make(SKIP, Ids([MessageRef(1, 2)])))
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from delaylake.message_ids import MessageId, Outcome
 
-from admin.control.bulk import NAMED, Action, Call, Change, Plan, Tally, plan, requests
-from admin.control.requests import Outcome
-from broker.entries.message_ids import MessageRef
+from admin.control.bulk import NAMED, Call, Change, Plan, Tally, plan, requests
 from conf.settings import Settings, Subscription, SubscriptionType
+from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.moves import HELD_DELIVER_AT
 
-CANCEL = Change(Action.CANCEL)
+CANCELS = Change(CANCEL)
 DESTINATION = "persistent://public/default/d"
 SHARED = Subscription(name="shared", destination=DESTINATION)
 EXCLUSIVE = Subscription(name="exclusive", type=SubscriptionType.EXCLUSIVE, destination=DESTINATION)
@@ -34,15 +34,15 @@ def named(*rows: Row) -> pa.Table:
 
 
 def outcome(subscription: str, result: str, n: int = 1) -> Outcome:
-    return Outcome(subscription, MessageRef(-1, -1), result, "", result != "TOO_LATE", n)
+    return Outcome(subscription, MessageId(-1, -1), result, "", result != "TOO_LATE", n)
 
 
 def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancelled() -> None:
     both, one = message(0, 0b11), message(1, 0b01)
-    assert plan([SHARED, EXCLUSIVE], found(both, one), CANCEL) == Plan(
+    assert plan([SHARED, EXCLUSIVE], found(both, one), CANCELS) == Plan(
         calls=[
-            Call("shared", Action.SKIP, named(both, one)),
-            Call("exclusive", Action.CANCEL, named(both)),
+            Call("shared", SKIP, named(both, one)),
+            Call("exclusive", CANCEL, named(both)),
         ],
         total=3,
         impossible=0,
@@ -52,10 +52,10 @@ def test_messages_are_skipped_and_where_that_is_not_allowed_their_entries_cancel
 def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
     whole = [message(0, index=i, size=3, due=100 + i) for i in range(3)]
     part = [message(1, index=i, size=3) for i in range(2)]
-    made = plan([EXCLUSIVE], found(*whole, *part, message(2)), CANCEL)
+    made = plan([EXCLUSIVE], found(*whole, *part, message(2)), CANCELS)
     assert made.calls == [
-        Call("exclusive", Action.CANCEL, named(message(2)), batch_size=1),
-        Call("exclusive", Action.CANCEL, named(message(0, size=3, due=102)), batch_size=3),
+        Call("exclusive", CANCEL, named(message(2)), batch_size=1),
+        Call("exclusive", CANCEL, named(message(0, size=3, due=102)), batch_size=3),
     ]
     assert (made.total, made.impossible) == (6, 2)
     tally = Tally(made)
@@ -66,12 +66,12 @@ def test_an_entry_is_cancelled_only_where_all_its_messages_are_meant() -> None:
 
 def test_what_is_held_back_is_cancelled_with_the_others() -> None:
     rows = found(message(0), message(1, due=HELD_DELIVER_AT))
-    [call] = plan([EXCLUSIVE], rows, CANCEL).calls
+    [call] = plan([EXCLUSIVE], rows, CANCELS).calls
     assert call.rows["deliver_at"].to_pylist() == [100, MAX_TIME_MILLIS]
 
 
 def test_nothing_found_is_nothing_to_do() -> None:
-    for change in (CANCEL, Change(Action.RESTORE), Change(Action.RESCHEDULE, shift_millis=5)):
+    for change in (CANCELS, Change(RESTORE), Change(RESCHEDULE, shift_millis=5)):
         assert plan([SHARED, EXCLUSIVE], found(), change) == Plan([], 0, 0)
 
 
@@ -84,7 +84,7 @@ def test_nothing_found_is_nothing_to_do() -> None:
     ],
 )
 def test_results_are_counted(results: list[str], counts: dict[str, int], done: int) -> None:
-    tally = Tally(plan([SHARED], found(message(0), message(1)), CANCEL))
+    tally = Tally(plan([SHARED], found(message(0), message(1)), CANCELS))
     for result in results:
         tally.add(outcome("shared", result))
     assert (tally.to_json(), tally.done) == (counts, done)
@@ -92,19 +92,19 @@ def test_results_are_counted(results: list[str], counts: dict[str, int], done: i
 
 def test_messages_are_shifted_to_a_time_each_and_what_is_held_back_comes_at_once() -> None:
     rows = found(message(0), message(1, due=250), message(2), message(3, due=HELD_DELIVER_AT), message(4, due=10))
-    made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, shift_millis=-50))
-    assert [(call.deliver_at, call.rows["entry_id"].to_pylist()) for call in made.calls] == [
+    made = plan([EXCLUSIVE], rows, Change(RESCHEDULE, shift_millis=-50))
+    assert [(call.fields["deliver_at"], call.rows["entry_id"].to_pylist()) for call in made.calls] == [
         (0, [3, 4]),
         (50, [0, 2]),
         (200, [1]),
     ]
-    made = plan([EXCLUSIVE], rows, Change(Action.RESCHEDULE, deliver_at=7))
-    assert [(call.deliver_at, call.rows.num_rows) for call in made.calls] == [(7, 5)]
+    made = plan([EXCLUSIVE], rows, Change(RESCHEDULE, {"deliver_at": 7}))
+    assert [(call.fields["deliver_at"], call.rows.num_rows) for call in made.calls] == [(7, 5)]
 
 
 def test_the_commands_of_a_plan_say_when_its_messages_wait_and_are_summed_up() -> None:
     rows = found(*(message(i, 0b11, index=i % 2, size=1 + i % 2, due=100 + i) for i in range(1_500)))
-    made = plan([SHARED, EXCLUSIVE], rows, CANCEL)
+    made = plan([SHARED, EXCLUSIVE], rows, CANCELS)
     sent = [*requests(Settings(), "tester", "t", made.calls)]
     ids = [r.request_id.split(".") for r in sent]
     assert len({change for change, _ in ids}) == 1, "in the control log it is one change"

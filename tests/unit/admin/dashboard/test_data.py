@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from admin.dashboard.data import changes_log, outcomes_of, storage
+from admin.dashboard.data import changes_log, outcomes_of, refusals, storage
 from admin.dashboard.message import history_of, message_of, standings
+from admin.security.refusals import TABLE as REFUSED
 from broker.entries.message_ids import MessageRef
 from conf.settings import Route, Settings
 from tests.support.warehouse.tables import NOW, TOPIC, rows
@@ -18,6 +19,7 @@ from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles, new_run
 from warehouse.queries.listing import time_as_it_came
+from warehouse.schemas import REFUSALS
 
 PUBLISHED, HOUR = NOW - 100_000_000, 3_600_000
 
@@ -213,3 +215,11 @@ def test_what_one_call_did_alike_is_one_line_of_the_log_and_is_opened_to_its_mes
     cut = {(r["request"], r["n"], r["is_cut"]) for r in changes_log(settings, [TOPIC], {"result": "APPLIED"}, 10, 4)}
     assert cut == {("alone", 1, False), ("bulk", 3, True)}
     assert not any(r["is_cut"] for r in changes_log(settings, [TOPIC], {}, 10, 100))
+
+
+def test_who_may_see_no_topic_sees_none(tables: Tables) -> None:
+    tables.create({REFUSED: REFUSALS})
+    settings = Settings(warehouse=tables.warehouse)
+    assert changes_log(settings, [], {}, 10, 10) == []
+    assert outcomes_of(settings, [], "r", "APPLIED", "", 10) == []
+    assert refusals(settings, [], False, 10) == []

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delaylake.control import ControlRequest
+from delaylake.message_ids import MessageId, Outcome
 from starlette.testclient import TestClient
 
 from admin.app import create_app
-from admin.control.requests import ControlRequest, Outcome
-from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.support.clients.tokens import SECRET, encoded, token
 
@@ -34,7 +34,7 @@ class FakeControl:
 
     async def send(self, requests: Iterable[ControlRequest], timeout_seconds: float) -> list[Outcome]:
         self.request_ids += [request.request_id for request in requests]
-        return [Outcome("a", MessageRef(1, 2), "APPLIED", "", True)]
+        return [Outcome("a", MessageId(1, 2), "APPLIED", "", True)]
 
 
 def request_ids(folder: Path, auth: dict[str, Any], *calls: tuple[str, str]) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pulsar
 import pytest
+from delaylake.commands import Ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.control.requests import Ids
 from admin.rest.request_bodies import (
     BadRequestError,
     TooManyIdsError,

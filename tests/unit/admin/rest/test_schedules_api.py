@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from delaylake.control import ControlRequest
+from delaylake.message_ids import MessageId, Outcome
 from starlette.testclient import TestClient
 
 from admin.app import create_app
-from admin.control.requests import ControlRequest, Outcome
-from broker.entries.message_ids import MessageRef
 from tests.support.service.admin_api import ORDERS, reason, served
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
@@ -133,7 +133,7 @@ class FakeControl:
         [request] = requests
         read = decode(messages([(9, 0, 0)], payload=request.command.SerializeToString()), rules)
         self.bodies.append(read.request_ids)
-        return [Outcome("a", MessageRef(7, 0), "APPLIED", "", is_done=True)]
+        return [Outcome("a", MessageId(7, 0), "APPLIED", "", is_done=True)]
 
 
 @pytest.mark.slow

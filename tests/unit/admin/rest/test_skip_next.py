@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from delaylake.control import ControlRequest
+from delaylake.message_ids import MessageId, Outcome
 from starlette.testclient import TestClient
 
 from admin.app import create_app
-from admin.control.requests import ControlRequest, Outcome
-from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.support.tracker.messages import messages
 from warehouse.delta.tables import Tables
@@ -55,7 +55,7 @@ class FakeControl:
             for entry in request.command.skip.entries:
                 self.named.append(entry.entry_id)
                 result = self._fate(entry.entry_id)
-                yield Outcome("a", MessageRef(-1, -1), result, "", result in ("APPLIED", "ALREADY_APPLIED"))
+                yield Outcome("a", MessageId(-1, -1), result, "", result in ("APPLIED", "ALREADY_APPLIED"))
 
 
 @contextmanager

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from admin.control.requests import Ids, RequestFactory
+from delaylake.commands import Ids
+from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
+
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from streaming.source.later_commands import later_commands
 from tests.support.warehouse.tables import NOW, TOPIC, rows
-from tests.unit.warehouse.routes.test_tenure import known
+from tests.unit.warehouse.routes.test_membership import known
 from tracker.commands.kinds import CANCEL
 from tracker.schemas import MAX_REQUEST_ID_BYTES
-from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP
-from warehouse.routes.tenure import changes
+from warehouse.routes.membership import changes
 
 HOUR = 3_600_000
 
@@ -109,7 +111,7 @@ def test_the_request_id_of_its_pause_is_as_long_as_one_may_be_in_bytes(tmp_path:
 
 def test_who_sends_it_waits_for_an_answer_of_each_subscription_and_one_for_later_ones() -> None:
     settings = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}])  # type: ignore[arg-type]
-    [request] = RequestFactory(settings, "me", TOPIC, ["*"]).make(CANCEL, Ids([MessageRef(1, 2)], [5]))
+    [request] = request_factory(settings, "me", TOPIC, ["*"]).make(CANCEL, Ids([MessageRef(1, 2)], [5]))
     assert list(request.command.subscriptions) == ["*"]
     for name, is_last in (("a", False), ("*", True)):
         request.take(ControlOutcome(subscription=name, ledger_id=1, entry_id=2, batch_index=-1, result=Result.APPLIED))

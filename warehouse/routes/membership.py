@@ -1,7 +1,7 @@
-"""Tenures: since when a subscription is in the settings. Messages handed out before, or in between, are not for it.
+"""Memberships: since when a subscription is in the settings. Messages dispatched before, or in between, are not for it.
 
 Each time that a topic's subscriptions change, the table `subscription_changes` gets a row for each of them, which says
-up to where messages had been handed out by then. A subscription without a row counts as having always been there.
+up to where messages had been dispatched by then. A subscription without a row counts as having always been there.
 
 Whether a message was there by then is known from its position; for a row that a message got later for one subscription,
 from the row's sequence, which has the tick.
@@ -22,11 +22,13 @@ from broker.position import Position
 from conf.partitions import split_partition
 from tracker.messages import FIRST_IMPORTED_LEDGER, PLACE_LEDGERS, BoolArray, Int64Array, int64
 from tracker.schemas import SEQUENCE_BITS
-from warehouse.delta.tables import Tables, exists, literal
+from warehouse.delta.tables import Tables, exists
+from warehouse.named_queries import NamedQueries, Sql, identifier, some_of
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.schemas import SUBSCRIPTION_CHANGES
 
 TABLE = "subscription_changes"
+_SQL = NamedQueries(__file__)
 
 # By topic: `handed_out` and `positions`, as in the table, and `subscriptions`, the changes by subscription name.
 Changes = dict[str, dict[str, Any]]
@@ -38,8 +40,8 @@ def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions:
     Args:
         before: the known routes.
         after: the same, updated to the settings.
-        handed_out: the time by which everything due has been handed out, ms since the epoch.
-        positions: the last entry that was taken in, as `ledger:entry`, by the topic partition's name.
+        handed_out: the time by which everything due has been dispatched, ms since the epoch.
+        positions: the last entry that was ingested, as `ledger:entry`, by the topic partition's name.
     """
     found: Changes = {}
     for topic, route in after.routes.items():
@@ -105,14 +107,14 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moment:
-    """A moment at which a topic's subscriptions changed, by what had been handed out before it."""
+    """A moment at which a topic's subscriptions changed, by what had been dispatched before it."""
 
-    handed_out: int  # everything due by then had been handed out, ms since the epoch
-    positions: dict[int, Position]  # the last entry taken in, by partition; -1: the topic is not partitioned
+    handed_out: int  # everything due by then had been dispatched, ms since the epoch
+    positions: dict[int, Position]  # the last entry ingested, by partition; -1: the topic is not partitioned
     sequence: int  # rows of moved messages with a lower sequence were there
 
     def handed_out_before(self, rows: _Rows) -> BoolArray:
-        """Returns a mask, bool, (rows,), of the rows whose messages had been handed out before this moment."""
+        """Returns a mask, bool, (rows,), of the rows whose messages had been dispatched before this moment."""
         was_there = (rows.sequence > 0) & (rows.sequence < self.sequence)
         for number, last in self.positions.items():
             is_before = rows.ledger_id < last.ledger_id
@@ -122,19 +124,22 @@ class _Moment:
         handed_out: BoolArray = was_there & (rows.due <= self.handed_out)
         return handed_out
 
-    def sql(self, row: str, due: str, sequence: str | None) -> str:
-        """Returns `handed_out_before` as an SQL condition on a row: see `Tenures.sql`."""
-        was_there = _any_of(
-            f"{row}.partition = {number} AND {row}.ledger_id >= {_first_ledger(last)} "
-            f"AND ({row}.ledger_id < {last.ledger_id} "
-            f"OR ({row}.ledger_id = {last.ledger_id} AND {row}.entry_id <= {last.entry_id}))"
+    def sql(self, row: str, due: Sql, sequence: Sql | None) -> Sql:
+        """Returns `handed_out_before` as an SQL condition on a row: see `Memberships.sql`."""
+        was_there = some_of(
+            _SQL(
+                "came_by",
+                row=identifier(row),
+                partition=number,
+                first_ledger=_first_ledger(last),
+                ledger=last.ledger_id,
+                entry=last.entry_id,
+            )
             for number, last in self.positions.items()
         )
         if sequence is not None:
-            was_there = (
-                f"(CASE WHEN coalesce({sequence}, 0) = 0 THEN {was_there} ELSE {sequence} < {self.sequence} END)"
-            )
-        return f"({was_there} AND coalesce({due}, 0) <= {self.handed_out})"
+            was_there = _SQL("was_there_by", sequence=sequence, came_by=was_there, moment=self.sequence)
+        return _SQL("handed_out_by", was_there=was_there, due=due, handed_out=self.handed_out)
 
 
 _NEVER = _Moment(-1, {}, 0)
@@ -145,8 +150,8 @@ def _first_ledger(last: Position) -> int:
     return FIRST_IMPORTED_LEDGER + PLACE_LEDGERS if last.ledger_id >= FIRST_IMPORTED_LEDGER else 0
 
 
-class Tenures:
-    """Finds messages that were handed out while a subscription was not in the settings.
+class Memberships:
+    """Finds messages that were dispatched while a subscription was not in the settings.
 
     Args:
         rows: rows of the table `subscription_changes`, oldest first.
@@ -174,11 +179,11 @@ class Tenures:
                 self._absences.setdefault(key, []).append((left.pop(key, _NEVER), moment))
 
     @staticmethod
-    def of(warehouse: str) -> Tenures:
-        """Reads the tenures from a warehouse's table; without one every subscription has always been there."""
+    def of(warehouse: str) -> Memberships:
+        """Reads the memberships from a warehouse's table; without one every subscription has always been there."""
         if not exists(warehouse, TABLE):
-            return Tenures()
-        return Tenures(Tables(warehouse).query(TABLE, f"SELECT * FROM {TABLE} ORDER BY batch_id, changed_at"))  # noqa: S608
+            return Memberships()
+        return Memberships(Tables(warehouse).query(TABLE, _SQL("all_changes")))
 
     def has(self, topic: str, subscription: str) -> bool:
         """Whether the job has begun with a topic's subscription; True also if the table has nothing of the topic."""
@@ -189,7 +194,7 @@ class Tenures:
         return [name for of, name in self._absences if of == topic]
 
     def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
-        """Returns a mask of the rows whose messages were handed out while a topic's subscription was not there.
+        """Returns a mask of the rows whose messages were dispatched while a topic's subscription was not there.
 
         Args:
             rows: columns topic, partition, ledger_id, entry_id and deliver_at; optionally `subscription` (rows for
@@ -210,7 +215,7 @@ class Tenures:
     def was_absent(
         self, topic: str, subscription: str, message: Mapping[str, Any], due: int, sequence: int = 0
     ) -> bool:
-        """Whether a message that was due for one subscription alone was handed out while that was not there.
+        """Whether a message that was due for one subscription alone was dispatched while that was not there.
 
         Args:
             message: the message's partition, ledger_id and entry_id.
@@ -223,7 +228,7 @@ class Tenures:
         return bool(self._missed(_Rows(*(np.array([value]) for value in values)), topic, subscription)[0])
 
     def _missed(self, rows: _Rows, topic: str, subscription: str) -> BoolArray:
-        """Returns a mask of the rows, all for a topic's subscription, that were handed out while it was not there."""
+        """Returns a mask of the rows, all for a topic's subscription, that were dispatched while it was not there."""
         missed = np.zeros(len(rows.due), np.bool_)
         for since, until in self._absences[topic, subscription]:
             missed |= until.handed_out_before(rows) & ~since.handed_out_before(rows)
@@ -234,41 +239,50 @@ class Tenures:
         absences = (self._absences.get((topic, name), []) for name in subscriptions)
         return max((until.handed_out for of_name in absences for _, until in of_name), default=-1)
 
-    def sql(self, row: str, due: str, topic: str, subscription: str, sequence: str | None = None) -> str:
+    def sql(self, row: str, due: Sql, topic: Sql, subscription: Sql, sequence: Sql | None = None) -> Sql:
         """Returns `were_missed` as an SQL condition, for rows that are for the subscription, or for all.
 
         Args:
             row: the alias of a table with partition, ledger_id and entry_id.
-            due: SQL for when the row's message is due, ms since the epoch.
-            topic: SQL for the row's topic.
-            subscription: SQL for the subscription's name.
-            sequence: SQL for the row's sequence; None: all are first rows of messages.
+            due: when the row's message is due, ms since the epoch.
+            topic: the row's topic.
+            subscription: the subscription's name.
+            sequence: the row's sequence; None: all are first rows of messages.
         """
-        return _any_of(
-            f"{topic} = {literal(of)} AND {subscription} = {literal(name)} "
-            f"AND {until.sql(row, due, sequence)} AND NOT {since.sql(row, due, sequence)}"
+        return some_of(
+            _SQL(
+                "handed_out_between",
+                topic=topic,
+                of_topic=of,
+                subscription=subscription,
+                of_subscription=name,
+                until=until.sql(row, due, sequence),
+                since=since.sql(row, due, sequence),
+            )
             for (of, name), absences in self._absences.items()
             for since, until in absences
         )
 
-    def sql_before(self, row: str, due: str, topic: str, subscription: str) -> str:
-        """Returns the SQL condition that a row's message was handed out before its subscription was last added.
+    def sql_before(self, row: str, due: Sql, topic: Sql, subscription: Sql) -> Sql:
+        """Returns the SQL condition that a row's message was dispatched before its subscription was last added.
 
         Args:
             row: the alias of a table with partition, ledger_id and entry_id.
-            due: SQL for when the row's message was due, ms since the epoch.
-            topic: SQL for the row's topic.
-            subscription: SQL for the subscription's name.
+            due: when the row's message was due, ms since the epoch.
+            topic: the row's topic.
+            subscription: the subscription's name.
         """
-        return _any_of(
-            f"{topic} = {literal(of)} AND {subscription} = {literal(name)} AND {absences[-1][1].sql(row, due, None)}"
+        return some_of(
+            _SQL(
+                "handed_out_before",
+                topic=topic,
+                of_topic=of,
+                subscription=subscription,
+                of_subscription=name,
+                until=absences[-1][1].sql(row, due, None),
+            )
             for (of, name), absences in self._absences.items()
         )
-
-
-def _any_of(conditions: Iterable[str]) -> str:
-    """Returns the SQL condition that any of the conditions holds; false if there are none."""
-    return f"({' OR '.join(f'({one})' for one in conditions) or 'false'})"
 
 
 def _partition(topic: str, name: str) -> int | None:

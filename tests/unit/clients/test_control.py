@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from delaylake.commands import Ids, Keys, Named
+from delaylake.control import ControlRequest, RequestFactory, Window
+from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
 
-from admin.control.requests import ControlRequest, Ids, Keys, Named, RequestFactory
-from admin.control.window import Window
+from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from tests.support.tracker.messages import messages
@@ -16,7 +18,6 @@ from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTOR
 from tracker.context import Moment
 from tracker.schemas import KNOWN, SubscriptionRule
 from tracker.store import MemoryStore
-from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[arg-type]
@@ -36,7 +37,7 @@ def told(
 
 
 def requests(*subscriptions: str, topic: str = TOPIC, sum_up: bool = False) -> RequestFactory:
-    return RequestFactory(SETTINGS, "tester", topic, subscriptions, sum_up)
+    return request_factory(SETTINGS, "tester", topic, subscriptions, sum_up)
 
 
 CANCELLED = Ids([MessageRef(1, 2)], [5])
@@ -253,7 +254,7 @@ def test_two_answers_to_repeats_of_a_summed_up_command_are_not_added_to_each_oth
 
 
 def test_commands_under_a_chosen_id_have_the_same_ids_again() -> None:
-    factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
+    factory = request_factory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
     for again in range(2):
         assert [r.request_id for r in factory.make(SKIP, entries(2_001))] == ["mine", "mine.1", "mine.2"], again
     assert next(factory.make(RESTORE, entries(1))).request_id == "mine"
@@ -261,7 +262,7 @@ def test_commands_under_a_chosen_id_have_the_same_ids_again() -> None:
 
 
 def test_many_schedule_keys_are_several_commands_with_ids_of_their_own() -> None:
-    factory = RequestFactory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
+    factory = request_factory(SETTINGS, "tester", TOPIC, ["a"], request_id="mine")
     keys = Keys([f"k{i}" for i in range(2_001)])
     for kind in (CANCEL, SKIP, RESCHEDULE, *SCHEDULE_KINDS):
         assert [r.request_id for r in factory.make(kind, keys)] == ["mine", "mine.1", "mine.2"]

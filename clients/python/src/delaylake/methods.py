@@ -1,0 +1,128 @@
+"""The methods that both clients have: each is made here, once, and answered at once or awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from delaylake import rest
+from delaylake.commands import Commands
+from delaylake.message_ids import MessageId
+from delaylake.scheduled import KeyRule, Misfire, Repeat, Scheduled, ScheduleMode, scheduled
+
+_Sent = TypeVar("_Sent")
+_Outcomes = TypeVar("_Outcomes")
+_Counts = TypeVar("_Counts")
+
+
+class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
+    """The operations, and what sends messages, or dead letters once more.
+
+    The types are those of the answers: a message's id, a command's outcomes, and the numbers of a re-drive.
+    """
+
+    def _send(self, make: Callable[[], Scheduled]) -> _Sent:
+        raise NotImplementedError
+
+    def _redrive(self, make: Callable[[], rest.Call]) -> _Counts:
+        raise NotImplementedError
+
+    def schedule(
+        self,
+        topic: str,
+        payload: bytes | str,
+        *,
+        at: datetime | None = None,
+        after: timedelta | None = None,
+        key: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        schedule_key: str | None = None,
+        schedule_mode: ScheduleMode | None = None,
+        debounce_max: timedelta | None = None,
+        repeat: str | None = None,
+        time_zone: str | None = None,
+        repeat_until: datetime | None = None,
+        repeat_times: int | None = None,
+        misfire: Misfire | None = None,
+    ) -> _Sent:
+        """Sends a message that is delivered later, or with `repeat` again and again.
+
+        Args:
+            at: the delivery time, with a time zone; a past one means at once. For a recurring message the time of the
+                first occurrence; without it the rule says that.
+            after: the delay from now, instead of `at`.
+            key: Pulsar's partition key.
+            schedule_key: at most 512 bytes; of all messages of a topic with the same schedule key only one waits.
+            schedule_mode: what happens if another message waits under the key: `replace` (default) cancels that one,
+                `keep` cancels the new one, `debounce` replaces within `debounce_max`.
+            debounce_max: how long after the key's first publish time its message may be put off.
+            repeat: the rule: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
+            time_zone: IANA name of the rule's zone; default UTC.
+            repeat_until: no occurrence is later.
+            repeat_times: the number of occurrences.
+            misfire: what happens to missed occurrences: `once` (one delivery for all), `all`, or `skip`.
+
+        Returns:
+            the message's id, with its time if one was given.
+
+        Raises:
+            ValueError: the named argument is wrong, or a property is reserved. Rules are checked only roughly here; a
+                rule that the service can't read puts the message among the topic's rejects.
+            NoAnswer: the message may have been sent. Sending it again may make a second message.
+            Unavailable, NotFound, Forbidden, Invalid: the broker does not take the message.
+        """
+
+        def make() -> Scheduled:
+            recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
+            keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
+            return scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
+
+        return self._send(make)
+
+    def redrive(
+        self,
+        topic: str,
+        *,
+        subscription: str,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        messages: Sequence[MessageId | str] | None = None,
+        reason: str | None = None,
+        published_from: datetime | None = None,
+        published_before: datetime | None = None,
+        dry_run: bool = False,
+        limit: int = 10_000,
+        request_id: str | None = None,
+    ) -> _Counts:
+        """Delivers the matching dead letters of a subscription once more; needs the admin API.
+
+        Args:
+            topic: the source topic.
+            messages: only these, by their property `delaylake.messageId`.
+            reason: only those with this text in a reason of their retries.
+            published_from, published_before: only those that became dead letters in this time.
+            dry_run: whether to count the matching dead letters only.
+            limit: if more dead letters match, nothing is done.
+            request_id: that of a call that was broken off: dead letters that it has sent back are not sent again.
+
+        Raises:
+            NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
+        """
+        return self._redrive(
+            lambda: rest.redrive(
+                topic,
+                subscription,
+                key,
+                properties,
+                messages,
+                reason,
+                published_from,
+                published_before,
+                dry_run,
+                limit,
+                request_id,
+            )
+        )

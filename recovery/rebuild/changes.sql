@@ -1,0 +1,33 @@
+-- changed --
+topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence
+
+-- cancelled --
+-- The cancelled messages in `delayed_index`; a command that still waits has cancelled none.
+SELECT :changed, deliver_at FROM (SELECT * FROM delayed_index WHERE operation = 'CANCEL') AS c
+LEFT ANTI JOIN (:waiting) AS w ON w.topic = c.topic AND w.subscription = c.subscription
+    AND w.ledger_id = c.ledger_id AND w.entry_id = c.entry_id AND w.batch_index = c.batch_index
+
+-- answered --
+-- The cancelled messages in `outcomes`. ALREADY_APPLIED does not count: it means that another row has the cancel.
+SELECT :changed, CAST(0 AS BIGINT) AS deliver_at FROM outcomes WHERE :is_cancel AND ledger_id >= 0
+
+-- restored --
+SELECT :changed FROM delayed_index WHERE operation = 'RESTORE'
+UNION ALL SELECT :changed FROM outcomes WHERE :is_restore
+
+-- moves --
+-- A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out.
+SELECT :changed, deliver_at, CAST(operation = 'DELAY' AS INT) AS is_time_known, topic AS source,
+       coalesce(attempt, 0) AS attempt, CAST(NULL AS VARCHAR) AS reason
+FROM delayed_index
+WHERE (operation = 'MOVE' OR (operation = 'DELAY' AND sequence IS NOT NULL)) AND occurrence IS NULL
+UNION ALL SELECT :changed, coalesce(deliver_at, 0), 1, topic AS source, coalesce(attempt, 0), reason
+FROM outcomes WHERE (:effect = 'MOVE' OR (:is_restore AND attempt IS NOT NULL)) AND occurrence IS NULL
+
+-- delays --
+SELECT topic, partition, subscription, ledger_id, entry_id, batch_index, batch_size, deliver_at,
+       coalesce(sequence, 0) AS sequence
+FROM delayed_index WHERE operation = 'DELAY' AND :are_wanted
+
+-- rows_to_copy --
+SELECT * FROM delayed_index WHERE operation = 'DELAY' AND :condition AND ledger_id BETWEEN :first AND :last

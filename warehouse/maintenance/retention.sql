@@ -1,0 +1,47 @@
+-- last_delivery --
+SELECT max(sent_at) AS t FROM deliveries
+
+-- of_ledgers --
+ledger_id IN (:ledgers)
+
+-- between_ledgers --
+ledger_id BETWEEN :first AND :last
+
+-- last_occurrence_sent --
+SELECT :of_message, max(sent_at) AS last FROM deliveries
+WHERE occurrence IS NOT NULL AND :ledgers_condition GROUP BY :of_message
+
+-- named --
+topic, subscription, ledger_id, entry_id, batch_index, coalesce(sequence, 0) AS sequence
+
+-- moves --
+SELECT :named FROM delayed_index WHERE operation = 'MOVE' AND :ledgers_condition
+
+-- cancels --
+SELECT :named FROM outcomes WHERE :is_cancel AND :cancelled_when AND :ledgers_condition
+
+-- restores --
+SELECT :named FROM outcomes WHERE :is_restore AND :ledgers_condition
+
+-- deliveries --
+SELECT topic, subscription, ledger_id, entry_id, batch_index, coalesce(attempt, 0) AS attempt
+FROM deliveries WHERE :delivered_when AND occurrence IS NULL
+
+-- due_between --
+deliver_at BETWEEN :first AND :last
+
+-- sent_before --
+:ledgers_condition AND sent_at < :horizon
+
+-- applied_before --
+applied_at < :horizon
+
+-- last_entries --
+SELECT topic, partition, ledger_id, max(entry_id) AS entry_id FROM entries
+WHERE ledger_id < :first_imported_ledger GROUP BY topic, partition, ledger_id
+
+-- entries_in_delayed_index --
+SELECT ledger_id, entry_id FROM delayed_index WHERE :ledgers_condition AND operation = 'DELAY'
+
+-- entries_in_entries --
+SELECT ledger_id, entry_id FROM entries WHERE :ledgers_condition

@@ -1,0 +1,12 @@
+-- is_first --
+-- A row of `outcomes` is the first answer to its request, and not the answer to a repeat of it.
+coalesce(reason, '') NOT IN (:reasons_of_repeats)
+
+-- first_answers --
+SELECT :columns, result AS name, reason, deliver_at, batch_id AS tick FROM outcomes
+WHERE request_id IN (:request_ids) AND applied_at > :after AND :is_first
+ORDER BY tick, ledger_id, entry_id, batch_index, subscription, result
+
+-- bodies --
+SELECT request_id, coalesce(max(command_hash), 0) AS body FROM outcomes
+WHERE applied_at > :after AND :is_first GROUP BY request_id ORDER BY request_id

@@ -1,0 +1,8 @@
+-- positions_not_seen --
+SELECT position FROM rejects
+WHERE topic = :topic AND partition = :partition AND ledger_id BETWEEN :first AND :last AND reason LIKE :not_seen
+
+-- last_index --
+SELECT first_index + batch_size - 1 AS last_index FROM entries
+WHERE topic = :topic AND partition = :partition AND ledger_id = :ledger AND entry_id = :entry
+    AND first_index IS NOT NULL
