@@ -295,9 +295,8 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
         DelayLakeError: the re-drive was not done for all dead letters.
     """
     content = content_of(response, "matched", call.request_id)
-    return Redriven(
-        content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
-    )
+    names = ("redriven", "alreadyRedriven", "refused", "unreadable")
+    return Redriven(content["matched"], *(content.get(name, 0) for name in names))
 
 
 class Attempts:
