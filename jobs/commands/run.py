@@ -265,7 +265,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
 
 def _waiting(settings: Settings, missing: Mapping[str, KnownRoute], topic: str) -> int:
     """Returns the number of pending messages of a topic without a route."""
-    from warehouse.queries.waiting import Pending
+    from warehouse.queries.pending_messages import Pending
     from warehouse.routes.known_routes import as_routes
 
     return Pending(settings.model_copy(update={"routes": as_routes(missing)}), topic).count()

@@ -35,7 +35,7 @@ from tests.support.tracker.messages import messages, release_rows
 from tests.support.warehouse.tables import rows
 from tracker.packing import pack, unpack
 from tracker.schemas import OUTCOME_ROWS
-from warehouse.delta.epoch import PAUSE_SECONDS, FencedError
+from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import MessageSchema, SchemaKeeper, version_bytes
 from warehouse.routes.known_routes import known_routes

@@ -21,7 +21,7 @@ from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import NOW, TOPIC, make, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.backup.copying import BackupError, back_up
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow

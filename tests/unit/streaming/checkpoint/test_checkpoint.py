@@ -26,7 +26,7 @@ from tracker.schemas import OUTCOME_ROWS
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables, WarehouseError
 from warehouse.maintenance.maintain import maintain
 from warehouse.schemas import SCHEMAS
