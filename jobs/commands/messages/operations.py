@@ -1,4 +1,4 @@
-"""The commands of the command line that are made of the operations' descriptions: `delaylake topics postpone` etc."""
+"""The commands of the command line that are made of the operations' descriptions, as `delaylake topics restore`."""
 
 from __future__ import annotations
 
