@@ -176,7 +176,7 @@ END_TEXT = (
 )
 
 
-def description_of(operation: Operation) -> str:
+def operation_text(operation: Operation) -> str:
     """Returns what is said of the route of an operation that is made of its description."""
     return operation.text + (_OR_FILTER if operation.by_filter else "") + _HEADERS
 
@@ -261,7 +261,7 @@ FILTER_BODY = _json_body(
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}}, required=False)
 
 
-def body_of(operation: Operation) -> dict[str, Any]:
+def operation_body(operation: Operation) -> dict[str, Any]:
     """Describes the body of an operation's route; empty: it has none."""
     if operation.is_of_subscription:
         return {}

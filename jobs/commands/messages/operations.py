@@ -48,23 +48,23 @@ OptionalId = Annotated[str | None, ID_ARGUMENT]
 _Fields = dict[str, Any]
 
 
-def command_of(operation: Operation) -> Callable[..., None]:
+def operation_command(operation: Operation) -> Callable[..., None]:
     """Returns the command of an operation, with the options for what it may name and for its fields."""
     if operation.is_of_subscription:
-        command = _of_subscription(operation)
+        command = _subscription_command(operation)
     elif operation.is_of_schedule:
-        command = _of_schedule(operation)
+        command = _schedule_command(operation)
     elif operation.by_filter and operation.kind != RESTORE:  # which has a command of its own for filters
-        command = _of_messages_or_filter(operation)
+        command = _filter_command(operation)
     else:
-        command = _of_messages(operation)
+        command = _messages_command(operation)
     options = [_option(field) for field in operation.fields]
     made = with_options(command, "fields", options, partial(_values, operation)) if options else command
     made.__doc__ = operation.command
     return made
 
 
-def name_of(operation: Operation) -> str:
+def command_name(operation: Operation) -> str:
     """Returns the name of an operation's command."""
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in operation.path)
 
@@ -86,7 +86,7 @@ def schedules_named(schedule_id: str | None, schedule_keys: list[str] | None) ->
     return Ids([message_of(schedule_id)])
 
 
-def _of_subscription(operation: Operation) -> Callable[..., None]:
+def _subscription_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -99,7 +99,7 @@ def _of_subscription(operation: Operation) -> Callable[..., None]:
     return command
 
 
-def _of_schedule(operation: Operation) -> Callable[..., None]:
+def _schedule_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -115,7 +115,7 @@ def _of_schedule(operation: Operation) -> Callable[..., None]:
     return command
 
 
-def _of_messages(operation: Operation) -> Callable[..., None]:
+def _messages_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -137,7 +137,7 @@ def _of_messages(operation: Operation) -> Callable[..., None]:
     return made if operation.by_key else with_options(made, "schedule_keys", [], lambda: None)
 
 
-def _of_messages_or_filter(operation: Operation) -> Callable[..., None]:
+def _filter_command(operation: Operation) -> Callable[..., None]:
     @with_filter
     def command(
         context: typer.Context,

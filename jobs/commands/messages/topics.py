@@ -28,7 +28,7 @@ from jobs.commands.messages.changes import (
     schedule_keys_of,
     split_names,
 )
-from jobs.commands.messages.operations import command_of, name_of
+from jobs.commands.messages.operations import command_name, operation_command
 from jobs.options import Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
 from tracker.commands.kinds import CANCEL, OPERATIONS, RESCHEDULE, SKIP
@@ -198,7 +198,7 @@ def deliver_now(
 
 for _operation in OPERATIONS.values():
     if _operation.command and not _operation.is_of_schedule:
-        app.command(name_of(_operation))(command_of(_operation))
+        app.command(command_name(_operation))(operation_command(_operation))
 
 
 @app.command("get-message-id-by-index")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delaylake.commands import CANCEL, OF_SCHEDULES, WAITING, Ids, Keys, Named, Position, done_results
+from delaylake.commands import CANCEL, SCHEDULE_OPERATIONS, WAITING, Ids, Keys, Named, Position, done_results
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
@@ -280,7 +280,7 @@ class RequestFactory:
         if self.subscriptions and not is_for_later:
             return list(self.subscriptions)
         # There is no outcome for `*` of an operation on a schedule: a later subscription has no next occurrence.
-        later = [ALSO_LATER] if is_for_later and operation not in OF_SCHEDULES else []
+        later = [ALSO_LATER] if is_for_later and operation not in SCHEDULE_OPERATIONS else []
         # There will be one outcome for a topic without a route.
         return [*later, *self.known] or [""]
 
