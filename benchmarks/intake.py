@@ -27,7 +27,7 @@ from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
-from streaming.operator_input import InputKind, split
+from streaming.batch_schema import InputKind, input_rows
 from streaming.source.receiving.receiver import Limits, Receiver
 from tracker.messages import concat
 
@@ -94,7 +94,7 @@ def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int
             receiver.forget(end)
             positions[receiver.source.name] = end
         rows = concat(tables)
-        split(rows, InputKind.MESSAGES, [0, 1])
+        input_rows(InputKind.MESSAGES, rows, [0, 1])
         taken += rows.num_rows
         if rows.num_rows < BATCH_MESSAGES // 2:
             time.sleep(0.05)

@@ -34,6 +34,9 @@ OLDEST_JAVA = 17
 START_TIMEOUT_SECONDS = 180.0
 STOP_TIMEOUT_SECONDS = 20.0
 
+# BookKeeper's setting, and its default: with a larger share of the disk in use it takes no writes.
+_DISK_SETTING, _DISK_SHARE = "diskUsageThreshold", 0.95
+
 _CLAIM_SECONDS = 1.0  # how long a start waits for a port
 POLL_SECONDS = 0.05
 
@@ -151,7 +154,8 @@ class EmbeddedBroker:
             wait: whether to return only when the broker takes messages, and not when its process runs.
 
         Raises:
-            BrokerError: it runs already, a port is taken, there is no JDK, or the broker ended or did not get ready.
+            BrokerError: it runs already, a port is taken, there is no JDK, the disk is too full for BookKeeper, or the
+                broker ended or did not get ready.
             JarsError: its JARs are not there and can't be fetched.
         """
         java = _java()
@@ -216,6 +220,7 @@ class EmbeddedBroker:
             raise BrokerError(
                 f"the broker already runs on {self.data_dir} (process {running.pid}, {running.settings.service_url})"
             )
+        self._check_disk()
         port = _claim("--port", port)
         http_port = _claim("--http-port", http_port)
         conf = self.data_dir / "standalone.conf"
@@ -244,6 +249,16 @@ class EmbeddedBroker:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
             raise
+
+    def _check_disk(self) -> None:
+        """Checks that BookKeeper will take writes: else the broker starts, never gets ready, and does not say why."""
+        disk, most = shutil.disk_usage(self.data_dir), float(self._conf.get(_DISK_SETTING, _DISK_SHARE))
+        used = 1 - disk.free / disk.total
+        if used > most:
+            raise BrokerError(
+                f"the disk of {self.data_dir} is {used:.1%} full, and with more than {most:.0%} BookKeeper takes no "
+                f"writes ({_DISK_SETTING}): make room, or choose a folder on another disk"
+            )
 
     def _record(self, pid: int, port: int, http_port: int) -> _Process:
         process = _Process(pid, psutil.Process(pid).create_time(), port, http_port)

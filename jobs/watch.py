@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import UTC, tzinfo
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
 from conf.errors import DelayLakeError
 from conf.times import time_text
 from jobs.options import Output
-from jobs.text_table import fold
-
-_HOME, _CLEAR, _END_OF_LINE, _END_OF_SCREEN = "\033[H", "\033[2J", "\033[K", "\033[J"
 
 WatchOption = Annotated[
     float | None,
@@ -49,15 +47,13 @@ def watch(
     Raises:
         DelayLakeError: the first call of `render` failed, or with JSON any.
     """
-    is_screen = output is Output.TEXT and sys.stdout.isatty()
+    is_screen = output is Output.TEXT and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     text = render()
-    try:
-        if is_screen:
-            print(_CLEAR, end="")
+    with _Screen() if is_screen else nullcontext() as screen, suppress(KeyboardInterrupt):
         while True:
             now = time_text(time.time_ns() // 1_000_000, zone)
-            if is_screen:
-                _redraw([f"{now}, every {seconds:g} s; Ctrl-C ends", "", *text.splitlines()])
+            if screen:
+                screen.show(f"{now}, every {seconds:g} s; Ctrl-C ends\n\n{text}")
             else:
                 print(text if output is Output.JSON else f"{now}\n{text}\n", flush=True)
             sleep(seconds)
@@ -67,13 +63,24 @@ def watch(
                 if output is Output.JSON:
                     raise
                 text = f"error: {' '.join(error.lines)}"
-    except KeyboardInterrupt:
-        if is_screen:
-            print()
 
 
-def _redraw(lines: list[str]) -> None:
-    """Writes lines over the screen, as many as there is room for; longer ones are folded."""
-    size = shutil.get_terminal_size()
-    shown = [part for line in lines for part in fold(line, size.columns - 1)][: size.lines - 1]
-    print(_HOME + "".join(f"{line}{_END_OF_LINE}\n" for line in shown) + _END_OF_SCREEN, end="", flush=True)
+class _Screen:
+    """A place on the terminal where each text replaces the one before, as far as there is room for it."""
+
+    def __enter__(self) -> Self:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, color_system=None, force_terminal=True)
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, text: str) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(text, overflow="fold"), refresh=True)

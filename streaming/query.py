@@ -23,12 +23,12 @@ from conf.settings import Settings, local_path
 from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
 from status.troubles import DISK, FAILED, Troubles
+from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from streaming.operator_input import shard_keys
 from streaming.release.driver.releaser import Releaser
 from streaming.release.feedback import FeedbackFile
 from streaming.sinks.batch_sink import BatchSink

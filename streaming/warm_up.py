@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from conf.settings import Settings
+from streaming.batch_schema import InputKind, input_rows, shard_keys
 from streaming.checkpoint.offset import Offset
 from streaming.entry_points import DelayedDeliveryReader, DelayedDeliverySource
-from streaming.operator_input import InputKind, shard_keys, to_batches
 from streaming.query import start_query
-from streaming.source.reader import SourceReader, TickPart
+from streaming.source.reader import SourceReader, TickPart, to_batches
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Ticks(SourceReader):
         return start if tick > _BATCHES else Offset(tick=tick, run_id="warm-up").to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [TickPart([(key, InputKind.TICK, json.dumps(end).encode()) for key in self._shard_keys])]
+        return [TickPart(input_rows(InputKind.TICK, end, self._shard_keys))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TickPart):

@@ -140,7 +140,7 @@ EXPIRED = pa.schema(
     ]
 )
 
-# Since when a subscription is in the settings; see warehouse/routes/tenure.py.
+# Since when a subscription is in the settings; see warehouse/routes/membership.py.
 SUBSCRIPTION_CHANGES = pa.schema(
     [
         ("topic", pa.string()),

@@ -31,7 +31,7 @@ from warehouse.pending import (
     last_occurrences,
 )
 from warehouse.routes.known_routes import known_destinations
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schemas import LATER, MESSAGE_SCHEMAS, SCHEMAS
 
 _SQL = NamedQueries(
@@ -85,7 +85,7 @@ class Warehouse:
         if (status := known_status(settings.warehouse)) is not None:
             last_batch = min(last_batch, status.last_batch_at)
         destinations = [(*of, to) for of, to in known_destinations(settings, status).items()]
-        missed = Tenures.of(settings.warehouse)
+        missed = Memberships.of(settings.warehouse)
         values: dict[str, Value] = {
             "routes": rows_of_values(subscriptions or [("", "")]),
             "known_destinations": rows_of_values(destinations or [("", "", "")]),

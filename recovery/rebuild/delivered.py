@@ -26,7 +26,7 @@ from tracker.messages import (
 from tracker.rebuilt import NOT_TO_DELIVER
 from warehouse.delivery_key import attempt_ids
 from warehouse.delta.tables import OnProgress, Tables
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 
 # The most by which the clocks of producers, senders and the rebuild differ.
 CLOCKS_MILLIS = 15 * 60 * 1000
@@ -49,8 +49,8 @@ class Delivered:
     Args:
         names: the names of each source topic's subscriptions, in the order of their numbers.
         durable: the last entry of each topic partition that does not come again from the source topics.
-        tenures: since when subscriptions are in the settings: a subscription has `missed` messages that were handed out
-            before; None: none has missed any.
+        memberships: since when subscriptions are in the settings: a subscription has `missed` messages that were
+            dispatched before; None: none has missed any.
 
     Attributes:
         occurrences: the delivered occurrences of recurring messages. The message itself counts as delivered only when
@@ -58,10 +58,13 @@ class Delivered:
     """
 
     def __init__(
-        self, names: Mapping[str, Sequence[str]], durable: Mapping[str, Position], tenures: Tenures | None = None
+        self,
+        names: Mapping[str, Sequence[str]],
+        durable: Mapping[str, Position],
+        memberships: Memberships | None = None,
     ) -> None:
         self._names = names
-        self._tenures = tenures or Tenures()
+        self._memberships = memberships or Memberships()
         self._durable = durable
         self._messages = MessageSet()
         self.occurrences = DoneOccurrences()
@@ -121,12 +124,12 @@ class Delivered:
         """Yields (number of a subscription, mask of the messages that it missed) if it was absent for some time.
 
         Args:
-            rows: with the columns that `Tenures.were_missed` needs.
+            rows: with the columns that `Memberships.were_missed` needs.
         """
         for topic, names in self._names.items():
-            for name in self._tenures.of_topic(topic):
+            for name in self._memberships.of_topic(topic):
                 if name in names:
-                    yield list(names).index(name), self._tenures.were_missed(rows, topic, name)
+                    yield list(names).index(name), self._memberships.were_missed(rows, topic, name)
 
 
 def as_done(rows: pa.Table, numbers: Int64Array) -> pa.Table:
@@ -170,11 +173,11 @@ def read_delivered(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
     durable: Mapping[str, Position],
-    tenures: Tenures,
+    memberships: Memberships,
     on_progress: OnProgress,
 ) -> Delivered:
     """Reads the table `deliveries`; the arguments are those of `Delivered`."""
-    delivered = Delivered(names, durable, tenures)
+    delivered = Delivered(names, durable, memberships)
     n = 0
     for rows in tables.stream(_DELIVERIES):
         delivered.add(rows)

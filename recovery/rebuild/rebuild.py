@@ -23,10 +23,10 @@ from recovery.rebuild.overdue import by_ledger, delays_due, first_overdue, subsc
 from recovery.rebuild.recurring.schedules import Schedules
 from recovery.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from recovery.rebuild.waiting_commands import find_waiting
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tracker import MemoryStore
 from tracker.commands.control import Control
 from tracker.commands.kinds import Effect
@@ -40,10 +40,10 @@ from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
 from warehouse.renumbering import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
+from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
+from warehouse.routes.membership import Changes as SubscriptionChanges
+from warehouse.routes.membership import Memberships, changes, write_changes
 from warehouse.routes.missing_routes import with_missing_routes
-from warehouse.routes.tenure import TABLE as SUBSCRIPTION_CHANGES
-from warehouse.routes.tenure import Changes as SubscriptionChanges
-from warehouse.routes.tenure import Tenures, changes, write_changes
 
 _SQL = NamedQueries(
     __file__,
@@ -100,13 +100,13 @@ def rebuild(
     durable = last_entries(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
-    tenures = Tenures.of(settings.warehouse)
-    delivered = read_delivered(tables, names, durable, tenures, on_progress)
+    memberships = Memberships.of(settings.warehouse)
+    delivered = read_delivered(tables, names, durable, memberships, on_progress)
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     control = _control(known, changes, now)
     tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
-    schedules = Schedules(tables, names, durable, tick, now, tenures)
+    schedules = Schedules(tables, names, durable, tick, now, memberships)
     overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.states(delivered, control).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
@@ -236,7 +236,7 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
     """
     known = {
         topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
-        for topic, names in Tenures.of(settings.warehouse).last.items()
+        for topic, names in Memberships.of(settings.warehouse).last.items()
     }
     before, after = KnownRoutes(known), known_routes(settings)
     found = changes(before, after, now, {})

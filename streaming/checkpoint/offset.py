@@ -70,7 +70,7 @@ class Offset:
     rejects_version: int = 0  # the version of rejects with the messages held back for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(
         default_factory=dict
-    )  # subscriptions, as `warehouse.routes.tenure.Changes`
+    )  # subscriptions, as `warehouse.routes.membership.Changes`
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
     # [time, number of places of each shard], by source topic and subscription: places after that time, ms since the
     # epoch, for shaped messages that waited for this tick.

@@ -10,16 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streaming.batch_schema import InputKind, Rows
 from streaming.checkpoint.offset import Offset
-from streaming.operator_input import InputKind
 from tracker.messages import typed
-from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE
-from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
+from tracker.rebuilt import Rebuilt
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
 
 # Inside the query's folder, to be removed with it, so that no later query takes it for its own.
 FOLDER = Path("query/rebuild")
+
+# The kinds of rows in it, a file each.
+_KINDS = [kind for kind in InputKind if kind.taker is Rebuilt] + [InputKind.REBUILT_OUTCOMES]
+
+# Names of files that an earlier version of the program wrote.
+_EARLIER_NAMES = {InputKind.REBUILT_CANCELLED: "rebuilt_taken"}
 
 
 class PreparedState:
@@ -34,11 +39,11 @@ class PreparedState:
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
 
-    def write_rows(self, rows: Mapping[str, pa.Table]) -> None:
+    def write_rows(self, rows: Mapping[InputKind, pa.Table]) -> None:
         """Writes the rows of all shards, and syncs them to the disk.
 
         Args:
-            rows: by kind, a value of `InputKind`.
+            rows: by kind.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for kind, table in rows.items():
@@ -71,7 +76,7 @@ class PreparedState:
         paused: dict[str, int] = json.loads((self._folder / "meta.json").read_text())["paused"]
         return paused
 
-    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[str, pa.Table]]]:
+    def inputs(self, shards: int) -> list[tuple[dict[str, Any], dict[InputKind, pa.Table]]]:
         """Returns the input of each shard.
 
         Args:
@@ -81,20 +86,7 @@ class PreparedState:
             for each shard (counts, request ids and pauses, as JSON has them; its rows by kind).
         """
         meta = json.loads((self._folder / "meta.json").read_text())
-        kinds = {
-            InputKind.REBUILT_CANCELLED: NOT_TO_DELIVER,
-            InputKind.REBUILT_DELIVERED: NOT_TO_DELIVER,
-            InputKind.REBUILT_MOVED: MOVED,
-            InputKind.REBUILT_WAITING: COMMAND_ROWS,
-            InputKind.REBUILT_KEYS: LIVE_KEYS,
-            InputKind.REBUILT_OCCURRENCES: OCCURRENCES_DONE,
-            InputKind.REBUILT_OUTCOMES: OUTCOME_ROWS,
-        }
-        tables = {
-            kind: typed(pq.read_table(file), schema) if file.exists() else schema.empty_table()
-            for kind, schema in kinds.items()
-            for file in [self._folder / f"{kind}.parquet"]  # an earlier version of the program wrote fewer files
-        }
+        tables = {kind: self._rows(kind) for kind in _KINDS}
         # With schedule keys a message may be in any shard, and only the rows of keys say in which. So each shard gets
         # all rows of the other kinds. Outcomes are to be published once, by any shard.
         is_anywhere = bool(meta["offset"].get("keyed"))
@@ -113,3 +105,11 @@ class PreparedState:
             )
             for i in range(shards)
         ]
+
+    def _rows(self, kind: InputKind) -> pa.Table:
+        """Returns the rows of a kind; an earlier version of the program wrote fewer files, some under other names."""
+        schema = kind.body.schema if isinstance(kind.body, Rows) else pa.schema([])
+        for name in (kind.value, _EARLIER_NAMES.get(kind, kind.value)):
+            if (file := self._folder / f"{name}.parquet").exists():
+                return typed(pq.read_table(file), schema)
+        return schema.empty_table()

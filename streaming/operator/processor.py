@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
 
+from conf.errors import DelayLakeError
 from conf.settings import TrackerSettings
 from conf.time_zones import using
+from streaming.batch_schema import InputKind, ShardStatus, fields_of, output_rows, read_input, status_row
+from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from streaming.operator.shard_input import ShardInput, read_input
 from streaming.operator.spark_store import SparkStore
-from streaming.operator_input import InputKind
 from tracker import Shard, TickInput
 from tracker.containment import apply_contained
-from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.message_state.cancelled import Compression
 from tracker.messages import concat
-from tracker.packing import in_parts, pack
-from tracker.schemas import COMMAND_ROWS, KNOWN
+from tracker.rebuilt import Rebuilt
+from tracker.schemas import OUTCOME_ROWS
 from tracker.sharding import ShardId
 from tracker.store import Store
+from tracker.tick import Effects
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
 
-
-class OutputKind:
-    """Values of the column `kind` of the operator's output: they say how a row's `body` is to be read."""
-
-    RELEASE = "release"  # body: a release's rows, packed; large releases come in several parts, in order
-    SHORT_NOTICE = "short_notice"  # body: a release on short notice, packed
-    RELEASE_IN_ORDER = "release_in_order"  # the same, of rows that have to come in the order of their keys
-    SHORT_NOTICE_IN_ORDER = "short_notice_in_order"
-    BUCKET = "bucket"  # body: rows of a sealed bucket, packed, as of the kinds below but STATUS
-    CANCELS = "cancels"
-    OUTCOMES = "outcomes"
-    ENTRIES = "entries"
-    REJECTS = "rejects"
-    STATUS = "status"  # body: counts as JSON
-
-
-# The kind of output for each kind of release, as `tracker.in_flight.Release.kind` numbers them.
-RELEASES = (
-    OutputKind.SHORT_NOTICE,
-    OutputKind.RELEASE,
-    OutputKind.SHORT_NOTICE_IN_ORDER,
-    OutputKind.RELEASE_IN_ORDER,
-)
-
 _MOST_NAMED = 1_000  # failures that are told
 
+_TIMES = frozenset(["tick", "now", "cutoff", "next_due"])  # in `Effects.status`: no counts
+
 _output = Row(*OUTPUT_SCHEMA.names)
+
+
+class NoTickError(DelayLakeError):
+    """The input of a batch has no tick for a shard."""
 
 
 class Operator:
@@ -90,8 +73,10 @@ class Operator:
             NoTickError: no row is the tick.
         """
         started = time.perf_counter()
-        given, number = read_input(key, rows), self._shard_of[key]
-        offset = given.offset
+        received, number = read_input(rows), self._shard_of[key]
+        if InputKind.TICK not in received:
+            raise NoTickError(f"a batch without a tick for the shard of key {key}")
+        offset = Offset.from_json(received[InputKind.TICK])
 
         def shard_on(store: Store) -> Shard:
             return Shard(
@@ -104,55 +89,49 @@ class Operator:
                 self._settings.schedule_key_idle_millis,
             )
 
-        with using(given.time_zones):
-            effects = apply_contained(SparkStore(self._state), shard_on, offset.to_tick(), self._tick_input(given))
-        for release in effects.releases:
-            for part in in_parts(release.rows):
-                yield _output(number, RELEASES[release.kind], release.tick, pack(part))
-        for kind, table in (
-            (OutputKind.BUCKET, effects.bucket),
-            (OutputKind.CANCELS, effects.cancels),
-            (OutputKind.ENTRIES, effects.entries),
-            (OutputKind.REJECTS, effects.rejects),
-            (OutputKind.OUTCOMES, concat([*given.tables[InputKind.REBUILT_OUTCOMES], effects.outcomes])),
-        ):
-            for part in in_parts(table):
-                yield _output(number, kind, offset.tick, pack(part))
+        with using(received.get(InputKind.TIME_ZONES)):
+            tick_input = self._tick_input(offset, received)
+            effects = apply_contained(SparkStore(self._state), shard_on, offset.to_tick(), tick_input)
+        if InputKind.REBUILT_OUTCOMES in received:
+            effects.outcomes = concat([received[InputKind.REBUILT_OUTCOMES], effects.outcomes], OUTCOME_ROWS)
+        for row in output_rows(number, offset.tick, effects):
+            yield _output(*row)
         millis = round((time.perf_counter() - started) * 1000)
-        status = effects.status | {"operator_millis": millis, "run": offset.run_id, "unwritable": offset.unwritable}
-        status |= {"changed": offset.changed, "shaped_until": effects.shaped_until}
-        status |= {"drained": effects.drained, "waiting": effects.waiting, "paused": effects.paused}
-        status |= {"failures": effects.failures[:_MOST_NAMED]}
-        yield _output(number, OutputKind.STATUS, offset.tick, json.dumps(status).encode())
+        yield _output(*status_row(_status(number, offset, effects, millis)))
 
-    def _tick_input(self, given: ShardInput) -> TickInput:
+    def _tick_input(self, offset: Offset, received: Mapping[InputKind, Any]) -> TickInput:
         """Makes the tracker's input. Its look-ups read the tables at the versions that the offset records."""
-        tables, now, index_version = given.tables, given.offset.now, given.offset.index_version
         # The offset of an earlier program may lack this version: then it is None.
-        version = dict(zip(LOOKED_UP, given.offset.lookup_versions, strict=False)).get("outcomes")
+        version = dict(zip(LOOKED_UP, offset.lookup_versions, strict=False)).get("outcomes")
 
         def first_answers(ids: Collection[str]) -> pa.Table:
-            return find_first_answers(self._tables, version, ids, now)
+            return find_first_answers(self._tables, version, ids, offset.now)
 
         def find_keyed(names: Collection[tuple[str, str]], groups: Sequence[int]) -> pa.Table:
-            return find_keyed_messages(self._tables, index_version, names, groups)
+            return find_keyed_messages(self._tables, offset.index_version, names, groups)
 
-        return TickInput(
-            messages=concat(tables[InputKind.MESSAGES]),
-            elsewhere=concat(tables[InputKind.NOTES], ENTRY_LOG_ROWS),
-            segment=concat(tables[InputKind.SEGMENT]),
-            commands=concat(tables[InputKind.COMMANDS], COMMAND_ROWS),
-            request_ids=given.request_ids,
-            known_messages=concat(tables[InputKind.KNOWN_MESSAGES], KNOWN),
-            payload_rows=concat(tables[InputKind.PAYLOAD_ROWS]),
-            pause_changes=given.pause_changes,
-            rebuilt=given.rebuilt,
-            rejected_commands=concat(tables[InputKind.REJECTED_COMMANDS]),
-            first_answers=first_answers,
-            find_keyed=find_keyed,
-            reinstated={topic for topic, _ in given.offset.reinstated},
-            rejected=concat(tables[InputKind.REJECTED]),
-            drained=concat(tables[InputKind.DRAINED]),
-            drained_until=given.drained_until,
-            pace=given.pace,
-        )
+        fields = fields_of(TickInput, received)
+        if InputKind.REBUILT in received:
+            fields["rebuilt"] = replace(received[InputKind.REBUILT], **fields_of(Rebuilt, received))
+        reinstated = {topic for topic, _ in offset.reinstated}
+        return TickInput(**fields, first_answers=first_answers, find_keyed=find_keyed, reinstated=reinstated)
+
+
+def _status(shard: int, offset: Offset, effects: Effects, millis: int) -> ShardStatus:
+    counts = {name: n for name, n in effects.status.items() if name not in _TIMES}
+    return ShardStatus(
+        shard=shard,
+        tick=offset.tick,
+        now=offset.now,
+        cutoff=offset.cutoff,
+        run_id=offset.run_id,
+        unwritable=offset.unwritable,
+        changed=offset.changed,
+        next_due=effects.status["next_due"],
+        counts=counts | {"operator_millis": millis},
+        shaped_until=effects.shaped_until,
+        drained=effects.drained,
+        waiting=effects.waiting,
+        paused=effects.paused,
+        failures=effects.failures[:_MOST_NAMED],
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import statistics
 import time
@@ -20,11 +19,11 @@ from conf.settings import Settings, local_path
 from conf.time_zones import TIME_ZONE_DATA_VERSION
 from status.disk_room import DiskRoom
 from status.troubles import Troubles
+from streaming.batch_schema import InputKind, InputRow, input_rows
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
-from streaming.operator_input import InputKind, split, split_notes
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
@@ -38,7 +37,7 @@ from tracker.packing import LARGE_BYTES
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
-from warehouse.routes import tenure
+from warehouse.routes import membership
 
 _log = logging.getLogger(__name__)
 
@@ -169,24 +168,17 @@ class Intake:
             self._nothing_due = version, until
         return True
 
-    def parts(self, first: Offset, last: Offset) -> list[tuple[int, str, bytes]]:
-        """Packs the input of the batch between two offsets, as far as it is in this process: ticks and messages.
-
-        Returns:
-            (shard key, kind, body), as `streaming.operator_input.split` returns them.
-        """
-        tick = json.dumps(last.to_json() | {"positions": {}, "barriers": []}).encode()
+    def parts(self, first: Offset, last: Offset) -> list[InputRow]:
+        """Packs the input of the batch between two offsets, as far as it is in this process: ticks and messages."""
         messages = self._received_between(first, last).messages
-        return [
-            *((key, InputKind.TICK, tick) for key in self._shard_keys),
-            *((key, InputKind.TIME_ZONES, zones) for zones in self._time_zones.other(last) for key in self._shard_keys),
-            *split(messages, InputKind.MESSAGES, self._shard_keys),
-            *(
-                split_notes(messages.select(ENTRY_LOG_ROWS.names), InputKind.NOTES, self._shard_keys)
-                if has_keys(messages)
-                else []
-            ),
+        content: list[tuple[InputKind, Any]] = [
+            (InputKind.TICK, last.to_json() | {"positions": {}, "barriers": []}),
+            *((InputKind.TIME_ZONES, packed) for packed in self._time_zones.other(last)),
+            (InputKind.MESSAGES, messages),
         ]
+        if has_keys(messages):
+            content.append((InputKind.NOTES, messages.select(ENTRY_LOG_ROWS.names)))
+        return [row for kind, of_kind in content for row in input_rows(kind, of_kind, self._shard_keys)]
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """Returns the messages of the control topic between two offsets, as MESSAGES."""
@@ -357,7 +349,7 @@ class Intake:
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
         # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
-        changed = tenure.changes(before, routes, handed_out, last.positions)
+        changed = membership.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
         changed = changed if last.run_id else last.changed | changed
         return {"routes": routes.to_json(), "reinstated": reinstated, "changed": changed}

@@ -14,7 +14,7 @@ from warehouse.delta.tables import Tables, literal
 from warehouse.pending import EFFECT
 from warehouse.queries.index_rows import LOOKED_UP, in_index_or_not_durable
 from warehouse.routes.known_routes import KnownRoutes
-from warehouse.routes.tenure import Changes
+from warehouse.routes.membership import Changes
 
 _FOR_LATER = f"""
 SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.deliver_at,

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from conf.settings import Settings, local_path
 from status.troubles import Troubles
+from streaming.batch_schema import InputKind, InputRow, command_copies, input_rows
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from streaming.free_memory import give_back_memory
-from streaming.operator_input import InputKind, Part, split, split_copies, split_notes, to_batches
+from streaming.operator.schemas import INPUT_SCHEMA
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
@@ -48,7 +50,7 @@ _TASK_BYTES = 32 << 20
 class TickPart(InputPartition):
     """Input that is in the source process: ticks and new messages."""
 
-    rows: list[tuple[int, str, bytes]]  # shard key, kind, body
+    rows: list[InputRow]
 
 
 @dataclass
@@ -115,9 +117,19 @@ class LargePart(InputPartition):
     to: LargeKey
 
 
-def _for_tasks(rows: list[Part]) -> Iterator[list[Part]]:
-    """Yields parts of the input, as many for each task as Spark may send with it; mostly all for one task."""
-    of_task: list[Part] = []
+_ARROW_SCHEMA = to_arrow_schema(INPUT_SCHEMA)
+
+
+def to_batches(rows: Iterable[InputRow]) -> Iterator[pa.RecordBatch]:
+    """Yields input rows, each as a record batch with the columns of INPUT_SCHEMA."""
+    for row in rows:
+        columns = [pa.array([value], field.type) for value, field in zip(row, _ARROW_SCHEMA, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SCHEMA)
+
+
+def _for_tasks(rows: list[InputRow]) -> Iterator[list[InputRow]]:
+    """Yields rows of the input, as many for each task as Spark may send with it; mostly all for one task."""
+    of_task: list[InputRow] = []
     n_bytes = 0
     for row in rows:
         if of_task and n_bytes + len(row[2]) > _TASK_BYTES:
@@ -189,18 +201,18 @@ class SourceReader:
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a part, each as a record batch of ARROW_SCHEMA.
+        """Returns the rows of a part, each as a record batch with the columns of INPUT_SCHEMA.
 
         Raises:
             TypeError: the part is of another source.
         """
         if isinstance(partition, SegmentPart):
             rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, partition.rule)
-            parts = split(rows, InputKind.SEGMENT, self._shard_keys)
+            parts = self._rows(InputKind.SEGMENT, rows)
         elif isinstance(partition, LargePart):
             rule = LargeRows.from_json(partition.large).rule
             rows = read_large(self._tables, partition.version, rule, partition.after, partition.to)
-            parts = split(rows, InputKind.SEGMENT, self._shard_keys)
+            parts = self._rows(InputKind.SEGMENT, rows)
         elif isinstance(partition, CommandsPart):
             parts = self._read_commands(partition)
         elif isinstance(partition, RebuiltPart):
@@ -212,25 +224,25 @@ class SourceReader:
             parts = self._drained_parts(partition)
         elif isinstance(partition, RejectsPart):
             rows = find_rejects(self._tables, partition.version, partition.since)
-            parts = split(rows, InputKind.REJECTED, self._shard_keys)
+            parts = self._rows(InputKind.REJECTED, rows)
         elif isinstance(partition, TickPart):
             parts = partition.rows
         else:
             raise TypeError(f"a part of another source: {type(partition).__name__}")
         return _given_back(to_batches(parts))
 
-    def _read_rebuilt(self, partition: RebuiltPart) -> list[tuple[int, str, bytes]]:
+    def _read_rebuilt(self, partition: RebuiltPart) -> list[InputRow]:
         routes = KnownRoutes.from_json(partition.routes)
         # Messages that are held back for paused subscriptions may be many, and stay in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
         parts = self._held_parts(self._held(partition.version, routes, going_on))
-        for key, (meta, tables) in zip(self._shard_keys, self._rebuilt.inputs(len(self._shard_keys)), strict=True):
-            parts.append((key, InputKind.REBUILT, json.dumps(meta).encode()))
-            parts += [(key, kind, pack(table)) for kind, table in tables.items()]
+        for shard, (values, tables) in enumerate(self._rebuilt.inputs(len(self._shard_keys))):
+            for kind, content in {InputKind.REBUILT: values, **tables}.items():
+                parts += self._rows(kind, {shard: content})
         return parts
 
-    def _read_commands(self, partition: CommandsPart) -> list[tuple[int, str, bytes]]:
+    def _read_commands(self, partition: CommandsPart) -> list[InputRow]:
         routes = KnownRoutes.from_json(partition.routes)
         decoded = decode(unpack(partition.messages), routes.command_routes, partition.limits)
         later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
@@ -240,23 +252,23 @@ class SourceReader:
         resumed: dict[str, int] = defaultdict(int)
         for change in decoded.pause_changes:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
-        resumes: list[tuple[int, str, bytes]] = []
+        resumes: list[InputRow] = []
         if any(resumed.values()):
             payload_rows = where(payload_rows, int64(payload_rows, "deliver_at") != HELD_DELIVER_AT)
             resumes = self._held_parts(self._held(partition.versions[0], routes, resumed))
-        request_ids = json.dumps(decoded.request_ids).encode()
-        pause_changes_json = json.dumps([asdict(change) for change in pause_changes]).encode()
         return [
-            *((key, InputKind.REQUEST_IDS, request_ids) for key in self._shard_keys),
-            *((key, InputKind.PAUSE_CHANGES, pause_changes_json) for key in self._shard_keys if pause_changes),
-            *split(payload_rows, InputKind.PAYLOAD_ROWS, self._shard_keys),
+            *self._rows(InputKind.REQUEST_IDS, decoded.request_ids),
+            *(self._rows(InputKind.PAUSE_CHANGES, pause_changes) if pause_changes else ()),
+            *self._rows(InputKind.PAYLOAD_ROWS, payload_rows),
             *resumes,
-            *split(commands, InputKind.COMMANDS, self._shard_keys),
-            *split_copies(commands, known_messages, partition.keyed, self._shard_keys),
-            *split(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
-            *split_notes(known_messages, InputKind.KNOWN_MESSAGES, self._shard_keys),
-            *split(decoded.rejects, InputKind.REJECTED_COMMANDS, self._shard_keys),
+            *self._rows(InputKind.COMMANDS, commands),
+            *command_copies(commands, known_messages, partition.keyed, self._shard_keys),
+            *self._rows(InputKind.KNOWN_MESSAGES, known_messages),
+            *self._rows(InputKind.REJECTED_COMMANDS, decoded.rejects),
         ]
+
+    def _rows(self, kind: InputKind, content: Any) -> list[InputRow]:
+        return input_rows(kind, content, self._shard_keys)
 
     def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
         """Returns the messages that are held back for subscriptions.
@@ -274,13 +286,11 @@ class SourceReader:
         ]
         return find_held(self._tables, version, chosen)
 
-    def _held_parts(self, rows: pa.Table) -> list[tuple[int, str, bytes]]:
+    def _held_parts(self, rows: pa.Table) -> list[InputRow]:
         """Packs messages that were held back, and for each shard the pace at which they go out."""
-        steps = json.dumps(pace(rows)).encode()
-        parts = [(key, InputKind.PACE, steps) for key in self._shard_keys]
-        return [*parts, *split(rows, InputKind.PAYLOAD_ROWS, self._shard_keys)]
+        return [*self._rows(InputKind.PACE, pace(rows)), *self._rows(InputKind.PAYLOAD_ROWS, rows)]
 
-    def _drained_parts(self, partition: DrainPart) -> list[tuple[int, str, bytes]]:
+    def _drained_parts(self, partition: DrainPart) -> list[InputRow]:
         """Packs the messages that go out to slow destinations, and until when the last of them was due."""
         found: list[pa.Table] = []
         until: dict[str, dict[str, int | None]] = {}
@@ -289,9 +299,7 @@ class SourceReader:
                 rows, its_until = find_first_held(self._tables, partition.version, topic, name, most)
                 found.append(rows)
                 until.setdefault(topic, {})[name] = its_until
-        body = json.dumps(until).encode()
-        parts = [(key, InputKind.DRAINED_UNTIL, body) for key in self._shard_keys]
-        return [*parts, *split(concat(found), InputKind.DRAINED, self._shard_keys)]
+        return [*self._rows(InputKind.DRAINED_UNTIL, until), *self._rows(InputKind.DRAINED, concat(found))]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Notes that Spark has committed the batches up to an offset."""

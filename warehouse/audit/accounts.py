@@ -121,8 +121,8 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
     from warehouse.audit.broker_comparison import compare, read_broker
     from warehouse.delta.engine import LOCAL
     from warehouse.delta.opening import open_table
+    from warehouse.routes.membership import Memberships
     from warehouse.routes.missing_routes import missing_routes
-    from warehouse.routes.tenure import Tenures
 
     if not settings.routes:
         raise AuditError("no routes in the settings: there is nothing to audit")
@@ -137,16 +137,16 @@ def run_audit(settings: Settings, now: int | None = None, engine: Engine | None 
     queries = (engine or LOCAL).of(n_rows).queries(opened)
     missing = missing_routes(settings)
     routes = [*settings.routes, *missing]
-    tenures = Tenures.of(settings.warehouse)
+    memberships = Memberships.of(settings.warehouse)
     has_routes = rows_of_values(
-        (r.source, s.name, tenures.has(r.source, s.name)) for r in routes for s in r.subscriptions
+        (r.source, s.name, memberships.has(r.source, s.name)) for r in routes for s in r.subscriptions
     )
     queries.create("subscriptions", _SQL("subscriptions", routes=has_routes))
     numbers = Sql(queries.numbers_below("CAST(batch_size AS BIGINT)"))
     queries.create("messages", _SQL("messages", numbers=numbers))
     of_subscription = Sql("s.topic"), Sql("s.subscription")
-    missed = tenures.sql("m", Sql("m.first_due"), *of_subscription)
-    own_missed = tenures.sql("i", Sql("i.deliver_at"), *of_subscription, Sql("i.sequence"))
+    missed = memberships.sql("m", Sql("m.first_due"), *of_subscription)
+    own_missed = memberships.sql("i", Sql("i.deliver_at"), *of_subscription, Sql("i.sequence"))
     queries.create("fates", _SQL("fates", missed=missed, own_missed=own_missed))
     found = {}
     missing_topics = ["", *(route.source for route in missing)]

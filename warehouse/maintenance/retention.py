@@ -47,7 +47,7 @@ from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder,
 from warehouse.named_queries import TRUE, NamedQueries, Sql, columns
 from warehouse.pending import IS_CANCEL, IS_RESTORE, are_cancelled, are_moved_on, effects_of
 from warehouse.routes.known_routes import subscription_names
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schemas import SCHEMAS
 
 # `deliveries` keeps at least this time before its newest row: a rebuild compares it with the ends of the destinations.
@@ -130,7 +130,7 @@ class Retention:
     def __init__(self, settings: Settings, tables: Tables, now: int) -> None:
         self._names = subscription_names(settings)
         self._control_topic = settings.control.topic
-        self._tenures = Tenures.of(settings.warehouse)
+        self._memberships = Memberships.of(settings.warehouse)
         self._now = now
         self._horizons = {name: now - getattr(settings.retention, f"{name}_millis") for name in SCHEMAS}
         # A repeated command is answered from `outcomes`, and a rebuild takes the known request ids from there.
@@ -289,7 +289,7 @@ class Retention:
                     | are_cancelled(rows, cancels, restores)
                     | is_other.to_numpy(zero_copy_only=False)
                     | (are_moved_on(rows, moves) & ~is_needed)
-                    | (self._tenures.were_missed(rows, topic, subscription) & ~is_next)
+                    | (self._memberships.were_missed(rows, topic, subscription) & ~is_next)
                 )
             settled |= is_of_topic
         return settled & ~may_go_on

@@ -40,7 +40,7 @@ class PendingCounts:
         self._rows = rows
         wanted = rows.wanted
         # Rows due by then are examined: they may be delivered, or were handed out before a subscription was added.
-        self._split = max(rows.as_of, rows.tenures.handed_out(rows.topic, rows.names))
+        self._split = max(rows.as_of, rows.memberships.handed_out(rows.topic, rows.names))
         self._end = _NEVER if wanted.due_before is None else wanted.due_before
         is_by_time = not wanted.has_texts and wanted.ledger_id is None and wanted.state is State.WAITING
         self._begin = max(rows.start, self._split + 1) if is_by_time else self._end

@@ -21,7 +21,7 @@ from warehouse.delta.tables import ranges_of
 from warehouse.named_queries import NamedQueries, Sql, all_of, identifier, in_ranges, listed, literal
 from warehouse.pending import is_cancelled, is_moved_on, join_commands, last
 from warehouse.queries.listing import ORDER, PendingFilter, State, VersionGoneError
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.spans import times_of
 
 # Messages due longer than this before the last delivery are ignored, unless `due_from` asks for them, ms.
@@ -59,7 +59,7 @@ class PendingRows:
 
     Attributes:
         start: messages due before are ignored; ms since the epoch.
-        tenures: since when the subscriptions are in the settings.
+        memberships: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PendingRows:
         self.names = names
         self.wanted = wanted
         self.as_of = as_of
-        self.tenures = Tenures.of(warehouse)
+        self.memberships = Memberships.of(warehouse)
         self.of_topic = _SQL("of_topic", topic=topic)
         self.start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
         if wanted.state is State.CANCELLED:
@@ -190,7 +190,7 @@ class PendingRows:
             is_cancelled=is_cancelled(f"_{i}"),
             is_moved_on=is_moved_on(sequence, f"_{i}"),
             of_cancelled=self.wanted.state is State.CANCELLED,
-            missed=self.tenures.sql("i", due, literal(self.topic), literal(name), sequence),
+            missed=self.memberships.sql("i", due, literal(self.topic), literal(name), sequence),
         )
 
     def time_condition(self, n: int, after: tuple[int, ...] | None, condition: Sql | None) -> Sql:

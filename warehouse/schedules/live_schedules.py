@@ -8,7 +8,7 @@ from conf.settings import Settings
 from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries, Sql, rows_of_values
 from warehouse.pending import IS_CANCEL, IS_RESTORE, NEXT_IS_THERE_MILLIS, is_cancelled, join_commands
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 
 _SQL = NamedQueries(
     __file__,
@@ -36,7 +36,7 @@ def live_schedules(settings: Settings, now: int) -> dict[tuple[str, str], int]:
     if not found:
         return found
     try:
-        before = Tenures.of(settings.warehouse).sql_before(
+        before = Memberships.of(settings.warehouse).sql_before(
             "d", *map(Sql, ("d.deliver_at", "d.topic", "d.subscription"))
         )
         tables = Snapshot(settings.warehouse, dict.fromkeys(("delayed_index", "deliveries", "outcomes")))

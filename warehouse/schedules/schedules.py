@@ -24,7 +24,7 @@ from warehouse.delta.tables import ranges_of
 from warehouse.named_queries import TRUE, NamedQueries, Sql, in_ranges
 from warehouse.pending import EFFECT, IS_CANCEL, last_occurrences
 from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
 
 MAX_LIMIT = 1_000  # schedules of a page
@@ -72,7 +72,7 @@ class Schedules:
         self.topic, self._partition, subscriptions = resolve_route(settings, topic, subscription)
         self.subscriptions = subscriptions
         self._now = time.time_ns() // 1_000_000 if now is None else now
-        self._tenures = Tenures.of(settings.warehouse)
+        self._memberships = Memberships.of(settings.warehouse)
         try:
             self._tables = Snapshot(settings.warehouse, dict.fromkeys(_TABLES))
         except TableNotFoundError:
@@ -128,7 +128,7 @@ class Schedules:
         rows = self._tables.sql(sql).to_pylist()
         if not rows:
             return []
-        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._tenures, self._now)
+        progress = _Progress(self._tables, self.topic, [row["ledger_id"] for row in rows], self._memberships, self._now)
         return [self._schedule(row, progress) for row in rows]
 
     def _schedule(self, row: Mapping[str, Any], progress: _Progress) -> Schedule:
@@ -143,7 +143,8 @@ class Schedules:
             progress=tuple(
                 progress.of(s.name, row, rule, start)
                 for s in self.subscriptions
-                if progress.has(s.name, row) or not self._tenures.was_absent(self.topic, s.name, row, row["deliver_at"])
+                if progress.has(s.name, row)
+                or not self._memberships.was_absent(self.topic, s.name, row, row["deliver_at"])
             ),
             **{name: row[name] for name in ("batch_size", "key", "schedule_key", "publish_time", "producer_name")},
         )
@@ -154,13 +155,13 @@ class _Progress:
 
     Args:
         ledgers: the ledger ids, ascending.
-        tenures: since when subscriptions are in the settings: an occurrence that was due while a subscription was not
-            there has ended the schedule for it.
+        memberships: since when subscriptions are in the settings: an occurrence that was due while a subscription was
+            not there has ended the schedule for it.
         now: the current time, ms since the epoch.
     """
 
-    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], tenures: Tenures, now: int) -> None:
-        self._topic, self._tenures, self._now = topic, tenures, now
+    def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], memberships: Memberships, now: int) -> None:
+        self._topic, self._memberships, self._now = topic, memberships, now
         of_ledgers = _SQL("of_ledgers", topic=topic, in_ledgers=in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
         self._done = _by_message(tables, _SQL("done", last_occurrences=last_occurrences(of_ledgers)))
         self._next = _by_message(tables, _SQL("next", of_ledgers=of_ledgers))
@@ -212,7 +213,7 @@ class _Progress:
                 by_rule = found and found[1]
         if found is not None and self._is_paused(key):
             return Occurrence(found[0], PAUSED_DELIVER_AT), by_rule
-        if found is None or self._tenures.was_absent(self._topic, key[0], source, found[1], sequence):
+        if found is None or self._memberships.was_absent(self._topic, key[0], source, found[1], sequence):
             return None, None
         return Occurrence(*found), by_rule
 

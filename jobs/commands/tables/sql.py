@@ -85,11 +85,18 @@ def sql(
         for row in rows:
             print(json.dumps(_plain(dict(zip(answer.column_names, row, strict=True)))))
     elif output is SqlOutput.CSV:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.column_names)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        _print_csv(answer.column_names)
+        for row in rows:
+            _print_csv([_cell(value) for value in row])
     else:
         print(_text(answer.schema, rows, options.zone))
+
+
+def _print_csv(cells: list[str]) -> None:
+    """Prints a row as CSV. Cells stay as they are; some readers end a row at a lone CR, which Python does not quote."""
+    has_cr = any("\r" in cell for cell in cells)
+    writer = csv.writer(sys.stdout, lineterminator="\n", quoting=csv.QUOTE_ALL if has_cr else csv.QUOTE_MINIMAL)
+    writer.writerow(cells)
 
 
 def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:

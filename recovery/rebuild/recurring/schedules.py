@@ -28,7 +28,7 @@ from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import LAST_OCCURRENCES_MILLIS
 from warehouse.named_queries import NamedQueries
 from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 
 _SQL = NamedQueries(__file__, effect=EFFECT, is_skipped_occurrence=IS_SKIPPED_OCCURRENCE)
 
@@ -42,7 +42,7 @@ class Schedules:
         durable: the last entry of each topic partition that does not come again from the source topics.
         tick: of the sequences of new rows; later than any tick in the tables.
         now: ms since the epoch.
-        tenures: since when the subscriptions are in the settings.
+        memberships: since when the subscriptions are in the settings.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Schedules:
         durable: Mapping[str, Position],
         tick: int,
         now: int,
-        tenures: Tenures,
+        memberships: Memberships,
     ) -> None:
         self._names = names
-        self._tenures = tenures
+        self._memberships = memberships
         self._durable = durable
         self._sequence = tick << SEQUENCE_BITS
         self._now = now
@@ -150,7 +150,7 @@ class Schedules:
             elif next_at > self._now:
                 self._add(found, message, source, number, next_at, by_rule)
             return
-        if self._tenures.was_absent(source["topic"], subscription, source, next_at, sequence):
+        if self._memberships.was_absent(source["topic"], subscription, source, next_at, sequence):
             # The occurrence was due while the subscription was absent; later ones are not for it, either.
             found.ended.setdefault(message[0], []).append(message[1:])
             return

@@ -244,7 +244,7 @@ class Service:
     def _keep(self, found: Sequence[Effects]) -> None:
         """Keeps what the tables and the feedback would have of a tick."""
         self.sealed += [effects.bucket for effects in found if effects.bucket.num_rows]
-        self.feedback = Feedback(waiting=(self.tick, _waiting([{"waiting": effects.waiting} for effects in found])))
+        self.feedback = Feedback(waiting=(self.tick, _waiting([effects.waiting for effects in found])))
         for effects in found:
             for row in effects.outcomes.to_pylist():
                 if row["result"] in (Result.APPLIED, Result.SUPERSEDED):

@@ -33,7 +33,7 @@ from warehouse.queries.index_rows import (
     read_segment,
     to_index,
 )
-from warehouse.routes.tenure import write_changes
+from warehouse.routes.membership import write_changes
 from warehouse.schemas import DELIVERIES
 
 NOW = 1_790_000_000_000

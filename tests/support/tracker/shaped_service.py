@@ -85,8 +85,7 @@ class Service:
             effects = Shard(store, self.subscriptions, 1_000_000, shard_id=shard_id).apply(tick, tick_input)
             self._note(effects)
             found.append(effects)
-        statuses = [{"waiting": effects.waiting} for effects in found]
-        self.feedback = Feedback(waiting=(self.tick, _waiting(statuses)))
+        self.feedback = Feedback(waiting=(self.tick, _waiting([effects.waiting for effects in found])))
         self.sealed += [effects.bucket for effects in found if effects.bucket.num_rows]
         self.moves += [effects.cancels for effects in found if effects.cancels.num_rows]
         return found

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from recovery.rebuild.rebuild import rebuild
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
-from streaming.operator_input import InputKind
 from tracker.rebuilt import Rebuilt
 from warehouse.delta.tables import Tables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_times_are_printed_as_people_read_them_and_ms_for_programs(folder: Path)
     plan = said(folder, "sql", "EXPLAIN SELECT entry_id FROM delayed_index").splitlines()
     assert (plan[0], any("DataSourceExec" in line for line in plan)) == ("logical_plan:", True)
     assert "no time zone" in said(folder, "pending", TOPIC, "--time-zone", "Mars/Base", code=2)
+
+
+def test_csv_has_values_as_they_are_and_quotes_them_by_the_rules_of_csv(folder: Path) -> None:
+    odd = [
+        'say "hi", twice',
+        "two\nlines",
+        "back\rto the start",
+        "a,b",
+        "\x1b[2J",
+        "=1+1",
+        "@SUM(A1)",
+        " padded ",
+        "'",
+        "",
+    ]
+    for value in odd:
+        seal(folder, SUMMER, key=value)
+    found = said(folder, "sql", "SELECT key, deliver_at FROM delayed_index", "--output", "csv")
+    header, *rows = csv.reader(io.StringIO(found, newline=""))
+    assert header == ["key", "deliver_at"]
+    assert sorted(rows) == sorted([value, str(SUMMER)] for value in odd)
+    assert '"say ""hi"", twice",' in found
 
 
 def test_what_is_too_wide_is_folded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

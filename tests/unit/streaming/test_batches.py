@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from streaming.batch_schema import InputKind, OutputKind, input_rows
 from streaming.checkpoint.offset import Offset
-from streaming.operator.processor import Operator, OutputKind
-from streaming.operator_input import InputKind, split
+from streaming.operator.processor import Operator
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.source.reader import SourceReader
@@ -121,8 +120,8 @@ class Job:
         reader = SourceReader({"settings": self.settings.model_dump_json(), "shard_keys": f"[{KEY}]", "epoch": "0"})
         reader.__dict__["_intake"] = SimpleNamespace(
             parts=lambda *_: [
-                (KEY, InputKind.TICK, json.dumps(self.offset.to_json()).encode()),
-                *split(rows, InputKind.MESSAGES, [KEY]),
+                *input_rows(InputKind.TICK, self.offset.to_json(), [KEY]),
+                *input_rows(InputKind.MESSAGES, rows, [KEY]),
             ],
             has_segment=lambda first, end: bool(
                 rows_due(self.tables, end.index_version, first.load_horizon, end.load_horizon)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streaming.operator_input import _spark_hash, shard_keys
+from streaming.batch_schema import _spark_hash, shard_keys
 from tracker.sharding import ENTRIES_TOGETHER, shard_of
 
 

@@ -23,7 +23,7 @@ from warehouse.message_schemas import COLUMNS, version_bytes
 from warehouse.named_queries import Sql, literal
 from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
 from warehouse.routes.known_routes import KnownRoutes
-from warehouse.routes.tenure import Tenures, changes, write_changes
+from warehouse.routes.membership import Memberships, changes, write_changes
 from warehouse.schemas import EXPIRED, MOVED_AT
 
 FIRST = FIRST_IMPORTED_LEDGER + PLACE_LEDGERS
@@ -143,11 +143,11 @@ def test_who_was_not_there_at_the_earlier_broker_gets_what_comes_from_the_other(
     those = pa.Table.from_pylist(
         [{**late, "ledger_id": ledger, "entry_id": 1} for ledger in (7, FIRST + 7, IMPORTED, FIRST + 8)]
     )
-    assert Tenures.of(made.warehouse).were_missed(those, TOPIC, "b").tolist() == [True, False, False, False]
+    assert Memberships.of(made.warehouse).were_missed(those, TOPIC, "b").tolist() == [True, False, False, False]
     renumber(tables, Renumbering(1), NOW)
-    tenures = Tenures.of(made.warehouse)
-    assert tenures.were_missed(those, TOPIC, "b").tolist() == [False, True, False, False]
-    condition = tenures.sql("r", Sql("r.deliver_at"), Sql("r.topic"), literal("b"))
+    memberships = Memberships.of(made.warehouse)
+    assert memberships.were_missed(those, TOPIC, "b").tolist() == [False, True, False, False]
+    condition = memberships.sql("r", Sql("r.deliver_at"), Sql("r.topic"), literal("b"))
     by_sql = tables.sql(f"SELECT count(*) AS n FROM delayed_index AS r WHERE {condition.replace(str(NOW), str(2**60))}")
     assert by_sql["n"].to_pylist() == [3]
     [positions] = set(

@@ -21,6 +21,7 @@ from conf.settings import Settings
 from recovery.rebuild.delivered import Delivered, is_not_durable
 from recovery.rebuild.message_set import MessageSet
 from recovery.rebuild.rebuild import rebuild
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
@@ -322,7 +323,7 @@ def wanted_by(begun: Control, messages: pa.Table) -> list[set[str]]:
 def waits_again(found: PreparedState, entry: History, message: int, name: str) -> bool:
     """Whether a message that comes in again is to be taken in for a subscription: as it is, or to be moved at once."""
     m = entry.messages[name][message]
-    waiting = [row for _, tables in found.inputs(2) for row in tables["rebuilt_waiting"].to_pylist()]
+    waiting = [row for _, tables in found.inputs(2) for row in tables[InputKind.REBUILT_WAITING].to_pylist()]
     moves = {(r["ledger_id"], r["entry_id"], max(r["batch_index"], 0), r["subscriptions"]) for r in waiting}
     position_ = (entry.ledger, entry.entry, message, 1 << "ab".index(name))
     # One that is to be retried is not delivered as it came.
@@ -370,7 +371,7 @@ def test_of_what_was_delivered_only_that_is_kept_which_is_loaded_or_comes_again(
     tables.append("deliveries", rows("deliveries", [*sent, short_notice, not_durable]), {})
     tables.append("entries", rows("entries", [{"ledger_id": 1, "entry_id": 5}]), {})
     meta, found, _ = rebuilt(settings_, str(tmp_path))
-    kept = [row for _, tables in found.inputs(2) for row in tables["rebuilt_delivered"].to_pylist()]
+    kept = [row for _, tables in found.inputs(2) for row in tables[InputKind.REBUILT_DELIVERED].to_pylist()]
     assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(2, 0), (2, 1), (6, 0)]
     assert all(row["until"] == NOW + REBUILT_KEPT_MILLIS for row in kept)
     assert (meta["offset"]["load_horizon"], sum(meta["sealed"]), sum(meta["unwanted"])) == (waits, 2, 1)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from recovery.rebuild.rebuild import rebuild
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.service.one_shard import NOW as START
 from tests.support.service.one_shard import SECOND, Service
@@ -78,8 +79,8 @@ def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> 
     assert found.offset.keyed == [TOPIC]
     keys, taken_over = {}, []
     for shard, (_, inputs) in enumerate(found.inputs(3)):
-        assert inputs["rebuilt_taken"].num_rows == 2  # in every shard: a message may be in any
-        for row in inputs["rebuilt_keys"].to_pylist():
+        assert inputs[InputKind.REBUILT_CANCELLED].num_rows == 2  # in every shard: a message may be in any
+        for row in inputs[InputKind.REBUILT_KEYS].to_pylist():
             assert key_hash(TOPIC, row["schedule_key"])[1] % 3 == shard
             one = row["ledger_id"], row["entry_id"], row["since"], row["deliver_at"]
             if row["comes_again"]:

@@ -10,6 +10,7 @@ import pytest
 
 from conf.settings import Route, Settings
 from recovery.new_checkpoint import rebuild_checkpoint
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
 from streaming.start import StartError, begin
@@ -46,7 +47,7 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
     assert found["pending"] == 4, "as it came; of the skipped one audit's; of the rescheduled one each its own"
     begin(settings, tables, checkpoint)
     inputs = PreparedState(tmp_path / "c").inputs(settings.tracker.shards)
-    cancelled = [row for _, kinds in inputs for row in kinds["rebuilt_taken"].to_pylist()]
+    cancelled = [row for _, kinds in inputs for row in kinds[InputKind.REBUILT_CANCELLED].to_pylist()]
     assert sorted((row["entry_id"], row["subscription"]) for row in cancelled) == [(2, 0), (3, 0), (3, 1)]
 
     version = tables.version("delayed_index")

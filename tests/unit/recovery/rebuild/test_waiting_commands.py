@@ -14,8 +14,8 @@ import pytest
 
 from conf.settings import Settings
 from recovery.rebuild.waiting_commands import find_waiting
-from streaming.operator.processor import Operator, OutputKind
-from streaming.operator_input import InputKind
+from streaming.batch_schema import InputKind, OutputKind, input_rows
+from streaming.operator.processor import Operator
 from streaming.source.reader import SourceReader
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
@@ -252,7 +252,7 @@ def told_by_the_first_batch(settings: Settings, folder: Path) -> list[tuple[Any,
     reader = SourceReader({"settings": of_run.model_dump_json(), "shard_keys": json.dumps(keys), "epoch": "0"})
     reader.__dict__["_intake"] = SimpleNamespace(parts=lambda *_: [], has_segment=lambda *_: False)
     end = replace(first, tick=first.tick + 1, now=NOW, run_id="r")
-    rows = [(key, InputKind.TICK, json.dumps(end.to_json()).encode()) for key in keys]
+    rows: list[Any] = list(input_rows(InputKind.TICK, end.to_json(), keys))
     for part in reader.partitions(first.to_json(), end.to_json()):
         rows += [tuple(row.values()) for read in reader.read(part) for row in read.to_pylist()]
     told = []

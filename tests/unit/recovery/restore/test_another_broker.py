@@ -23,7 +23,7 @@ from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import NOW, TOPIC, rows
 from warehouse.delta.tables import Tables
 from warehouse.renumbering import PAIRS, Renumbering, renumber
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 
 KNOWN = pa.schema(
     [
@@ -182,7 +182,7 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
 
     def found(of: Renumbering | None) -> list[tuple[int, int]]:
         durable = {TOPIC: Position(3, 6)}
-        known = read_delivered(tables, {TOPIC: ["a"]}, durable, Tenures(), lambda *_: None)
+        known = read_delivered(tables, {TOPIC: ["a"]}, durable, Memberships(), lambda *_: None)
         brokers = mock.Mock(partition_names=lambda name: [])
 
         def since(_: object, __: object, topic: str, since: int) -> list[ReadMessage]:

@@ -14,14 +14,16 @@ import pytest
 
 from conf.settings import Settings
 from recovery.new_checkpoint import rebuild_checkpoint
+from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
-from tracker.packing import pack
 from tracker.schemas import OUTCOME_ROWS
+from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable
 from warehouse.delta.epoch import FencedError
@@ -247,15 +249,12 @@ class Effects:
 
 def one_outcome() -> list[dict[str, object]]:
     """What the operator puts out in a batch in which a skip is applied."""
-    status: dict[str, object] = {"tick": 1, "now": 1, "cutoff": 1, "next_due": 1, "run": "r"}
-    status |= {"unwritable": {}, "paused": {}, "changed": {}}
+    status = ShardStatus(shard=0, tick=1, now=1, cutoff=1, run_id="r", next_due=1, counts={"large_bytes": 0})
     outcome = {"request_id": "r", "topic": TOPIC, "subscription": "b", "partition": -1, "ledger_id": 1, "entry_id": 1}
     outcome |= {"batch_index": -1, "result": int(Result.APPLIED), "operation": "SKIP"}
-    bodies = {
-        "status": json.dumps(status).encode(),
-        "outcomes": pack(pa.Table.from_pylist([outcome], schema=OUTCOME_ROWS)),
-    }
-    return [{"shard": 0, "kind": kind, "tick": 1, "body": body} for kind, body in bodies.items()]
+    effects = TickEffects(outcomes=pa.Table.from_pylist([outcome], schema=OUTCOME_ROWS))
+    rows = [*output_rows(0, 1, effects), status_row(status)]
+    return [dict(zip(OUTPUT_SCHEMA.names, row, strict=True)) for row in rows]
 
 
 def test_nothing_of_a_batch_is_released_or_told_before_it_is_on_the_disk_nor_by_who_was_overtaken(

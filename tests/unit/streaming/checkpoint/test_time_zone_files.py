@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,11 @@ import pytest
 from conf import time_zones
 from conf.settings import TrackerSettings
 from conf.time_zones import TIME_ZONE_DATA_VERSION, TimeZones
+from streaming.batch_schema import InputKind, OutputKind, input_rows
 from streaming.checkpoint import time_zone_files
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
-from streaming.operator.processor import Operator, OutputKind
-from streaming.operator_input import InputKind, split
+from streaming.operator.processor import Operator
 from tests.support.tracker.messages import TOPIC
 from tests.support.tracker.recurring import recurring
 from tests.support.tracker.time_zones import VERSION, other_version
@@ -47,9 +46,9 @@ def following(files: TimeZoneFiles, offset: Offset) -> int:
 
     def sealed(offset: Offset, messages: pa.Table) -> dict[int, int]:
         parts = [
-            (0, InputKind.TICK, json.dumps(offset.to_json()).encode()),
-            *split(messages, InputKind.MESSAGES, [0]),
-            *((0, InputKind.TIME_ZONES, packed) for packed in files.other(offset)),
+            *input_rows(InputKind.TICK, offset.to_json(), [0]),
+            *input_rows(InputKind.MESSAGES, messages, [0]),
+            *(row for packed in files.other(offset) for row in input_rows(InputKind.TIME_ZONES, packed, [0])),
         ]
         outputs = operator.apply(0, iter([SimpleNamespace(kind=kind, body=body) for _, kind, body in parts]))
         rows = concat([unpack(output.body) for output in outputs if output.kind == OutputKind.BUCKET]).to_pylist()

@@ -20,10 +20,10 @@ from broker.position import Position
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import local_path
 from status.troubles import STANDING, Troubles
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
-from streaming.operator_input import InputKind
 from streaming.release.feedback import Feedback, FeedbackFile
 from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until

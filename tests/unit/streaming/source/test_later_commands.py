@@ -13,12 +13,12 @@ from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
 from streaming.source.later_commands import later_commands
 from tests.support.warehouse.tables import NOW, TOPIC, rows
-from tests.unit.warehouse.routes.test_tenure import known
+from tests.unit.warehouse.routes.test_membership import known
 from tracker.commands.kinds import CANCEL
 from tracker.schemas import MAX_REQUEST_ID_BYTES
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP
-from warehouse.routes.tenure import changes
+from warehouse.routes.membership import changes
 
 HOUR = 3_600_000
 

@@ -17,7 +17,7 @@ from warehouse.delta.epoch import FencedError, PauseWatch
 from warehouse.delta.tables import Tables
 from warehouse.durable import write_durably
 from warehouse.maintenance.table_files import TableFiles
-from warehouse.routes.tenure import TABLE, Changes, write_changes
+from warehouse.routes.membership import TABLE, Changes, write_changes
 from warehouse.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from warehouse.maintenance.table_files import TableFiles
 from warehouse.queries.index_rows import to_index
 from warehouse.queries.listing import PendingFilter, State, VersionGoneError
 from warehouse.queries.waiting import Pending
-from warehouse.routes.tenure import Tenures
+from warehouse.routes.membership import Memberships
 from warehouse.schemas import DELAYED_INDEX, DELIVERIES, STATISTICS, SUBSCRIPTION_CHANGES
 
 pytestmark = pytest.mark.slow
@@ -159,7 +159,7 @@ def test_as_reading_all_rows_finds_it(seed: int, data: st.DataObject) -> None:
             begin = data.draw(st.sampled_from([0, NOW, NOW + 7 * MINUTE]))
             found = counted(made, topic, wanted, width, begin)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Tenures, "handed_out", lambda *_: 2**63 - 2)  # so everything is looked at
+                patch.setattr(Memberships, "handed_out", lambda *_: 2**63 - 2)  # so everything is looked at
                 assert found == counted(made, topic, wanted, width, begin)
 
 

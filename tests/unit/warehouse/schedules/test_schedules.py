@@ -16,7 +16,7 @@ from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.schemas import SEQUENCE_BITS
 from warehouse.audit.accounts import run_audit
 from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError
-from warehouse.routes.tenure import write_changes
+from warehouse.routes.membership import write_changes
 from warehouse.schedules.live_schedules import live_schedules
 from warehouse.schedules.schedule import Occurrence, Schedule, ScheduleState
 from warehouse.schedules.schedules import Schedules

@@ -1,4 +1,4 @@
-"""Tenures: since when a subscription is in the settings. Messages handed out before, or in between, are not for it.
+"""Memberships: since when a subscription is in the settings. Messages handed out before, or in between, are not for it.
 
 Each time that a topic's subscriptions change, the table `subscription_changes` gets a row for each of them, which says
 up to where messages had been handed out by then. A subscription without a row counts as having always been there.
@@ -125,7 +125,7 @@ class _Moment:
         return handed_out
 
     def sql(self, row: str, due: Sql, sequence: Sql | None) -> Sql:
-        """Returns `handed_out_before` as an SQL condition on a row: see `Tenures.sql`."""
+        """Returns `handed_out_before` as an SQL condition on a row: see `Memberships.sql`."""
         was_there = some_of(
             _SQL(
                 "came_by",
@@ -150,7 +150,7 @@ def _first_ledger(last: Position) -> int:
     return FIRST_IMPORTED_LEDGER + PLACE_LEDGERS if last.ledger_id >= FIRST_IMPORTED_LEDGER else 0
 
 
-class Tenures:
+class Memberships:
     """Finds messages that were handed out while a subscription was not in the settings.
 
     Args:
@@ -179,11 +179,11 @@ class Tenures:
                 self._absences.setdefault(key, []).append((left.pop(key, _NEVER), moment))
 
     @staticmethod
-    def of(warehouse: str) -> Tenures:
-        """Reads the tenures from a warehouse's table; without one every subscription has always been there."""
+    def of(warehouse: str) -> Memberships:
+        """Reads the memberships from a warehouse's table; without one every subscription has always been there."""
         if not exists(warehouse, TABLE):
-            return Tenures()
-        return Tenures(Tables(warehouse).query(TABLE, _SQL("all_changes")))
+            return Memberships()
+        return Memberships(Tables(warehouse).query(TABLE, _SQL("all_changes")))
 
     def has(self, topic: str, subscription: str) -> bool:
         """Whether the job has begun with a topic's subscription; True also if the table has nothing of the topic."""

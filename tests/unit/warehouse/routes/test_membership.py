@@ -15,6 +15,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from conf.settings import Settings
+from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
@@ -30,7 +31,7 @@ from warehouse.named_queries import Sql, literal
 from warehouse.queries.listing import PendingFilter
 from warehouse.queries.waiting import Pending
 from warehouse.routes.known_routes import KnownRoutes
-from warehouse.routes.tenure import Changes, Tenures, changes, write_changes
+from warehouse.routes.membership import Changes, Memberships, changes, write_changes
 from warehouse.schemas import SUBSCRIPTION_CHANGES
 from warehouse.views import Warehouse
 
@@ -210,7 +211,7 @@ def test_what_the_first_batch_after_a_rebuild_adds_again_has_been_added(tmp_path
     history.change(out, both, 2)
     history.change(out, both, 2)
     table = history.tables.sql("SELECT * FROM delayed_index ORDER BY deliver_at")
-    assert Tenures.of(f"file:{tmp_path}/warehouse").were_missed(table, TOPIC, "b").tolist() == [False, True, False]
+    assert Memberships.of(f"file:{tmp_path}/warehouse").were_missed(table, TOPIC, "b").tolist() == [False, True, False]
 
 
 def test_to_a_subscription_that_the_job_has_not_begun_with_nothing_is_to_have_come(tmp_path: Path) -> None:
@@ -261,7 +262,9 @@ def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_p
     history.rebuilt(now)
     found = PreparedState(tmp_path / "checkpoint")
     kept = [
-        row for _, of_shard in found.inputs(now.tracker.shards) for row in of_shard["rebuilt_delivered"].to_pylist()
+        row
+        for _, of_shard in found.inputs(now.tracker.shards)
+        for row in of_shard[InputKind.REBUILT_DELIVERED].to_pylist()
     ]
     assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
 
@@ -299,11 +302,11 @@ def test_what_was_missed_is_what_a_job_drops(is_there: list[bool], rows_made: li
             goes_out.append(max(tick, row.due))
     if table:
         made = pa.Table.from_pylist(table, pa.schema([MESSAGES.field(name) for name in table[0]]))
-        tenures = Tenures(pa.Table.from_pylist(changes_made, SUBSCRIPTION_CHANGES))
+        memberships = Memberships(pa.Table.from_pylist(changes_made, SUBSCRIPTION_CHANGES))
         # What is dropped while it is away, and does not come back, nobody asks for.
         back = max((row["batch_id"] for row in changes_made if row["change"] == "ADDED"), default=-1)
         expected = [tick < back and not is_there[tick] for tick in goes_out]
-        assert tenures.were_missed(made, TOPIC, "b").tolist() == expected
+        assert memberships.were_missed(made, TOPIC, "b").tolist() == expected
 
 
 def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
@@ -311,7 +314,7 @@ def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
     first, both, out, back = known(tmp_path, ("a",), ("a", "b"), ("a",), ("b",))
     for handed_out, pair in ((1, (first, both)), (2, (both, out)), (4, (out, back))):
         history.change(*pair, handed_out)
-    tenures = Tenures.of(f"file:{tmp_path}/warehouse")
+    memberships = Memberships.of(f"file:{tmp_path}/warehouse")
     late: list[dict[str, Any]] = [
         {"ledger_id": ledger, "entry_id": 0, "deliver_at": at} for ledger in (0, 1, 2) for at in history.due
     ]
@@ -323,14 +326,14 @@ def test_columns_and_sql_say_the_same(tmp_path: Path) -> None:
     history.tables.append("delayed_index", table, {})
     table = history.tables.sql("SELECT * FROM delayed_index WHERE operation = 'LATE'")
     for name in ("a", "b", "c"):
-        condition = tenures.sql("i", Sql("i.deliver_at"), Sql("i.topic"), literal(name), Sql("i.sequence"))
+        condition = memberships.sql("i", Sql("i.deliver_at"), Sql("i.topic"), literal(name), Sql("i.sequence"))
         sql = f"SELECT {condition} AS missed FROM delayed_index AS i WHERE operation = 'LATE'"
         by_sql = history.tables.sql(sql)["missed"].to_pylist()
-        assert tenures.were_missed(table, TOPIC, name).tolist() == by_sql
+        assert memberships.were_missed(table, TOPIC, name).tolist() == by_sql
         one_by_one = [
-            row["topic"] == TOPIC and tenures.was_absent(TOPIC, name, row, row["deliver_at"], row["sequence"] or 0)
+            row["topic"] == TOPIC and memberships.was_absent(TOPIC, name, row, row["deliver_at"], row["sequence"] or 0)
             for row in table.to_pylist()
         ]
         assert one_by_one == by_sql
         assert any(by_sql) == (name == "b")
-    assert tenures.last == {TOPIC: {"b"}}
+    assert memberships.last == {TOPIC: {"b"}}
