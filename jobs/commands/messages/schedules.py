@@ -143,7 +143,7 @@ def end(
 ) -> None:
     """End a schedule: no further occurrence is delivered.
 
-    An occurrence that is handed out already is delivered. `delaylake topics restore` takes the schedule up again, until
+    An occurrence that is dispatched already is delivered. `delaylake topics restore` takes the schedule up again, until
     the cancelled occurrence would be due. With --schedule-key it does as `delaylake topics cancel-delayed-message`.
     """
     named, names = schedules_named(schedule_id, schedule_keys), split_names(subscriptions)

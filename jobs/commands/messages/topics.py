@@ -60,7 +60,7 @@ def cancel_delayed_message(
 ) -> None:
     """Cancel a delayed message on the given subscriptions, or all.
 
-    For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
+    For a message that is dispatched already, some seconds before its time, it is TOO_LATE. With --from-file each line
     is `ledger:entry deliverAt`.
     """
     from delaylake.commands import Ids, Named
@@ -93,7 +93,7 @@ def acknowledge_message(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
+    """Skip an entry that waits, so that it is not delivered. If it is dispatched already, it is TOO_LATE."""
     from delaylake.commands import Ids, Named
 
     from broker.entries.message_ids import MessageRef
@@ -121,7 +121,7 @@ _BY_FILTER = {
 _MEANT = """
 
 They are those that `delaylake pending` lists. Exit status 1 if the change was not done for some, such as those that are
-handed out already."""
+dispatched already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
@@ -143,7 +143,7 @@ def skip_messages(
 ) -> None:
     """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
 
-    It is TOO_LATE for messages that are handed out already, which is some seconds before they are due, and at once if
+    It is TOO_LATE for messages that are dispatched already, which is some seconds before they are due, and at once if
     they are due when they come. To have time, pause the subscription first.
 
     With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.

@@ -55,7 +55,7 @@ class Client(BlockingConnections, Methods[MessageId, list[Outcome], Redriven]):
         Args:
             subscription: only those of this subscription; None: of any.
             properties: only those with all of these properties; names with `=` are not allowed.
-            state: `waiting`, `held` (waiting, but held back by a pause) or `cancelled`.
+            state: `waiting`, `held` (waiting, but parked by a pause) or `cancelled`.
             limit: the maximum number of messages; None: all.
 
         Raises:
