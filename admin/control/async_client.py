@@ -143,7 +143,7 @@ class AsyncControlClient:
         coming: _Coming = asyncio.Queue()
         try:
             while True:
-                for request in window.to_send(self._loop.time()):
+                for request in window.to_send(self._loop.time):
                     self._publish(request, coming)
                     await asyncio.sleep(0)  # lets others run: to make a command of a thousand messages takes some ms
                 if not window.waiting:

@@ -115,7 +115,7 @@ class ControlClient:
         """
         window = Window(requests, _MESSAGES_AHEAD, timeout_seconds)
         while True:
-            for request in window.to_send(time.monotonic()):
+            for request in window.to_send(time.monotonic):
                 self._producer.send_async(request.command.SerializeToString(), None)
             if not window.waiting:
                 return

@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,7 +293,7 @@ class Window:
         most: about the maximum number of messages in commands without an answer: enough that the job always has some,
             and few enough that outcomes begin soon.
         timeout_seconds: maximum time from one outcome to the next.
-        until: when all outcomes have to be there, instead, by the clock of the other methods' `now`, seconds.
+        until: when all outcomes have to be there, instead, by the caller's clock, seconds.
     """
 
     def __init__(
@@ -312,19 +312,19 @@ class Window:
         self._ahead = 0
         self.waiting: dict[str, ControlRequest] = {}  # requests that were sent and not answered, by request id
 
-    def to_send(self, now: float) -> Iterator[ControlRequest]:
+    def to_send(self, clock: Callable[[], float]) -> Iterator[ControlRequest]:
         """Yields the requests to be sent now; when no outcome came for half of the time, also those that are repeated.
 
         Args:
-            now: the time by the caller's clock, seconds.
+            clock: returns the time, seconds. Whoever sends the requests, or took an outcome, may be busy with it.
         """
-        if self._has_taken:  # whoever took it may have been busy with it since
+        if self._has_taken:
             self._has_taken = False
-            self._extend(now)
+            self._extend(clock())
         while request := self.next():
-            self._extend(now)
             yield request
-        if now >= self._repeat_at:
+            self._extend(clock())
+        if clock() >= self._repeat_at:
             yield from self.repeat()
 
     def wait_until(self, now: float) -> float:
