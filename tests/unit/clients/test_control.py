@@ -219,11 +219,12 @@ def test_a_window_says_what_is_sent_when_without_a_clock_of_its_own() -> None:
 
 
 def test_who_is_long_busy_with_sending_has_the_whole_time_for_an_outcome() -> None:
-    now, sent = 100, 0
+    times = [100.0]
     window = Window(requests("a").make(SKIP, entries(2_500)), 10_000, timeout_seconds=10)
-    for _ in window.to_send(lambda: now):
-        now, sent = now + 20, sent + 1
-    assert (sent, window.wait_until(now), window.is_late(now)) == (3, now + 5, False)
+    for _ in window.to_send(lambda: times[-1]):
+        times.append(times[-1] + 20)
+    assert times == [100, 120, 140, 160]
+    assert (window.wait_until(160), window.is_late(160)) == (165, False)
 
 
 def test_a_window_may_end_at_a_time_whatever_comes() -> None:
