@@ -119,7 +119,18 @@ OPERATIONS = {
         Operation(
             CANCEL, "cancelDelayedMessage", Effect.CANCEL, "cancelled", may_wait=True, by_key=True, by_filter=True
         ),
-        Operation(SKIP, "skipByMessageIds", Effect.CANCEL, "skipped", by_key=True, by_filter=True),
+        Operation(
+            SKIP,
+            "skipByMessageIds",
+            Effect.CANCEL,
+            "skipped",
+            by_key=True,
+            by_filter=True,
+            command="Skip messages that wait, by their ids: whole entries, or single messages of a batch.\n\nIt is"
+            " TOO_LATE for messages that are dispatched already, which is some seconds before they are due, and at once"
+            " if they are due when they come. To have time, pause the subscription first.\n\nWith --from-file each line"
+            " is a triplet, an id that `delaylake produce` printed, or base64.",
+        ),
         Operation(
             RESCHEDULE,
             "reschedule",

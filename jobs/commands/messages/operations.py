@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,7 @@ from jobs.commands.messages.changes import (
 from jobs.commands.messages.filter_options import with_filter, with_options
 from jobs.options import Output, OutputOption
 from jobs.parsers import parse_duration, parse_shift
-from tracker.commands.kinds import RESTORE, Field, Operation
+from tracker.commands.kinds import OPERATIONS, RESCHEDULE, RESTORE, SKIP, Field, Operation
 
 if TYPE_CHECKING:
     from delaylake.commands import Named
@@ -47,6 +48,9 @@ OptionalId = Annotated[str | None, ID_ARGUMENT]
 
 _Fields = dict[str, Any]
 
+_FILTERED_APART = (SKIP, RESTORE)  # operations with a command of their own for filters
+_PULSARS_NAMES = {SKIP: "skip-messages"}
+
 
 def operation_command(operation: Operation) -> Callable[..., None]:
     """Returns the command of an operation, with the options for what it may name and for its fields."""
@@ -54,7 +58,7 @@ def operation_command(operation: Operation) -> Callable[..., None]:
         command = _subscription_command(operation)
     elif operation.is_of_schedule:
         command = _schedule_command(operation)
-    elif operation.by_filter and operation.kind != RESTORE:  # which has a command of its own for filters
+    elif operation.by_filter and operation.kind not in _FILTERED_APART:
         command = _filter_command(operation)
     else:
         command = _messages_command(operation)
@@ -64,9 +68,17 @@ def operation_command(operation: Operation) -> Callable[..., None]:
     return made
 
 
+def deliver_now_command() -> Callable[..., None]:
+    """Returns the command that reschedules to a time that is past."""
+    made = with_options(_messages_command(OPERATIONS[RESCHEDULE]), "fields", [], lambda: {"deliver_at": 0})
+    made.__doc__ = "Deliver messages that wait, or that a pause parks, at once."
+    return made
+
+
 def command_name(operation: Operation) -> str:
     """Returns the name of an operation's command."""
-    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in operation.path)
+    words = re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", operation.path)
+    return _PULSARS_NAMES.get(operation.kind, words)
 
 
 def schedules_named(schedule_id: str | None, schedule_keys: list[str] | None) -> Named:

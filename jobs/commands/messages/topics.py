@@ -28,7 +28,7 @@ from jobs.commands.messages.changes import (
     schedule_keys_of,
     split_names,
 )
-from jobs.commands.messages.operations import command_name, operation_command
+from jobs.commands.messages.operations import command_name, deliver_now_command, operation_command
 from jobs.options import Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
 from tracker.commands.kinds import CANCEL, OPERATIONS, RESCHEDULE, SKIP
@@ -129,29 +129,6 @@ app.command("purge")(by_filter.purge)
 app.command("redrive")(redrive.redrive)
 
 
-@app.command("skip-messages")
-def skip_messages(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    schedule_keys: ScheduleKeys = None,
-    from_file: FromFile = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
-
-    It is TOO_LATE for messages that are dispatched already, which is some seconds before they are due, and at once if
-    they are due when they come. To have time, pause the subscription first.
-
-    With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.
-    """
-    messages = named(triplets, base64_ids, from_file, schedule_keys)
-    run_operation(context, topic, SKIP, messages, [subscription], timeout, output)
-
-
 @app.command("reschedule")
 def reschedule(
     context: typer.Context,
@@ -179,23 +156,7 @@ def reschedule(
     run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=due)
 
 
-@app.command("deliver-now")
-def deliver_now(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    schedule_keys: ScheduleKeys = None,
-    from_file: FromFile = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Deliver messages that wait, or that a pause holds back, at once."""
-    messages = named(triplets, base64_ids, from_file, schedule_keys)
-    run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=0)
-
-
+app.command("deliver-now")(deliver_now_command())
 for _operation in OPERATIONS.values():
     if _operation.command and not _operation.is_of_schedule:
         app.command(command_name(_operation))(operation_command(_operation))
