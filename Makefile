@@ -118,8 +118,10 @@ programs:
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
 
-# The JARs of other versions of Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
+# With Go a program that uses Pulsar's Go client, without which its test is skipped; and the JARs of other versions of
+# Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
 pulsars: setup
+	@if command -v go >/dev/null; then go -C tests/go build -o "$(CURDIR)/$(VENV)/go/messages" . || rm -rf $(VENV)/go; fi
 	@$(PY) -m broker.jvm.jars $(OTHER_PULSARS) || true
 
 # PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.

@@ -1,1 +1,1 @@
-"""The running job's status, its troubles, and its metrics."""
+"""The running job's status, its alerts, and its metrics."""

@@ -11,7 +11,7 @@ class BatchStatus:
 
     tick: int
     now: int  # ms since the epoch
-    lookahead_millis: int = 0  # how long before its time a message is handed out
+    lookahead_millis: int = 0  # how long before its time a message is dispatched
     sending: int = 0  # number of releases that are being sent
     counts: dict[str, int] = field(default_factory=dict)  # by name, as `StatusWriter.batch` reads them
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.

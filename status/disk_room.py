@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from conf.settings import Settings, is_object_storage, local_path
-from status.troubles import DISK, Troubles
+from status.alerts import DISK, Alerts
 
 _LOOK_SECONDS = 1.0
 _LEAST_FILES = 1_000  # a file system with room for fewer new files is as good as full
@@ -22,16 +22,16 @@ _FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os er
 class DiskRoom:
     """The room on the disks of warehouse, checkpoint and temporary files, as far as they are of this machine.
 
-    With less than twice `ingest.min_free_bytes` it is a trouble; with less than that the job must not read further.
+    With less than twice `ingest.min_free_bytes` it is an alert; with less than that the job must not read further.
 
     Args:
         settings: of the job.
-        troubles: records disks that are short of room.
+        alerts: records disks that are short of room.
     """
 
-    def __init__(self, settings: Settings, troubles: Troubles) -> None:
+    def __init__(self, settings: Settings, alerts: Alerts) -> None:
         self._least = settings.ingest.min_free_bytes
-        self._troubles = troubles
+        self._alerts = alerts
         self._folders = _folders(settings)
         self._looked_at = -_LOOK_SECONDS
         self._short: str | None = None
@@ -55,11 +55,11 @@ class DiskRoom:
                     else f"with less than {self._least:,} the source topics are not read"
                 )
                 short = f"the disk of {folder} is full" if stops else short
-                with contextlib.suppress(OSError):  # the troubles are a file, and this disk may be its own
-                    self._troubles.begin(DISK, str(folder), text)
+                with contextlib.suppress(OSError):  # the alerts are a file, and this disk may be its own
+                    self._alerts.begin(DISK, str(folder), text)
             else:
                 with contextlib.suppress(OSError):
-                    self._troubles.end(DISK, str(folder))
+                    self._alerts.end(DISK, str(folder))
         return short
 
 

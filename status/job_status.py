@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from conf.errors import UnreadableWarehouseError
 from conf.files import replace_file
 from conf.settings import is_object_storage, local_path
-from status.troubles import Trouble
+from status.alerts import Alert
 
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
@@ -82,7 +82,7 @@ class JobStatus:
     process_id: int = 0
     pending: int = 0  # messages that wait, in state or in the delayed index
     in_state: int = 0
-    in_flight: int = 0  # messages handed to the senders and not written down yet
+    in_flight: int = 0  # messages handed to the senders and not recorded yet
     is_held_up: bool = False  # the senders are behind, so source topics are not read
     waiting_commands: int = 0  # commands for messages that have not come
     schedule_keys: int = 0  # schedule keys with a message that waits, or waited a while ago
@@ -114,7 +114,7 @@ class JobStatus:
     short_notice: Lateness = field(default_factory=Lateness)
     most_per_second: float = 0.0  # the highest `delivered_per_second` of all points
     history: list[Point] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[Alert] = field(default_factory=list)
     routes: dict[str, Any] = field(default_factory=dict)  # the known routes, as `KnownRoutes.to_json` gives them
 
     def queues(self, topic: str, subscription: str, now: int) -> list[tuple[str, int]]:

@@ -73,14 +73,14 @@ class JobCollector(Collector):
             ("status_age", "Since the job told of itself.", now - status.updated_at),
         ):
             yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
-        troubles = GaugeMetricFamily(
+        alerts = GaugeMetricFamily(
             "delaylake_troubles",
             "Things that somebody has to look at; of kind not_seen, not_sent and failed how many entries or messages.",
             labels=["kind", "name"],
         )
-        for trouble in status.troubles:
-            troubles.add_metric([trouble.kind, trouble.name], trouble.count)
-        yield troubles
+        for alert in status.troubles:
+            alerts.add_metric([alert.kind, alert.name], alert.count)
+        yield alerts
         shaped = GaugeMetricFamily(
             "delaylake_shaped_until_time_seconds",
             "When the last message goes out that a rate or windows have put off, since the epoch; 0: there is none.",

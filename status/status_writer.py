@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from conf.errors import one_line
 from conf.settings import is_object_storage
+from status.alerts import NOT_SENT
 from status.clock_steps import ClockSteps
 from status.dead_letters import count_dead_letters, destinations_of
 from status.job_status import JobStatus, Lateness, Point, known_status, write_status
-from status.troubles import NOT_SENT
 from tracker.messages import attempts_of, where
 
 if TYPE_CHECKING:
+    from status.alerts import Alert
     from status.batch_status import BatchStatus
-    from status.troubles import Trouble
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class StatusWriter:
     Args:
         warehouse: folder or URI of the tables.
         max_in_flight: with more messages in flight the job is held up: source topics are not read.
-        troubles: returns the current troubles.
+        alerts: returns the current alerts.
         steps: measures steps of the machine's clock; None: one that reads the real clocks.
     """
 
@@ -54,14 +54,14 @@ class StatusWriter:
         self,
         warehouse: str,
         max_in_flight: int,
-        troubles: Callable[[], list[Trouble]] = lambda: [],
+        alerts: Callable[[], list[Alert]] = lambda: [],
         steps: ClockSteps | None = None,
     ) -> None:
         self._warehouse = warehouse
         self._max_in_flight = max_in_flight
-        self._troubles = troubles
+        self._alerts = alerts
         self._steps = steps or ClockSteps()
-        self._logged_troubles: set[tuple[str, str]] = set()
+        self._logged_alerts: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._values: dict[str, Any] = {
             "started_at": _now(),
@@ -151,16 +151,16 @@ class StatusWriter:
         with self._lock:
             if time.monotonic() - self._point_began >= _POINT_SECONDS:
                 self._end_point()
-            troubles = self._troubles()
+            alerts = self._alerts()
             figures: dict[str, Any] = {**self._values, **self._totals, **self._lateness}
-            figures["rejected"] += sum(trouble.count for trouble in troubles if trouble.kind == NOT_SENT)
+            figures["rejected"] += sum(alert.count for alert in alerts if alert.kind == NOT_SENT)
             return JobStatus(
                 state=self._state,
                 reason=self._reason,
                 updated_at=_now(),
                 most_per_second=self._most_per_second,
                 history=list(self._history),
-                troubles=troubles,
+                troubles=alerts,
                 **figures,
             )
 
@@ -190,19 +190,19 @@ class StatusWriter:
             with self._lock:
                 self._totals["clock_steps"] += 1
 
-    def _log_troubles(self, troubles: list[Trouble]) -> None:
-        """Logs each trouble when it begins, and when it is over."""
-        current = {(trouble.kind, trouble.name): trouble for trouble in troubles}
-        for key, trouble in current.items():
-            if key not in self._logged_troubles:
-                _log.warning("%s: %s: %s", trouble.kind.replace("_", " "), trouble.name, trouble.text)
-        for kind, name in self._logged_troubles - current.keys():
+    def _log_alerts(self, alerts: list[Alert]) -> None:
+        """Logs each alert when it begins, and when it is over."""
+        current = {(alert.kind, alert.name): alert for alert in alerts}
+        for key, alert in current.items():
+            if key not in self._logged_alerts:
+                _log.warning("%s: %s: %s", alert.kind.replace("_", " "), alert.name, alert.text)
+        for kind, name in self._logged_alerts - current.keys():
             _log.info("over: %s: %s", kind.replace("_", " "), name)
-        self._logged_troubles = set(current)
+        self._logged_alerts = set(current)
 
     def _write(self) -> None:
         status = self.status()
-        self._log_troubles(status.troubles)
+        self._log_alerts(status.troubles)
         try:
             write_status(self._warehouse, status)
             self._is_failing = False

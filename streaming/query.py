@@ -20,9 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
+from status.alerts import DISK, FAILED, Alerts
 from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
-from status.troubles import DISK, FAILED, Troubles
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.last_routes import last_routes
@@ -39,7 +39,7 @@ from warehouse.delta.tables import Tables
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 12.0
-_SOURCE_TROUBLES = "troubles.json"  # the file to which the source process writes its troubles
+_SOURCE_ALERTS = "troubles.json"  # the file to which the source process writes its alerts
 _RESTART_SECONDS = 1.0
 _MEMORY_SECONDS = 5.0
 _FAILURES_IN_A_ROW = 10
@@ -101,7 +101,7 @@ class DelayedDelivery:
         stopping: ends `run` after the current batch.
         on_batch: called after every batch, in the query's thread.
         on_deliveries: called with the rows that were written to the table `deliveries`, in the releaser's threads.
-        troubles: records what an operator has to look at.
+        alerts: records what an operator has to look at.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class DelayedDelivery:
         stopping: threading.Event,
         on_batch: Callable[[BatchStatus], None] = lambda status: None,
         on_deliveries: Callable[[pa.Table], None] = lambda rows: None,
-        troubles: Troubles | None = None,
+        alerts: Alerts | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
         self._on_batch = on_batch
         self._on_deliveries = on_deliveries
-        self._troubles = troubles or Troubles()
+        self._alerts = alerts or Alerts()
         self._stopping = stopping
         self._ready = threading.Event()
         self._state_memory_bytes = 0
@@ -140,11 +140,11 @@ class DelayedDelivery:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
         begin(self._settings, tables, checkpoint)
-        wait_for_broker(self._settings, self._troubles, self._stopping)
+        wait_for_broker(self._settings, self._alerts, self._stopping)
         check_sent(self._settings, checkpoint)
         keys = shard_keys(self._settings.tracker.shards)
         log = JvmLog(folder, str(self._settings.spark.conf.get("spark.driver.memory") or ""))
-        disk = DiskRoom(self._settings, self._troubles)
+        disk = DiskRoom(self._settings, self._alerts)
         failures = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -164,16 +164,16 @@ class DelayedDelivery:
             if is_full or disk.why_short():
                 # Waiting loses nothing, and only room helps: a failure for want of it is none of a row.
                 _log.warning("a disk is full, the job goes on when there is room: %s", error)
-                self._troubles.begin(DISK, "the job", f"waits until there is room: {error}")
+                self._alerts.begin(DISK, "the job", f"waits until there is room: {error}")
                 self._stopping.wait(_FULL_DISK_SECONDS)
-                wait_for_broker(self._settings, self._troubles, self._stopping)
+                wait_for_broker(self._settings, self._alerts, self._stopping)
                 continue
             failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
             if failures >= _FAILURES_IN_A_ROW:
                 raise JobError(f"the query failed {failures} times in a row: {error}")
             _log.warning("the query failed and starts again: %s", error)
             self._stopping.wait(_RESTART_SECONDS * failures)
-            wait_for_broker(self._settings, self._troubles, self._stopping)
+            wait_for_broker(self._settings, self._alerts, self._stopping)
 
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:
         """Runs the query until it ends. Returns the error that ended it, one line; None: `stopping` was set."""
@@ -188,20 +188,20 @@ class DelayedDelivery:
                 feedback,
                 app_id,
                 self._on_deliveries,
-                self._troubles,
+                self._alerts,
                 last_routes(checkpoint.folder),
                 Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
                 checkpoint.release_folder,
             )
-            outcomes = OutcomePublisher(self._settings, app_id, self._troubles)
+            outcomes = OutcomePublisher(self._settings, app_id, self._alerts)
             run_id = uuid.uuid4().hex[:12]
-            self._troubles.follow(Path(folder) / _SOURCE_TROUBLES)
+            self._alerts.follow(Path(folder) / _SOURCE_ALERTS)
             sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done)
             options = {
                 "settings": self._settings.model_dump_json(),
                 "run": run_id,
                 "feedback": str(feedback_file),
-                "troubles": str(Path(folder) / _SOURCE_TROUBLES),
+                "troubles": str(Path(folder) / _SOURCE_ALERTS),
                 "shard_keys": json.dumps(keys),
                 "epoch": str(checkpoint.epoch),
             }
@@ -226,10 +226,10 @@ class DelayedDelivery:
         return None if self._stopping.is_set() else "the query ended"
 
     def _batch_done(self, status: BatchStatus) -> None:
-        self._troubles.end(DISK, "the job")
+        self._alerts.end(DISK, "the job")
         self._ready.set()
         for topic, name, why in status.failures:
-            self._troubles.add(FAILED, topic, f"{name} is rejected: {why}", 1)
+            self._alerts.add(FAILED, topic, f"{name} is rejected: {why}", 1)
         self._on_batch(replace(status, state_memory_bytes=self._state_memory_bytes))
 
     def _end(self, query: StreamingQuery, releaser: Releaser, is_fenced: bool) -> None:

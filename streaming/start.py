@@ -13,7 +13,7 @@ from broker.clusters.new_cluster import check_topics
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings
-from status.troubles import NO_BROKER, Troubles
+from status.alerts import NO_BROKER, Alerts
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
@@ -82,8 +82,8 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     tables.take_over(checkpoint.epoch)
 
 
-def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.Event) -> None:
-    """Waits until the broker answers, or `stopping` is set. Until it answers there is a trouble NO_BROKER.
+def wait_for_broker(settings: Settings, alerts: Alerts, stopping: threading.Event) -> None:
+    """Waits until the broker answers, or `stopping` is set. Until it answers there is an alert NO_BROKER.
 
     An error such as missing rights is an answer, too: whoever needs those rights reports it.
     """
@@ -95,12 +95,12 @@ def wait_for_broker(settings: Settings, troubles: Troubles, stopping: threading.
             try:
                 client.get_topic_partitions(settings.control.topic)
             except (pulsar.ConnectError, pulsar.NotConnected, pulsar.ServiceUnitNotReady, pulsar.Timeout) as error:
-                troubles.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
+                alerts.begin(NO_BROKER, url, f"it does not answer ({error}): trying again until it does")
                 stopping.wait(_RETRY_SECONDS)
                 continue
             except pulsar.PulsarException as error:
                 _log.debug("asking the broker: %s", error)
-            troubles.end(NO_BROKER, url)
+            alerts.end(NO_BROKER, url)
             break
     finally:
         client.close()

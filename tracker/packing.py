@@ -130,14 +130,14 @@ def fitting(sizes: Int64Array, most: int) -> int:
     return min(len(sizes), max(1, int(np.searchsorted(np.cumsum(sizes), most, "right"))))
 
 
-def in_parts(rows: pa.Table, most_rows: int = PART_ROWS) -> Iterator[pa.Table]:
-    """Yields a table's rows in parts of at most so many rows and about PART_BYTES bytes; a row is in one part."""
-    if rows.num_rows <= most_rows and rows.nbytes <= PART_BYTES:
+def in_parts(rows: pa.Table, most_rows: int = PART_ROWS, most_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
+    """Yields a table's rows in parts of at most so many rows, and about so many bytes; a row is in one part."""
+    if rows.num_rows <= most_rows and rows.nbytes <= most_bytes:
         if rows.num_rows:
             yield rows
         return
     sizes, start = row_sizes(rows), 0
     while start < len(sizes):
-        end = start + fitting(sizes[start : start + most_rows], PART_BYTES)
+        end = start + fitting(sizes[start : start + most_rows], most_bytes)
         yield rows.slice(start, end - start)
         start = end

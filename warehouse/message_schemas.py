@@ -1,6 +1,6 @@
 """Stores the schemas of source topics: when a message is delivered, the source topic's registry may be gone.
 
-A receiver writes a schema to the table `schemas` before it takes in the first message with it. A sender registers the
+A receiver writes a schema to the table `schemas` before it ingests the first message with it. A sender registers the
 schema with the destination, and makes its producer with it. A re-drive does so with Pulsar's client.
 """
 
@@ -44,7 +44,7 @@ VERSION_BYTES = 8
 MOST_VERSIONS = 10_000  # of a topic in the table
 _MOST_UNKNOWN = 100  # of these those that the topic's registry does not have
 _MOST_REFUSED = 1_000  # versions that are remembered as not stored
-MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever takes in or sends messages has them in memory
+MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever ingests or sends messages has them in memory
 _MOST_INFOS = 20_000  # schemas of destinations that a sender remembers: all of one topic for two destinations
 _AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at the broker, which others need, too
 _TURN_SECONDS = 2.0  # how long a thread waits to be one of these

@@ -1,4 +1,4 @@
-"""Gives the rows of a warehouse other ids when its job goes on with another broker, whose ids begin anew.
+"""Gives the rows of a warehouse other ids when its job goes on with another broker, whose ids begin again.
 
 A message in the tables keeps its entry id; its ledger id is moved up, beyond those of any cluster, like that of an
 imported message. An entry that the other broker has, too, gets its id there.

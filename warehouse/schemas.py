@@ -147,8 +147,8 @@ SUBSCRIPTION_CHANGES = pa.schema(
         ("subscription", pa.string()),
         ("change", pa.string()),  # ADDED, REMOVED, or KEPT: only another subscription of the topic changed
         ("changed_at", pa.int64()),
-        ("handed_out", pa.int64()),  # the time by which everything due that had come in had been handed out
-        ("positions", pa.string()),  # JSON: the last entry that had been taken in, by partition (-1: not partitioned)
+        ("handed_out", pa.int64()),  # the time by which everything due that had come in had been dispatched
+        ("positions", pa.string()),  # JSON: the last entry that had been ingested, by partition (-1: not partitioned)
         ("batch_id", pa.int64()),
     ]
 )
@@ -178,7 +178,7 @@ SCHEMAS = {
     "rejects": REJECTS,
 }
 
-# The tables in which an overtaken process can't commit. The rows of others are right whoever writes them.
+# The tables in which a fenced process can't commit. The rows of others are right whoever writes them.
 FENCED = {**SCHEMAS, "subscription_changes": SUBSCRIPTION_CHANGES, "imported": IMPORTED}
 
 # The tables that are there once something needs them; MESSAGE_SCHEMAS is another.

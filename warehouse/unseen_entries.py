@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,12 @@ import pyarrow.compute as pc
 from broker.client import NoAnswerError
 from broker.entries.continuity import Gap, missing_ranges, positions_in
 from broker.position import Position, SourceTopic
+from broker.protocol.brokers import Brokers
+from broker.protocol.entries import Envelope
+from broker.protocol.reading import read_entries
 from broker.pulsar_admin.admin_rest import AdminClient, UnreadableEntryError
 from broker.pulsar_admin.answers import BrokerEntry
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tracker.properties import MessagePosition
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries
@@ -36,6 +40,7 @@ GONE = "the broker no longer has it"
 _NOT_ASKED = "one of so many that the broker was not asked about it"
 UNREADABLE = "the broker does not describe it, as entries that are encrypted and compressed, or have many properties"
 _MAX_UNREADABLE = 64  # of a gap: after so many entries that the broker can't describe, it is not asked about more
+_MAX_READ_BYTES = 256 << 20  # of a gap: of such entries, and of those between them
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,18 @@ class NotSeen:
 
 
 def find_not_seen(
-    admin: AdminClient, source: SourceTopic, gap: Gap, index_of: Callable[[Position], int | None]
+    admin: AdminClient,
+    source: SourceTopic,
+    gap: Gap,
+    index_of: Callable[[Position], int | None],
+    brokers: Brokers | None = None,
 ) -> NotSeen:
     """Asks the broker which entries are missing in a gap.
 
     Args:
         index_of: returns the broker entry index of an entry's last message, or None. Called for the entry before the
             gap, if its index is unknown and the broker has none of the missing entries.
+        brokers: to read the entries that the broker does not describe; None: they are not read.
 
     Raises:
         PulsarError: the broker does not answer.
@@ -82,19 +92,22 @@ def find_not_seen(
             return UNREADABLE
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        for position, entry in zip(asked, pool.map(ask, asked), strict=True):
-            if isinstance(entry, str):
-                rows.append(_row(source, position, entry))
-                continue
-            if entry is not None and entry.is_no_message:
-                passed += 1
-                continue
-            payload = None
-            if entry is not None and payload_bytes < _MAX_PAYLOAD_BYTES:
-                payload = _payload(admin, source, position)
-                payload_bytes += len(payload or b"")
-            rows.append(_row(source, position, _why(entry), entry, payload))
-    if unreadable:
+        answers = dict(zip(asked, pool.map(ask, asked), strict=True))
+    if unreadable and brokers is not None:
+        answers |= _read(brokers, source, [p for p, answer in answers.items() if isinstance(answer, str)])
+    for position, entry in answers.items():
+        if isinstance(entry, str):
+            rows.append(_row(source, position, entry))
+            continue
+        if entry is not None and entry.is_no_message:
+            passed += 1
+            continue
+        payload = None
+        if entry is not None and payload_bytes < _MAX_PAYLOAD_BYTES:
+            payload = _payload(admin, source, position)
+            payload_bytes += len(payload or b"")
+        rows.append(_row(source, position, _why(entry), entry, payload))
+    if any(isinstance(answer, str) for answer in answers.values()):
         admin.internal_stats(source.name)  # raises if the broker does not answer at all
     rows += [_row(source, position, _NOT_ASKED) for position in named]
     n = sum(last - first + 1 for _, first, last in ranges)
@@ -133,6 +146,33 @@ def durable_index(tables: Tables, source: SourceTopic, position: Position) -> in
     sql = _SQL("last_index", topic=topic, partition=partition, ledger=position.ledger_id, entry=position.entry_id)
     found = tables.query("entries", sql)["last_index"].to_pylist()
     return int(found[0]) if found else None
+
+
+def _read(brokers: Brokers, source: SourceTopic, positions: list[Position]) -> dict[Position, BrokerEntry]:
+    """Reads entries, and returns what their metadata say; those are missing that the broker does not send."""
+    wanted, found, n_bytes = set(positions), {}, 0
+    before = Position(positions[0].ledger_id, positions[0].entry_id - 1)
+    with closing(read_entries(brokers, source.name, before)) as entries:
+        for entry in entries:
+            n_bytes += entry.n_bytes
+            if entry.position in wanted and isinstance(entry.envelope, Envelope):
+                found[entry.position] = _described(entry.envelope)
+            if n_bytes > _MAX_READ_BYTES or entry.position >= positions[-1]:
+                break
+    return found
+
+
+def _described(envelope: Envelope) -> BrokerEntry:
+    metadata = envelope.metadata
+    return BrokerEntry(
+        batch_size=metadata.n_messages,
+        publish_time=metadata.publish_time or None,
+        producer_name=metadata.producer_name.decode(errors="replace"),
+        key=metadata.partition_key.decode(errors="replace") if metadata.HasField("partition_key") else None,
+        properties={p.key.decode(errors="replace"): p.value.decode(errors="replace") for p in metadata.properties},
+        is_encrypted=bool(metadata.encryption_keys),
+        is_no_message=envelope.is_chunk and metadata.chunk_id < metadata.n_chunks - 1,
+    )
 
 
 def _unnamed(gap: Gap, index_of: Callable[[Position], int | None]) -> int:

@@ -13,9 +13,9 @@ from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError, UnreadableWarehouseError, one_line
 from conf.settings import Settings
+from status.alerts import NOT_SEEN_REASON
 from status.dead_letters import is_dead_letter_sql
 from status.job_status import known_status
-from status.troubles import NOT_SEEN_REASON
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delta.opening import open_table, reading_files

@@ -58,7 +58,7 @@ LEFT ANTI JOIN last_occurrences AS n ON n.subscription = s.subscription AND n.le
 WHERE i.operation = 'DELAY' AND NOT (:is_cancelled) AND NOT (:is_moved_on)
 
 -- pending --
--- Pending messages: a row for each message and subscription. The time of one that is held back (`is_held`) or of a
+-- Pending messages: a row for each message and subscription. The time of one that is parked (`is_held`) or of a
 -- paused schedule (`is_paused`) means nothing. A recurring message has a row for its next `occurrence`.
 SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, is_held, is_paused, key,
        properties, publish_time, producer_name, payload, schedule_key, attempt, shaped_from, occurrence
@@ -147,7 +147,7 @@ LEFT JOIN (
 ) AS n ON n.subscription = c.subscription AND n.ledger_id = c.ledger_id AND n.entry_id = c.entry_id
 
 -- funnel --
--- The messages of each topic and subscription in numbers; entries that were not seen are not among those taken in.
+-- The messages of each topic and subscription in numbers; entries that were not seen are not among those ingested.
 SELECT s.topic, s.subscription, coalesce(e.taken_in, 0) AS taken_in, coalesce(d.delivered, 0) AS delivered,
        coalesce(c.messages, 0) AS taken_back, coalesce(p.pending, 0) AS pending, coalesce(r.rejected, 0) AS rejected,
        coalesce(r.not_seen, 0) AS not_seen

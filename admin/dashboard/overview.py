@@ -16,8 +16,8 @@ from conf.api_settings import Operation
 from conf.errors import UnreadableWarehouseError
 from conf.partitions import without_partition
 from conf.settings import Route
+from status.alerts import Alert
 from status.job_status import known_status, read_status
-from status.troubles import Trouble
 from warehouse.queries.listing import PendingError
 
 _NO_STATUS = "no job has run on these settings yet: start it with `delaylake run`"
@@ -75,9 +75,9 @@ def overview_data(request: Request, caller: Caller) -> Response:
     )
 
 
-def _is_of(trouble: Trouble, routes: Sequence[Route]) -> bool:
-    """Whether a trouble is about a source topic, rejects topic or destination of the routes, or about a partition."""
-    name = without_partition(trouble.name)
+def _is_of(alert: Alert, routes: Sequence[Route]) -> bool:
+    """Whether an alert is about a source topic, rejects topic or destination of the routes, or about a partition."""
+    name = without_partition(alert.name)
     return any(
         name in (route.source, route.rejects_topic, *(s.destination for s in route.subscriptions)) for route in routes
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,19 @@ from broker.position import START, Position
 from tracker.messages import int64
 
 _NOT_KNOWN = -2  # -1 is the index before a topic's first message
+
+
+@dataclass(frozen=True)
+class Part:
+    """An entry that came, and that is a part of a message alone: a chunk before the last one.
+
+    Attributes:
+        position: of the entry.
+        index: its broker entry index; None: unknown.
+    """
+
+    position: Position
+    index: int | None
 
 
 @dataclass(frozen=True)
@@ -62,13 +75,15 @@ class Continuity:
         self._last = position
         self._last_index = _NOT_KNOWN if index is None else index
 
-    def gaps(self, rows: pa.Table) -> list[Gap]:
-        """Returns the gaps before and between the entries of the next messages.
+    def gaps(self, rows: pa.Table, parts: Sequence[Part] = ()) -> list[Gap]:
+        """Returns the gaps before and between the next entries. Those that are not after the last one are ignored.
 
         Args:
-            rows: columns `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order; rows of entries
-                that are not after the last one so far are ignored.
+            rows: columns `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order.
+            parts: the entries that came before and between them, and have no row, in order.
         """
+        if parts:
+            rows = _with_parts(rows, parts)
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         is_new = (ledgers > self._last.ledger_id) | (
             (ledgers == self._last.ledger_id) & (entries > self._last.entry_id)
@@ -101,6 +116,20 @@ class Continuity:
         self._last = Position(int(ledgers[-1]), int(entries[-1]))
         self._last_index = int(lasts[-1])
         return found
+
+
+def _with_parts(rows: pa.Table, parts: Sequence[Part]) -> pa.Table:
+    """Returns the columns that `Continuity.gaps` reads, with a row for each part, in the topic's order."""
+    columns = {
+        "ledger_id": [part.position.ledger_id for part in parts],
+        "entry_id": [part.position.entry_id for part in parts],
+        "batch_size": [1] * len(parts),
+        "first_index": [part.index for part in parts],
+    }
+    own = rows.select(list(columns))
+    added = pa.table({name: pa.array(values, own.schema.field(name).type) for name, values in columns.items()})
+    merged = pa.concat_tables([own, added.cast(own.schema)])
+    return merged.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])
 
 
 def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:

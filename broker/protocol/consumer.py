@@ -228,13 +228,16 @@ class EntryConsumer:
             self._connection.detach(self._id)
 
     def _grant(self) -> None:
-        with self._changed:
-            permits = self._flow.grant()
-        if permits:
+        while True:  # what the broker is owed may be more than one command can grant
+            with self._changed:
+                permits = self._flow.grant()
+            if not permits:
+                return
             try:
                 self._connection.send(Command.FLOW, flow={"consumer_id": self._id, "permits": permits})
             except PulsarError as error:
                 self.disconnected(error)
+                return
 
     def _request(self, kind: Command.Type, name: str, **fields: Any) -> Any:
         if self._error is not None and kind != Command.CLOSE_CONSUMER:

@@ -29,7 +29,7 @@ class FlowControl:
 
     def came(self, n_messages: int, n_bytes: int) -> None:
         """Notes an entry from the broker, with as many messages as it takes permits for."""
-        self._open -= n_messages
+        self._open = _as_counted(self._open - n_messages)
         self.waiting_messages += n_messages
         self.waiting_bytes += n_bytes
         mean = n_bytes / max(n_messages, 1)
@@ -50,8 +50,13 @@ class FlowControl:
             most = min(int(room / self._mean), self._max_messages - self.waiting_messages)
             if not self.waiting_messages:
                 most = max(most, 1)  # a message that is larger than the budget comes alone
-        permits = min(most - self._open, _MOST_PERMITS)
+        permits = min(most - self._open, _MOST_PERMITS)  # what is missing then comes with the next grant
         if most <= 0 or permits <= 0 or (permits < most // 2 and self._open > 0):
             return 0  # a command for many permits is cheaper than many commands
-        self._open += permits
+        self._open = _as_counted(self._open + permits)
         return permits
+
+
+def _as_counted(permits: int) -> int:
+    """Returns permits as the broker counts them, in 32 bits: a producer may claim any number of messages."""
+    return (permits + 2**31) % 2**32 - 2**31

@@ -6,8 +6,9 @@ first one says, and writes what comes beyond that room.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from broker.client import NoAnswerError, PulsarError
@@ -15,6 +16,8 @@ from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import EntryError, Message, decompressed, messages_of
+from broker.protocol.sending import is_refusal
+from broker.protocol.session import DisconnectedError, RefusedError
 from broker.pulsar_admin.admin_rest import AdminClient
 
 _MAX_BYTES = 16 << 20  # of entries on their way
@@ -56,6 +59,23 @@ def read_entries(
     Raises:
         PulsarError: no broker answers, or it refuses.
     """
+    last, n_failures = after, 0
+    while True:
+        try:
+            with closing(_read_once(brokers, topic, last, silent_seconds)) as entries:
+                for entry in entries:
+                    last, n_failures = entry.position, 0
+                    yield entry
+            return
+        except (DisconnectedError, RefusedError) as error:  # the topic moves to another broker
+            n_failures += 1
+            if is_refusal(error) or n_failures * _LOOK_SECONDS >= silent_seconds:
+                raise
+            time.sleep(_LOOK_SECONDS)
+
+
+def _read_once(brokers: Brokers, topic: str, after: Position, silent_seconds: float) -> Generator[ReceivedEntry]:
+    """Does what `read_entries` does, by one consumer."""
     consumer = brokers.read(topic, after, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
     try:
         end, last, silent = consumer.has_more(), after, 0.0

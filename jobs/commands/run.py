@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from conf.settings import Settings
+    from status.alerts import Alerts
     from status.batch_status import BatchStatus
     from status.status_writer import StatusWriter
-    from status.troubles import Troubles
     from streaming.session import SparkSession
     from warehouse.routes.known_routes import KnownRoute
 
@@ -116,9 +116,9 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
 
                 raise StartError(f"another job runs on the checkpoint {folder}") from None
         try:
-            with _reporting(settings) as (status, troubles):
+            with _reporting(settings) as (status, alerts):
                 spark = spark or sessions.enter_context(_spark(settings, keeps_spark_log, stopping))
-                _deliver(spark, settings, reporter, status, troubles, stopping, warns_when_ready=not has_broker)
+                _deliver(spark, settings, reporter, status, alerts, stopping, warns_when_ready=not has_broker)
         finally:
             lock.release()
 
@@ -166,18 +166,18 @@ def _stand_by(
 
 
 @contextmanager
-def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Troubles]]:
+def _reporting(settings: Settings) -> Iterator[tuple[StatusWriter, Alerts]]:
     """Writes the job's status, and serves its metrics, while the block runs."""
     from status import otlp
+    from status.alerts import Alerts
     from status.metrics import JobCollector
     from status.status_writer import StatusWriter
-    from status.troubles import Troubles
 
-    troubles = Troubles()
-    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, troubles.current)
+    alerts = Alerts()
+    status = StatusWriter(settings.warehouse, settings.release.max_in_flight_messages, alerts.current)
     collector = JobCollector(status.status)
     with status, _metrics_server(settings, collector), otlp.exported(collector):
-        yield status, troubles
+        yield status, alerts
 
 
 def _deliver(
@@ -185,7 +185,7 @@ def _deliver(
     settings: Settings,
     reporter: Reporter,
     status: StatusWriter,
-    troubles: Troubles,
+    alerts: Alerts,
     stopping: threading.Event,
     warns_when_ready: bool,
 ) -> None:
@@ -196,7 +196,7 @@ def _deliver(
         settings: the settings.
         reporter: prints the job's progress.
         status: writes the job's status.
-        troubles: the job's troubles.
+        alerts: the job's alerts.
         stopping: set when the job has to end.
         warns_when_ready: whether to call `warn_of_namespaces` when the job is ready, since there was no broker before.
     """
@@ -214,7 +214,7 @@ def _deliver(
         reporter.deliveries(rows)
 
     missing = _update_routes(settings, reporter, status)
-    job = DelayedDelivery(spark, settings, stopping, on_batch, on_deliveries, troubles)
+    job = DelayedDelivery(spark, settings, stopping, on_batch, on_deliveries, alerts)
     failure: list[BaseException] = []
 
     def work() -> None:
@@ -227,7 +227,7 @@ def _deliver(
     # Signals are handled between bytecodes of the main thread, so that must not be inside a call to Spark.
     worker = threading.Thread(target=work, name="job")
     worker.start()
-    watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), troubles)
+    watch = MissingRoutesWatch(missing, lambda topic: _waiting(settings, missing, topic), alerts)
     with watch:
         while worker.is_alive() and not job.is_ready:
             worker.join(0.2)

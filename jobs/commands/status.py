@@ -1,4 +1,4 @@
-"""`delaylake status`: shows the state of the job, and its troubles."""
+"""`delaylake status`: shows the state of the job, and its alerts."""
 
 from __future__ import annotations
 

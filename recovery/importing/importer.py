@@ -11,7 +11,7 @@ from broker.position import ENTRY_BITS, START, Position
 from conf.errors import DelayLakeError
 from conf.settings import Settings
 from recovery.importing.schedule_keys import ImportedKeys
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from conf.settings import Settings, local_path
-from status.troubles import FOREIGN_PRODUCER, Troubles
+from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.release.attempt import FailedProducer, Generation
 from warehouse.durable import write_durably
 
@@ -37,10 +37,10 @@ def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
 class ProducerNames:
     """Gives producers other names. A name is in a file of the checkpoint before it is used. Thread-safe."""
 
-    def __init__(self, settings: Settings, troubles: Troubles) -> None:
+    def __init__(self, settings: Settings, alerts: Alerts) -> None:
         checkpoint = Path(local_path(settings.checkpoint))
         self._file = checkpoint / NAMES_FILE
-        self._troubles = troubles
+        self._alerts = alerts
         self._lock = threading.Lock()
         self._generations = read_generations(checkpoint)
 
@@ -65,7 +65,7 @@ class ProducerNames:
                 self._generations[key] = Generation(number, tick)
                 _log.warning("%s: %s; it goes on as %s-%d", one.topic, one.reason, one.producer, number)
                 text = f"{one.reason}: nothing is lost, but whoever it was may produce there"
-                self._troubles.begin(FOREIGN_PRODUCER, one.topic, text)
+                self._alerts.begin(FOREIGN_PRODUCER, one.topic, text)
             if foreign:
                 self._write()
         return [one for one in failed if one.foreign_id is None]

@@ -19,7 +19,7 @@ from broker.protocol.entries import Message
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
 from conf.settings import Settings
-from status.troubles import FOREIGN_PRODUCER, Troubles
+from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Generation
 from streaming.release.last_sent import ProducerLookup, latest_possible_tick
@@ -75,15 +75,15 @@ class OutcomePublisher:
     Args:
         settings: of the job.
         app_id: of the checkpoint; the producer's name begins with it.
-        troubles: records a foreign producer.
+        alerts: records a foreign producer.
     """
 
-    def __init__(self, settings: Settings, app_id: str, troubles: Troubles | None = None) -> None:
+    def __init__(self, settings: Settings, app_id: str, alerts: Alerts | None = None) -> None:
         self._settings = settings
         self._topic = settings.control.outcome_topic
         self._first_name = self._name = _producer_name(app_id)
         self._generation = Generation(0, 0)
-        self._troubles = troubles or Troubles()
+        self._alerts = alerts or Alerts()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
         self._published = -1  # the producer's last sequence id when it was opened, as the broker knows it
@@ -173,7 +173,7 @@ class OutcomePublisher:
             self._generation = Generation(self._generation.number + 1, last_tick)
             self._name = self._generation.name(self._first_name)
             _log.warning("%s: %s; it goes on as %s", self._topic, text, self._name)
-            self._troubles.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
+            self._alerts.begin(FOREIGN_PRODUCER, self._topic, f"{text}: whoever it was may produce there")
         return self._producer
 
 

@@ -7,7 +7,7 @@ import logging
 import pulsar
 
 from conf.settings import Settings, rejects_topic
-from status.troubles import STANDING, Troubles
+from status.alerts import STANDING, Alerts
 from streaming.checkpoint.offset import UNKNOWN, Offset
 from warehouse.routes.known_routes import KnownRoutes, known_routes
 
@@ -20,13 +20,13 @@ class Discovery:
     Args:
         client: of the source process.
         settings: of the job; its routes name the topics.
-        troubles: records source topics that are not read at all.
+        alerts: records source topics that are not read at all.
     """
 
-    def __init__(self, client: pulsar.Client, settings: Settings, troubles: Troubles) -> None:
+    def __init__(self, client: pulsar.Client, settings: Settings, alerts: Alerts) -> None:
         self._client = client
         self._topics = _destinations(known_routes(settings))
-        self._troubles = troubles
+        self._alerts = alerts
         self._partitions: dict[str, int] = {}
         self._why_not: dict[str, str] = {}  # the error for each topic that can't be looked up
         self._unread: set[str] = set()
@@ -61,10 +61,10 @@ class Discovery:
         partitions = self._look_up(topic)
         if partitions is None and not is_read:
             self._unread.add(topic)
-            self._troubles.begin(STANDING, topic, f"it is not read, for it can't be looked up: {self._why_not[topic]}")
+            self._alerts.begin(STANDING, topic, f"it is not read, for it can't be looked up: {self._why_not[topic]}")
         elif topic in self._unread:
             self._unread.remove(topic)
-            self._troubles.end(STANDING, topic)
+            self._alerts.end(STANDING, topic)
         return partitions or []
 
     def _look_up(self, topic: str) -> list[str] | None:

@@ -17,8 +17,8 @@ import pyarrow as pa
 from broker.position import START, Position
 from conf.settings import Settings, local_path
 from conf.time_zones import TIME_ZONE_DATA_VERSION
+from status.alerts import Alerts
 from status.disk_room import DiskRoom
-from status.troubles import Troubles
 from streaming.batch_schema import InputKind, InputRow, input_rows
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ class Intake:
         feedback: the file with the driver's feedback, read before each batch.
         shard_keys: Spark's key of each shard's rows, by shard number.
         tables: of the warehouse.
-        troubles: records source topics that stand still, and entries that were not seen.
+        alerts: records source topics that stand still, and entries that were not seen.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Intake:
         feedback: FeedbackFile,
         shard_keys: list[int],
         tables: Tables,
-        troubles: Troubles,
+        alerts: Alerts,
     ) -> None:
         self._settings = settings
         self._run_id = run_id
@@ -86,10 +86,10 @@ class Intake:
         checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
         self._input = BatchInput(checkpoint.input_folder)
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
-        self._disk = DiskRoom(settings, troubles)
-        self._receivers = Receivers(settings, tables, troubles, self._why_not_taking)
+        self._disk = DiskRoom(settings, alerts)
+        self._receivers = Receivers(settings, tables, alerts, self._why_not_taking)
         self._shares = BatchShares(settings)
-        self._late_large = LateLargeMessages(tables, troubles)
+        self._late_large = LateLargeMessages(tables, alerts)
         self._sources = [route.source for route in settings.routes]
         self._in_order = tuple(
             sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))

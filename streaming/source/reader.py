@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from conf.settings import Settings, local_path
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.batch_schema import InputKind, InputRow, command_copies, input_rows
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
@@ -337,5 +337,5 @@ class SourceReader:
             FeedbackFile(Path(self._options["feedback"])),
             self._shard_keys,
             self._tables,
-            Troubles(Path(self._options["troubles"])),
+            Alerts(Path(self._options["troubles"])),
         )

@@ -18,7 +18,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.partitions import split_partition
 from conf.settings import Settings
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
 from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
@@ -50,7 +50,7 @@ class Receivers:
     Args:
         settings: of the job.
         tables: of the warehouse, which stores schemas.
-        troubles: records source topics that stand still, and entries that were not seen.
+        alerts: records source topics that stand still, and entries that were not seen.
         why_not_taking: returns why batches take no messages now; None: they do.
 
     Attributes:
@@ -61,7 +61,7 @@ class Receivers:
     """
 
     def __init__(
-        self, settings: Settings, tables: Tables, troubles: Troubles, why_not_taking: Callable[[], str | None]
+        self, settings: Settings, tables: Tables, alerts: Alerts, why_not_taking: Callable[[], str | None]
     ) -> None:
         self.open: dict[str, Receiver] = {}
         self.looked_up: set[str] = set()
@@ -75,8 +75,8 @@ class Receivers:
         self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
-        self._discovery = Discovery(self._client, settings, troubles)
-        self._watch = SourceWatch(settings, troubles, lambda: list(self.open.values()), why_not_taking, tables)
+        self._discovery = Discovery(self._client, settings, alerts)
+        self._watch = SourceWatch(settings, alerts, lambda: list(self.open.values()), why_not_taking, tables)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
         self._known = set(self._read)  # the topics that are read, and those that were
         self._replayed: dict[str, Receiver] = {}  # for a replayed batch: receivers of topics that are not read any more
@@ -148,7 +148,7 @@ class Receivers:
                 details=None if is_control else MessageDetails(source, self._schemas),
                 recurring=None if is_control else self._recurring_of(source.topic),
                 on_received=self.arrived.set,
-                on_rows=self._watch.follow(source, after),
+                on_entries=self._watch.follow(source, after),
                 takes_replicated=is_control or self._settings.replicated == "all",
                 decryptor=self._decryptor,
                 on_passed=partial(self._watch.passed, source),

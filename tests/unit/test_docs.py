@@ -293,3 +293,11 @@ def test_each_page_of_the_dashboard_has_its_pictures_and_they_are_shown() -> Non
     assert {path.stem for path in (ROOT / "docs/images").glob("*.webp")} == names
     shown = re.findall(r"\(images/(\S+)\.webp\)", (ROOT / "docs/dashboard.md").read_text())
     assert set(shown) == names
+
+
+def test_the_glossary_is_short_and_mostly_in_words_of_the_field() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
+    whose = [row[3].strip() for row in rows if row[1].strip() != "term"]
+    assert 40 < len(whose) <= 60
+    assert all(whose)
+    assert sum(who.startswith("ours") for who in whose) <= 25

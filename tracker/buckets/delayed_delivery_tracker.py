@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.large_rows import Budget, LargeRows
 from tracker.buckets.mutable_bucket import Chunks, MutableBucket
-from tracker.buckets.time_slots import Queue, TimeSlots, WaitingRows
+from tracker.buckets.time_slots import Pile, Queue, TimeSlots, WaitingRows
 from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
 from tracker.store import Store
 
@@ -49,8 +49,11 @@ class DelayedDeliveryTracker:
         saved = store.get(_TABLE, (0, 0))
         meta = json.loads(saved) if saved else {}
         self._mutable = MutableBucket(store, meta.get("mutable"))
-        slots = {int(slot): (n, rows) for slot, n, rows in meta.get("slots", [])}
-        self._slots = TimeSlots(store, slots, {int(slot): n for slot, n in meta.get("large", [])})
+        piles = {slot: Pile(*pile) for slot, *pile in meta.get("piles", [])}
+        rule = LargeRows.from_json(meta["pile_rule"]).rule if meta.get("pile_rule") else None
+        slots = {slot: (n - (slot in piles), rows) for slot, n, rows in meta.get("slots", [])}
+        slots = {slot: (n, rows) for slot, (n, rows) in slots.items() if n}
+        self._slots = TimeSlots(store, slots, dict(meta.get("large", [])), piles, rule)
         self._large = LargeRows()
         self._waiting = WaitingRows(store, meta.get("waiting"))
         self._bits = IndexBits(store)
@@ -71,11 +74,12 @@ class DelayedDeliveryTracker:
                 buckets that are from now on, and were not before.
         """
         self._large = large
+        self._slots.begin(large.rule)
 
     @property
     def large_bytes(self) -> int:
         """The bytes of large payloads in time slots."""
-        return sum(self._slots.large.values())
+        return self._slots.large_bytes
 
     @property
     def complete_until(self) -> int:
@@ -302,10 +306,14 @@ class DelayedDeliveryTracker:
 
     def save(self) -> None:
         """Writes the changes to the store."""
+        # An earlier program does not know piles: with a value too many it says that the state lacks one.
+        piles = self._slots.piles
+        slots = [[slot, n + (slot in piles), rows] for slot, (n, rows) in self._slots.meta.items()]
+        slots += [[slot, 1, 0] for slot in piles.keys() - self._slots.meta.keys()]
         meta = {
             "format": _FORMAT,
             "mutable": self._mutable.meta,
-            "slots": [[slot, n, rows] for slot, (n, rows) in self._slots.meta.items()],
+            "slots": slots,
             "sealed": self._sealed,
             "near_until": self.near_until,
             "load_horizon": self.load_horizon,
@@ -314,6 +322,10 @@ class DelayedDeliveryTracker:
             meta["complete_until"] = self.complete_until
         if self._slots.large:
             meta["large"] = list(self._slots.large.items())
+        if piles:
+            meta["piles"] = [[slot, *pile] for slot, pile in piles.items()]
+            if self._slots.pile_rule is not None:
+                meta["pile_rule"] = LargeRows(self._slots.pile_rule).to_json()
         if len(self._waiting):
             meta["waiting"] = self._waiting.meta
         if self._to_seal.n_chunks:

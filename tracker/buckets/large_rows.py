@@ -118,6 +118,11 @@ class Budget:
         self._rows_left = _RELEASE_ROWS
         self._are_large = are_large
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether no large row fits any more."""
+        return self._left <= 0 or self._rows_left <= 0
+
     def fitting(self, rows: pa.Table) -> BoolArray:
         """Tells which rows fit, bool, (rows,): of the large ones the first; what they have is taken off the budget."""
         large = self._are_large(rows)

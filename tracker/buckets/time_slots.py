@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tracker.buckets.large_rows import Budget
+from tracker.buckets.large_rows import NONE_LARGE, Budget, LargeRule
 from tracker.messages import concat, in_order, int64, where
 from tracker.packing import LARGE_BYTES, in_parts, pack, payload_sizes, unpack
 from tracker.store import Store, get_present
@@ -17,34 +17,81 @@ from tracker.store import Store, get_present
 # About the duration of a quick batch: narrower slots cost more store calls; of wider ones more rows are written again.
 SLOT_MILLIS = 200
 
+# About the bytes of a value of a pile: of a pile a tick reads what it takes, and at most so much more.
+_PILE_BYTES = 2 << 20
+
 _TABLE = "slots"
+_PILES = "slot_piles"
+
+
+class Pile(NamedTuple):
+    """The large rows of a slot, as values that are taken one after another.
+
+    Attributes:
+        first, end: the values have the numbers from `first` to before `end`.
+        rows: their number of rows.
+        n_bytes: of the payloads.
+    """
+
+    first: int
+    end: int
+    rows: int
+    n_bytes: int
 
 
 class TimeSlots:
     """Rows by `deliver_at`. A slot is a few packed values; a cutoff within a slot has its later rows written again.
 
+    Large rows of a slot are a pile beside it, because a tick may take few of many.
+
     Args:
         store: where the rows are kept.
         meta: the attribute of that name, which the caller saves: by slot (ms since the epoch, divided by SLOT_MILLIS)
             its number of values and of rows. None: there are no rows.
-        large: the attribute of that name, which the caller saves: the bytes of large payloads, by slot that has some.
+        large: the attribute of that name, which the caller saves: the bytes of large payloads that are in no pile, by
+            slot that has some.
+        piles: the attribute of that name, which the caller saves: by slot.
+        pile_rule: the attribute of that name, which the caller saves: the rule by which the rows of all piles are
+            large; None: they are by several rules.
     """
 
     def __init__(
-        self, store: Store, meta: dict[int, tuple[int, int]] | None = None, large: dict[int, int] | None = None
+        self,
+        store: Store,
+        meta: dict[int, tuple[int, int]] | None = None,
+        large: dict[int, int] | None = None,
+        piles: dict[int, Pile] | None = None,
+        pile_rule: LargeRule | None = None,
     ) -> None:
         self._store = store
         self.meta = meta or {}
         self.large = large or {}
+        self.piles = piles or {}
+        self.pile_rule = pile_rule
+        self._rule = NONE_LARGE
 
     def __len__(self) -> int:
         """The number of rows."""
-        return sum(rows for _, rows in self.meta.values())
+        return sum(rows for _, rows in self.meta.values()) + sum(pile.rows for pile in self.piles.values())
 
     @property
     def earliest(self) -> int | None:
         """The start of the first slot that has rows, ms since the epoch; None: there are no rows."""
-        return min(self.meta) * SLOT_MILLIS if self.meta else None
+        slots = self.meta.keys() | self.piles.keys()
+        return min(slots) * SLOT_MILLIS if slots else None
+
+    @property
+    def large_bytes(self) -> int:
+        """The bytes of large payloads."""
+        return sum(self.large.values()) + sum(pile.n_bytes for pile in self.piles.values())
+
+    def begin(self, rule: LargeRule) -> None:
+        """Begins a tick, in which rows are large by a rule."""
+        self._rule = rule
+        if not self.piles:
+            self.pile_rule = rule
+        elif self.pile_rule != rule:
+            self.pile_rule = None
 
     def add(self, rows: pa.Table) -> None:
         """Adds rows of MESSAGES, each to the slot of its `deliver_at`."""
@@ -54,11 +101,18 @@ class TimeSlots:
         slots = int64(rows, "deliver_at") // SLOT_MILLIS
         starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
         ends = [*starts[1:].tolist(), rows.num_rows]
+        are_large = self._rule.are_large(rows)
         for slot, start, end in zip(slots[starts].tolist(), starts.tolist(), ends, strict=True):
+            of_slot, in_pile = rows.slice(start, end - start), are_large[start:end]
+            if in_pile.any():
+                self._pile_up(slot, where(of_slot, in_pile))
+                of_slot = where(of_slot, ~in_pile)
+            if not of_slot.num_rows:
+                continue
             chunks, count = self.meta.get(slot, (0, 0))
-            self._store.put(_TABLE, (slot, chunks), pack(rows.slice(start, end - start)))
-            self.meta[slot] = (chunks + 1, count + end - start)
-            sizes = payload_sizes(rows.slice(start, end - start))
+            self._store.put(_TABLE, (slot, chunks), pack(of_slot))
+            self.meta[slot] = (chunks + 1, count + of_slot.num_rows)
+            sizes = payload_sizes(of_slot)
             if n_bytes := int(sizes[sizes >= LARGE_BYTES].sum()):
                 self.large[slot] = self.large.get(slot, 0) + n_bytes
 
@@ -70,9 +124,10 @@ class TimeSlots:
             most: what the rows may have together; large ones beyond it stay. None: all come.
         """
         due = []
-        for slot in sorted(slot for slot in self.meta if slot * SLOT_MILLIS <= cutoff):
+        for slot in sorted(slot for slot in self.meta.keys() | self.piles.keys() if slot * SLOT_MILLIS <= cutoff):
+            is_whole = (slot + 1) * SLOT_MILLIS - 1 <= cutoff
             rows = self._take(slot)
-            if (slot + 1) * SLOT_MILLIS - 1 > cutoff:
+            if not is_whole:
                 is_due = int64(rows, "deliver_at") <= cutoff
                 self.add(where(rows, ~is_due))
                 rows = where(rows, is_due)
@@ -81,7 +136,7 @@ class TimeSlots:
                 fits = most.fitting(rows)
                 self.add(where(rows, ~fits))
                 rows = where(rows, fits)
-            due.append(rows)
+            due += [rows, *self._take_from_pile(slot, cutoff, most)]
         return in_order(concat(due))
 
     def find(self, times: Iterable[int]) -> list[pa.Table]:
@@ -90,26 +145,76 @@ class TimeSlots:
         Args:
             times: ms since the epoch.
         """
-        return self._of({time // SLOT_MILLIS for time in times} & self.meta.keys())
+        return self._of({time // SLOT_MILLIS for time in times} & (self.meta.keys() | self.piles.keys()))
 
     def within(self, start: int, end: int) -> list[pa.Table]:
         """Returns the rows of the slots that overlap `start` to `end`, ms since the epoch, and keeps them."""
-        return self._of(slot for slot in self.meta if start // SLOT_MILLIS <= slot <= end // SLOT_MILLIS)
+        slots = self.meta.keys() | self.piles.keys()
+        return self._of(slot for slot in slots if start // SLOT_MILLIS <= slot <= end // SLOT_MILLIS)
 
     def _of(self, slots: Iterable[int]) -> list[pa.Table]:
-        return [self._get(slot, chunk) for slot in sorted(slots) for chunk in range(self.meta[slot][0])]
+        found = []
+        for slot in sorted(slots):
+            found += [self._get(_TABLE, slot, chunk) for chunk in range(self.meta.get(slot, (0, 0))[0])]
+            pile = self.piles.get(slot, _NO_PILE)
+            found += [self._get(_PILES, slot, number) for number in range(pile.first, pile.end)]
+        return found
 
     def _take(self, slot: int) -> pa.Table:
         chunks = []
         self.large.pop(slot, None)
-        for chunk in range(self.meta.pop(slot)[0]):
-            chunks.append(self._get(slot, chunk))
+        for chunk in range(self.meta.pop(slot, (0, 0))[0]):
+            chunks.append(self._get(_TABLE, slot, chunk))
             self._store.remove(_TABLE, (slot, chunk))
         return concat(chunks)
 
-    def _get(self, slot: int, chunk: int) -> pa.Table:
-        return unpack(get_present(self._store, _TABLE, (slot, chunk)))
+    def _pile_up(self, slot: int, rows: pa.Table) -> None:
+        """Adds large rows to the end of a slot's pile."""
+        pile = self.piles.get(slot, _NO_PILE)
+        parts = list(in_parts(rows, most_bytes=_PILE_BYTES))
+        for number, part in enumerate(parts, pile.end):
+            self._store.put(_PILES, (slot, number), pack(part))
+        self.piles[slot] = Pile(
+            pile.first,
+            pile.end + len(parts),
+            pile.rows + rows.num_rows,
+            pile.n_bytes + int(payload_sizes(rows).sum()),
+        )
 
+    def _take_from_pile(self, slot: int, cutoff: int, most: Budget | None) -> list[pa.Table]:
+        """Removes and returns those rows of a slot's pile that are due, and for which there is room."""
+        pile = self.piles.pop(slot, None)
+        if pile is None:
+            return []
+        due, kept, number = [], [], pile.first
+        is_known = self.pile_rule is not None  # else rows may not be large any more, and wait for no room
+        is_full = most is not None and most.is_spent
+        while number < pile.end and not (is_known and is_full):
+            rows = self._get(_PILES, slot, number)
+            self._store.remove(_PILES, (slot, number))
+            number += 1
+            is_due = int64(rows, "deliver_at") <= cutoff
+            goes = is_due.copy()
+            if most is not None:
+                goes[is_due] = most.fitting(where(rows, is_due))
+                is_full = most.is_spent or bool((goes != is_due).any())
+            due.append(where(rows, goes))
+            kept.append(where(rows, ~goes))
+        gone, n_bytes = sum(rows.num_rows for rows in due), sum(int(payload_sizes(rows).sum()) for rows in due)
+        # What stays of the values that were read comes first again.
+        parts = list(in_parts(concat(kept), most_bytes=_PILE_BYTES))
+        for part in reversed(parts):
+            number -= 1
+            self._store.put(_PILES, (slot, number), pack(part))
+        if number < pile.end:
+            self.piles[slot] = Pile(number, pile.end, pile.rows - gone, pile.n_bytes - n_bytes)
+        return due
+
+    def _get(self, table: str, slot: int, number: int) -> pa.Table:
+        return unpack(get_present(self._store, table, (slot, number)))
+
+
+_NO_PILE = Pile(0, 0, 0, 0)
 
 # The most rows of a packed value: a tick that takes the first rows of a long queue does not rewrite the others.
 PIECE_ROWS = 10_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.properties import POSITION_SQL
 from tracker.schemas import SEQUENCE_BITS

@@ -6,7 +6,7 @@ topic, partition, ledger_id, entry_id, message
 CAST(greatest(batch_index, 0) AS BIGINT) AS message
 
 -- is_seen --
--- Two kinds of rows in `rejects` are not of rejected messages: entries not seen were never taken in, ...
+-- Two kinds of rows in `rejects` are not of rejected messages: entries not seen were never ingested, ...
 coalesce(reason, '') NOT LIKE :reason_not_seen
 
 -- is_rejected --
@@ -114,7 +114,7 @@ SELECT DISTINCT topic, subscription, position FROM (
 SELECT topic, subscription, position FROM deliveries WHERE sent_at < deliver_at
 
 -- delivered_although_cancelled --
--- A message was delivered although a command had cancelled it. Occurrences of a recurring message that were handed out
+-- A message was delivered although a command had cancelled it. Occurrences of a recurring message that were dispatched
 -- before the command's batch are right.
 SELECT topic, subscription, :position AS position FROM fates
 WHERE is_cancelled AND times > 0 AND (recurring_until IS NULL OR recurring_until >= cancelled_in)

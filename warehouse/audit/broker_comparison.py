@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,13 +16,14 @@ import pyarrow as pa
 from broker.client import PulsarError
 from broker.entries.continuity import Continuity, Gap
 from broker.position import START, Position, SourceTopic
+from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.partitions import partition_name
 from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, int64
 from warehouse.named_queries import NamedQueries, Sql
-from warehouse.unseen_entries import GONE, find_not_seen
+from warehouse.unseen_entries import GONE, NotSeen, find_not_seen
 
 _SQL = NamedQueries(__file__, first_imported_ledger=FIRST_IMPORTED_LEDGER)
 
@@ -45,9 +48,9 @@ class ComparedTopic:
         partition: number of the partition; -1: the topic is not partitioned.
         entries: entries that the broker has stored.
         durable: of these, entries that the table `entries` has.
-        not_durable: entries after the durable ones, which are not read or not written down yet.
+        not_durable: entries after the durable ones, which are not read or not recorded yet.
         no_message: markers, entries of aborted transactions, and chunks of chunked messages but for their last one.
-        not_seen: entries that were not taken in, although acknowledged or between durable ones.
+        not_seen: entries that were not ingested, although acknowledged or between durable ones.
         not_known: entries missing both in the tables and in the broker, or that the broker was not asked about; a gap
             that it was not asked about counts as one entry.
         trimmed: durable entries that the broker no longer has.
@@ -71,7 +74,7 @@ class Comparison:
     Attributes:
         problem: why they could not be compared; None: they were compared.
         topics: the topic partitions of the settings' routes.
-        not_seen: (topic, position) of each entry that was not taken in.
+        not_seen: (topic, position) of each entry that was not ingested.
     """
 
     problem: str | None = None
@@ -113,9 +116,10 @@ def compare(settings: Settings, broker: BrokerState, query: Query) -> Comparison
     horizon = time.time_ns() // 1_000_000 - settings.retention.entries_millis
     found = Comparison()
     try:
-        with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin:
+        with AdminClient(settings.pulsar, _TIMEOUT_SECONDS) as admin, closing(Brokers(settings.pulsar)) as brokers:
+            missing = partial(find_not_seen, admin, index_of=lambda position: None, brokers=brokers)
             for source, ledgers in broker.topics.items():
-                topic, positions = _compare(admin, source, ledgers, settings.pulsar.subscription, horizon, query)
+                topic, positions = _compare(missing, source, ledgers, settings.pulsar.subscription, horizon, query)
                 found.topics.append(topic)
                 found.not_seen.extend((source.topic, position) for position in positions)
     except PulsarError as error:
@@ -136,7 +140,12 @@ def _read_broker(settings: Settings) -> dict[SourceTopic, TopicLedgers]:
 
 
 def _compare(
-    admin: AdminClient, source: SourceTopic, broker: TopicLedgers, subscription: str, horizon: int, query: Query
+    missing: Callable[[SourceTopic, Gap], NotSeen],
+    source: SourceTopic,
+    broker: TopicLedgers,
+    subscription: str,
+    horizon: int,
+    query: Query,
 ) -> tuple[ComparedTopic, list[str]]:
     durable = _Durable(source, horizon, query)
     acknowledged = Position(*broker.acknowledged.get(subscription, START))
@@ -148,8 +157,8 @@ def _compare(
     if acknowledged > durable.last:
         gaps.append(Gap(durable.last, Position(acknowledged.ledger_id, acknowledged.entry_id + 1)))
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        found = list(pool.map(lambda gap: find_not_seen(admin, source, gap, lambda position: None), gaps[-_MAX_GAPS:]))
-    rows = [row for missing in found for row in missing.rows.select(_SEEN_COLUMNS).to_pylist()]
+        found = list(pool.map(partial(missing, source), gaps[-_MAX_GAPS:]))
+    rows = [row for one in found for row in one.rows.select(_SEEN_COLUMNS).to_pylist()]
     # Entries older than the horizon may be missing because retention has removed them.
     not_seen = [r for r in rows if not r["reason"].endswith(GONE) and r["publish_time"] >= horizon]
     n_in_broker = sum(n for ledger, n in durable.by_ledger.items() if ledger in broker.ledgers)
@@ -161,7 +170,7 @@ def _compare(
         entries=max(_entries(broker.ledgers, durable.before), n_in_broker + not_durable),
         durable=n_in_broker,
         not_durable=not_durable,
-        no_message=sum(missing.passed for missing in found),
+        no_message=sum(one.passed for one in found),
         not_seen=len(not_seen),
         not_known=len(rows) - len(not_seen) + max(0, len(gaps) - _MAX_GAPS),
         trimmed=sum(durable.by_ledger.values()) - n_in_broker,

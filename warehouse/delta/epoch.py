@@ -1,7 +1,7 @@
 """One warehouse has one writer: the last start of a job, or the last rebuild.
 
 Each of these raises the warehouse's epoch, the number of a transaction in each fenced table. Each commit there is the
-very next version after one that was checked to have the writer's own epoch. So a writer that was overtaken, and did not
+very next version after one that was checked to have the writer's own epoch. So a writer that was fenced, and did not
 notice because it was paused or cut off, can't commit any more.
 """
 

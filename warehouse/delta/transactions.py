@@ -17,7 +17,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.\d{10})?\.parquet")
 def last_transactions(table: DeltaTable) -> dict[str, int]:
     """Returns the number of each writer's last transaction in a table's version, by app id.
 
-    `DeltaTable.transaction_version` reads the log anew for each app id: some ms for each of thousands of writers.
+    `DeltaTable.transaction_version` reads the log again for each app id: some ms for each of thousands of writers.
     Source: "Transaction Identifiers" and "Checkpoints" in Delta's PROTOCOL.md.
 
     Args:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from tracker.messages import Int64Array, int64
+from tracker.messages import BoolArray, Int64Array, int64, where
 from warehouse.delta.engine import LOCAL, Engine
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder, new_run
 from warehouse.spans import times_of
@@ -270,20 +270,24 @@ class _SliceWriter:
     def __call__(self, part: Slice) -> list[tuple[AddAction, int]]:
         """Returns for each written file the action that adds it, and the number of its rows."""
         places, pieces = self._pieces(part)
-        written = []
-        for piece in range(int(pieces.max(initial=-1)) + 1):
-            parts, start = [], 0
-            for path, numbers in part.groups.items():
-                with self._folder.open(path, self._footers.get(path)) as file:
-                    for number in numbers:
-                        chosen = pieces[start : start + places[path, number]] == piece
-                        start += len(chosen)
-                        if chosen.any():
-                            rows = self._folder.complete(file.read_row_group(number, use_threads=False))
-                            parts.append(rows.filter(pa.array(chosen)))
-            rows = _in_order(pa.concat_tables(parts), self._folder.time)
-            written.append((self._folder.write(rows, self._run), rows.num_rows))
-        return written
+        n = int(pieces.max(initial=-1)) + 1
+        return [self._written(self._piece(part, places, pieces == number)) for number in range(n)]
+
+    def _piece(self, part: Slice, places: Mapping[tuple[str, int], int], is_chosen: BoolArray) -> pa.Table:
+        """Reads and sorts a piece of a slice: the chosen ones of its rows, by row group, bool, (rows,)."""
+        parts, start = [], 0
+        for path, numbers in part.groups.items():
+            with self._folder.open(path, self._footers.get(path)) as file:
+                for number in numbers:
+                    chosen = is_chosen[start : start + places[path, number]]
+                    start += len(chosen)
+                    if chosen.any():
+                        rows = self._folder.complete(file.read_row_group(number, use_threads=False))
+                        parts.append(where(rows, chosen))
+        return _in_order(pa.concat_tables(parts), self._folder.time)
+
+    def _written(self, rows: pa.Table) -> tuple[AddAction, int]:
+        return self._folder.write(rows, self._run), rows.num_rows
 
     def _pieces(self, part: Slice) -> tuple[dict[tuple[str, int], int], Int64Array]:
         """Divides a slice into pieces of a full file each, in order: very many bytes may have the same time.

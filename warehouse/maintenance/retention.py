@@ -57,8 +57,8 @@ _LAST_DELIVERIES_MILLIS = 3_600_000
 # occurrences within it by their numbers.
 LAST_OCCURRENCES_MILLIS = 24 * 3_600_000
 
-# Rows of a file are deleted, and its other rows written anew, when at least this share of them can go, or when the file
-# is small.
+# Rows of a file are deleted, and its other rows written again, when at least this share of them can go, or when the
+# file is small.
 _LEAST_PART = 0.1
 _SMALL_ROWS = 20_000
 
@@ -104,7 +104,7 @@ _RECORDED = ["topic", "partition", "first_index", "batch_size"]
 
 @dataclass(frozen=True)
 class Excess:
-    """A file with rows that can go: all of them, or so many that it is worth writing the others anew.
+    """A file with rows that can go: all of them, or so many that it is worth writing the others again.
 
     Attributes:
         rows: the number of rows that can go.
@@ -157,7 +157,7 @@ class Retention:
         """Yields the files of a table from which rows can go.
 
         Args:
-            writes: whether to write the other rows of each such file anew, for `remove`.
+            writes: whether to write the other rows of each such file again, for `remove`.
             engine: reads and writes the files.
         """
         horizon = self._horizons[table.name]
@@ -339,8 +339,8 @@ class _ExcessFinder:
 
     Attributes:
         horizon: rows before this time can go, ms since the epoch.
-        held: rows from this time on are held back, and can go, too, ms since the epoch.
-        writes: whether to write the other rows anew.
+        held: rows from this time on are parked, and can go, too, ms since the epoch.
+        writes: whether to write the other rows again.
     """
 
     retention: Retention
@@ -350,7 +350,7 @@ class _ExcessFinder:
     writes: bool
 
     def __call__(self, file: DataFile) -> Excess | None:
-        """Returns the rows that can go; None: none, or too few to write the file anew."""
+        """Returns the rows that can go; None: none, or too few to write the file again."""
         name, time = self.folder.name, self.folder.time
         rows = self.folder.read(file.path, _NEEDED[name])
         goes = (int64(rows, time) < self.horizon) | (int64(rows, time) >= self.held)
@@ -372,7 +372,7 @@ def remove(table: TableFiles, excess: Sequence[Excess]) -> bool:
     """Deletes the rows that can go, in one commit.
 
     Args:
-        excess: files whose other rows have been written anew.
+        excess: files whose other rows have been written again.
 
     Returns:
         whether it was done; False if some of the files were removed in the meantime.

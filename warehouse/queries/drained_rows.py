@@ -1,4 +1,4 @@
-"""Reads the first of the messages that are held back for a slow destination."""
+"""Reads the first of the messages that are parked for a slow destination."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_BYTES = 16 << 20  # of payloads in a round, and the first message in any ca
 
 
 def find_first_held(tables: Tables, version: int, topic: str, name: str, most: int) -> tuple[pa.Table, int | None]:
-    """Reads the sealed rows of the messages that were due first, of those held back for a subscription.
+    """Reads the sealed rows of the messages that were due first, of those parked for a subscription.
 
     Args:
         tables: of the warehouse.

@@ -1,5 +1,5 @@
 -- held --
--- Messages that are held back for a subscription.
+-- Messages that are parked for a subscription.
 deliver_at = :held_deliver_at AND topic = :topic AND subscription = :subscription
 
 -- places --

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tracker.commands.outcomes import NOT_TAKEN
 from tracker.messages import LEFT_OUT, MESSAGES, typed
 from warehouse.delta.tables import Tables

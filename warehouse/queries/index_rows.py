@@ -189,7 +189,7 @@ def _count(tables: Tables, version: int, condition: Sql) -> int:
 def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
     """Finds the durable messages of the entries that commands name.
 
-    A durable entry that is in no bucket was handed out without being sealed: it has one row here, with deliver_at 0.
+    A durable entry that is in no bucket was dispatched without being sealed: it has one row here, with deliver_at 0.
 
     Args:
         versions: the versions of the tables LOOKED_UP to read.
@@ -323,7 +323,7 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
 
 
 def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
-    """Reads the sealed rows of messages that are held back for subscriptions, as MESSAGES.
+    """Reads the sealed rows of messages that are parked for subscriptions, as MESSAGES.
 
     Messages that a sealed move has released are left out.
 

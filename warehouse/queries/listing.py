@@ -50,8 +50,8 @@ class UnknownTopicError(PendingError):
 class State(StrEnum):
     """The state of a message that is not delivered yet. `cancelled` is read as `takenBack`."""
 
-    WAITING = "waiting"  # to be delivered, or held back
-    HELD = "held"  # due and held back, as by a pause of its subscription; not the next occurrence of a paused schedule
+    WAITING = "waiting"  # to be delivered, or parked
+    HELD = "held"  # due and parked, as by a pause of its subscription; not the next occurrence of a paused schedule
     CANCELLED = "takenBack"  # cancelled or skipped, and not due yet, so that it can be restored
 
     @classmethod
@@ -121,7 +121,7 @@ class PendingMessage:
 
     @property
     def is_held(self) -> bool:
-        """Whether the message is due and held back, as by a pause of its subscription."""
+        """Whether the message is due and parked, as by a pause of its subscription."""
         return self.deliver_at == HELD_DELIVER_AT
 
     @property
@@ -131,7 +131,7 @@ class PendingMessage:
 
     @property
     def cancel_at(self) -> int:
-        """A time for a cancel that names the message: its own, or that with which it came if it is held back."""
+        """A time for a cancel that names the message: its own, or that with which it came if it is parked."""
         is_at_rest = self.deliver_at >= HELD_DELIVER_AT
         return time_as_it_came(self.properties, self.publish_time) if is_at_rest else self.deliver_at
 

@@ -39,7 +39,7 @@ class PendingCounts:
     def __init__(self, rows: PendingRows) -> None:
         self._rows = rows
         wanted = rows.wanted
-        # Rows due by then are examined: they may be delivered, or were handed out before a subscription was added.
+        # Rows due by then are examined: they may be delivered, or were dispatched before a subscription was added.
         self._split = max(rows.as_of, rows.memberships.handed_out(rows.topic, rows.names))
         self._end = _NEVER if wanted.due_before is None else wanted.due_before
         is_by_time = not wanted.has_texts and wanted.ledger_id is None and wanted.state is State.WAITING
@@ -95,7 +95,7 @@ class PendingCounts:
     def first_and_last(self) -> tuple[int | None, int | None]:
         """Returns when the first and the last of the other rows are due, ms since the epoch; None: there are none.
 
-        Rows that are held back don't count.
+        Rows that are parked don't count.
         """
         if self._begin >= self._end:
             return None, None

@@ -126,7 +126,7 @@ class PendingRows:
     def start_of(self, n: int, start: int) -> int | None:
         """Returns the exclusive begin of a span of time that has the last n rows, about, of those due from `start` on.
 
-        Rows that are held back don't count. See `end_of` for None.
+        Rows that are parked don't count. See `end_of` for None.
         """
         spread = self._spread(start)
         if spread is None or 2 * n >= spread.size.sum():

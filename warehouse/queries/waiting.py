@@ -247,7 +247,7 @@ class Pending:
         return int(n) + counts.others(np.zeros_like).total()
 
     def histogram(self, width_millis: int, begin: int = 0) -> pa.Table:
-        """Counts the messages due in each span of time, by subscription, without those that are held back or paused.
+        """Counts the messages due in each span of time, by subscription, without those that are parked or paused.
 
         Args:
             width_millis: the length of a span.
@@ -278,7 +278,7 @@ class Pending:
         return added.rename_columns(list(waiting)).sort_by("at")
 
     def stats(self) -> dict[str, Any]:
-        """Counts each subscription's messages that are pending, due soon or held back, as the admin API gives them.
+        """Counts each subscription's messages that are pending, due soon or parked, as the admin API gives them.
 
         `messages` is as `count`: a message of several subscriptions counts once. `earliest` and `latest` are when the
         first and the last message are due, ms since the epoch. `takenBack` ignores the filter: it counts the topic's

@@ -1,7 +1,7 @@
-"""Memberships: since when a subscription is in the settings. Messages handed out before, or in between, are not for it.
+"""Memberships: since when a subscription is in the settings. Messages dispatched before, or in between, are not for it.
 
 Each time that a topic's subscriptions change, the table `subscription_changes` gets a row for each of them, which says
-up to where messages had been handed out by then. A subscription without a row counts as having always been there.
+up to where messages had been dispatched by then. A subscription without a row counts as having always been there.
 
 Whether a message was there by then is known from its position; for a row that a message got later for one subscription,
 from the row's sequence, which has the tick.
@@ -40,8 +40,8 @@ def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions:
     Args:
         before: the known routes.
         after: the same, updated to the settings.
-        handed_out: the time by which everything due has been handed out, ms since the epoch.
-        positions: the last entry that was taken in, as `ledger:entry`, by the topic partition's name.
+        handed_out: the time by which everything due has been dispatched, ms since the epoch.
+        positions: the last entry that was ingested, as `ledger:entry`, by the topic partition's name.
     """
     found: Changes = {}
     for topic, route in after.routes.items():
@@ -107,14 +107,14 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moment:
-    """A moment at which a topic's subscriptions changed, by what had been handed out before it."""
+    """A moment at which a topic's subscriptions changed, by what had been dispatched before it."""
 
-    handed_out: int  # everything due by then had been handed out, ms since the epoch
-    positions: dict[int, Position]  # the last entry taken in, by partition; -1: the topic is not partitioned
+    handed_out: int  # everything due by then had been dispatched, ms since the epoch
+    positions: dict[int, Position]  # the last entry ingested, by partition; -1: the topic is not partitioned
     sequence: int  # rows of moved messages with a lower sequence were there
 
     def handed_out_before(self, rows: _Rows) -> BoolArray:
-        """Returns a mask, bool, (rows,), of the rows whose messages had been handed out before this moment."""
+        """Returns a mask, bool, (rows,), of the rows whose messages had been dispatched before this moment."""
         was_there = (rows.sequence > 0) & (rows.sequence < self.sequence)
         for number, last in self.positions.items():
             is_before = rows.ledger_id < last.ledger_id
@@ -151,7 +151,7 @@ def _first_ledger(last: Position) -> int:
 
 
 class Memberships:
-    """Finds messages that were handed out while a subscription was not in the settings.
+    """Finds messages that were dispatched while a subscription was not in the settings.
 
     Args:
         rows: rows of the table `subscription_changes`, oldest first.
@@ -194,7 +194,7 @@ class Memberships:
         return [name for of, name in self._absences if of == topic]
 
     def were_missed(self, rows: pa.Table, topic: str, subscription: str) -> BoolArray:
-        """Returns a mask of the rows whose messages were handed out while a topic's subscription was not there.
+        """Returns a mask of the rows whose messages were dispatched while a topic's subscription was not there.
 
         Args:
             rows: columns topic, partition, ledger_id, entry_id and deliver_at; optionally `subscription` (rows for
@@ -215,7 +215,7 @@ class Memberships:
     def was_absent(
         self, topic: str, subscription: str, message: Mapping[str, Any], due: int, sequence: int = 0
     ) -> bool:
-        """Whether a message that was due for one subscription alone was handed out while that was not there.
+        """Whether a message that was due for one subscription alone was dispatched while that was not there.
 
         Args:
             message: the message's partition, ledger_id and entry_id.
@@ -228,7 +228,7 @@ class Memberships:
         return bool(self._missed(_Rows(*(np.array([value]) for value in values)), topic, subscription)[0])
 
     def _missed(self, rows: _Rows, topic: str, subscription: str) -> BoolArray:
-        """Returns a mask of the rows, all for a topic's subscription, that were handed out while it was not there."""
+        """Returns a mask of the rows, all for a topic's subscription, that were dispatched while it was not there."""
         missed = np.zeros(len(rows.due), np.bool_)
         for since, until in self._absences[topic, subscription]:
             missed |= until.handed_out_before(rows) & ~since.handed_out_before(rows)
@@ -264,7 +264,7 @@ class Memberships:
         )
 
     def sql_before(self, row: str, due: Sql, topic: Sql, subscription: Sql) -> Sql:
-        """Returns the SQL condition that a row's message was handed out before its subscription was last added.
+        """Returns the SQL condition that a row's message was dispatched before its subscription was last added.
 
         Args:
             row: the alias of a table with partition, ledger_id and entry_id.

@@ -2,7 +2,7 @@
 SELECT * FROM subscription_changes ORDER BY batch_id, changed_at
 
 -- came_by --
--- The message of a row came by a moment, by the last entry taken in of its partition.
+-- The message of a row came by a moment, by the last entry ingested of its partition.
 (:row.partition = :partition AND :row.ledger_id >= :first_ledger
     AND (:row.ledger_id < :ledger OR (:row.ledger_id = :ledger AND :row.entry_id <= :entry)))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from conf.settings import Route, Settings
+from status.alerts import NO_ROUTE, Alerts
 from status.job_status import known_status
-from status.troubles import NO_ROUTE, Troubles
 from tracker.commands.decode import resolve_topic
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, as_routes
 
@@ -51,17 +51,17 @@ def settings_with(settings: Settings, topic: str) -> tuple[Settings, bool]:
 class MissingRoutesWatch:
     """Counts the pending messages of topics without a route every 30 s or so, in a thread. A context manager.
 
-    A topic has the trouble NO_ROUTE as long as it has pending messages.
+    A topic has the alert NO_ROUTE as long as it has pending messages.
 
     Args:
         routes: the missing routes, by source topic.
         count: returns the number of pending messages of a source topic.
     """
 
-    def __init__(self, routes: Mapping[str, KnownRoute], count: Callable[[str], int], troubles: Troubles) -> None:
+    def __init__(self, routes: Mapping[str, KnownRoute], count: Callable[[str], int], alerts: Alerts) -> None:
         self._topics = list(routes)
         self._count = count
-        self._troubles = troubles
+        self._alerts = alerts
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="missing routes", daemon=True)
 
@@ -76,22 +76,22 @@ class MissingRoutesWatch:
         self._stopped.set()
 
     def check(self) -> None:
-        """Counts each topic's pending messages now, and begins or ends its trouble; a failed count begins it."""
+        """Counts each topic's pending messages now, and begins or ends its alert; a failed count begins it."""
         for topic in self._topics:
             try:
                 n = self._count(topic)
             except Exception as error:
-                self._troubles.begin(NO_ROUTE, topic, f"without a route; what waits can't be counted: {error}")
+                self._alerts.begin(NO_ROUTE, topic, f"without a route; what waits can't be counted: {error}")
                 continue
             if n:
-                self._troubles.begin(
+                self._alerts.begin(
                     NO_ROUTE,
                     topic,
                     f"without a route, and {n:,} messages wait: put the route back, or end it with "
                     "`delaylake topics purge`",
                 )
             else:
-                self._troubles.end(NO_ROUTE, topic)
+                self._alerts.end(NO_ROUTE, topic)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -20,7 +20,7 @@ class ScheduleState(StrEnum):
     """The state of a schedule for a subscription."""
 
     WAITING = "waiting"  # its next occurrence waits
-    HELD = "held"  # its next occurrence is due and held back, as by a pause of the subscription
+    HELD = "held"  # its next occurrence is due and parked, as by a pause of the subscription
     PAUSED = "paused"  # a command has paused it
     CANCELLED = "takenBack"  # a command has ended it
     ENDED = "ended"  # there is no further occurrence
@@ -46,7 +46,7 @@ class Progress:
         delivered: the number of delivered occurrences, as far as the tables still have them.
         last: the last occurrence that was delivered or skipped, at the time that it had in the end: a command or a
             subscription's rate may have given it another one than the rule; None: none yet.
-        next: the occurrence that waits; None: none. It is at HELD_DELIVER_AT if held back, at PAUSED_DELIVER_AT if
+        next: the occurrence that waits; None: none. It is at HELD_DELIVER_AT if parked, at PAUSED_DELIVER_AT if
             paused.
         next_by_rule: when the next occurrence is due by the rule, ms since the epoch, also if it was rescheduled.
     """
@@ -116,7 +116,7 @@ class Schedule:
     def upcoming(self, n: int) -> list[Occurrence]:
         """Returns the next n occurrences, or fewer, if none will be missed.
 
-        If the schedule is held back or paused they are as if it went on now, which `misfire` decides.
+        If the schedule is parked or paused they are as if it went on now, which `misfire` decides.
         """
         soonest = self.next
         if soonest is None or soonest.next is None:

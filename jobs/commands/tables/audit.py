@@ -15,7 +15,7 @@ from warehouse.audit.accounts import Audit, run_audit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from status.troubles import Trouble
+    from status.alerts import Alert
     from warehouse.audit.broker_comparison import Comparison
 
 
@@ -41,36 +41,36 @@ def audit(
     settings = global_options(context).settings
     with engine_of(settings, engine) as chosen:
         result = run_audit(settings, now if strict_now else None, chosen)
-    troubles = _troubles(settings.warehouse, now)
-    show(output, _json(result, troubles), _text(result, troubles) if output is Output.TEXT else "")
-    if troubles or not result.is_clean:
+    alerts = _alerts(settings.warehouse, now)
+    show(output, _json(result, alerts), _text(result, alerts) if output is Output.TEXT else "")
+    if alerts or not result.is_clean:
         raise typer.Exit(1)
 
 
-def _troubles(warehouse: str, now: int) -> list[Trouble]:
-    """Returns the troubles of the running job that hold messages up, though all are accounted for.
+def _alerts(warehouse: str, now: int) -> list[Alert]:
+    """Returns the alerts of the running job that hold messages up, though all are accounted for.
 
     If the job does not run, there are none: those that it wrote last may be over.
     """
+    from status.alerts import SLOW, STANDING, UNWRITABLE
     from status.job_status import known_status
-    from status.troubles import SLOW, STANDING, UNWRITABLE
 
     status = known_status(warehouse)
     if status is None or status.trouble(now) is not None:
         return []
-    return [trouble for trouble in status.troubles if trouble.kind in (STANDING, UNWRITABLE, SLOW)]
+    return [alert for alert in status.troubles if alert.kind in (STANDING, UNWRITABLE, SLOW)]
 
 
-def _json(result: Audit, troubles: Sequence[Trouble] = ()) -> dict[str, Any]:
+def _json(result: Audit, alerts: Sequence[Alert] = ()) -> dict[str, Any]:
     found = asdict(result) | {
-        "ok": result.is_clean and not troubles,
-        "troubles": [asdict(trouble) for trouble in troubles],
+        "ok": result.is_clean and not alerts,
+        "troubles": [asdict(alert) for alert in alerts],
     }
     topics = [{_PRINTED_AS.get(name, name): n for name, n in t.items()} for t in found["comparison"]["topics"]]
     return found | {"comparison": found["comparison"] | {"topics": topics}}
 
 
-def _text(result: Audit, troubles: Sequence[Trouble]) -> str:
+def _text(result: Audit, alerts: Sequence[Alert]) -> str:
     columns = {
         "delivered": "delivered",
         "cancelled": "taken_back",
@@ -89,7 +89,7 @@ def _text(result: Audit, troubles: Sequence[Trouble]) -> str:
             f"  {example['topic']} {example['position']} {example['subscription']}".rstrip()
             for example in found["examples"]
         ]
-    lines += [f"{trouble.kind}: {trouble.name}: {trouble.text}" for trouble in troubles]
+    lines += [f"{alert.kind}: {alert.name}: {alert.text}" for alert in alerts]
     lines.append(_compared_text(result.comparison))
     verdict = "all accounted for" if result.is_clean else "NOT all accounted for"
     lines.append(f"{result.taken_in:,} messages taken in, {result.rejected:,} rejected: {verdict}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from status.troubles import NOT_SENT, Troubles
+from status.alerts import NOT_SENT, Alerts
 from streaming.release.naming import Target
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.giving_up import cancelled
@@ -35,14 +35,14 @@ class ReleaseRecords:
         tables: of the warehouse.
         app_id: of the checkpoint; names of writers begin with it.
         stopped: ends waiting for a table that can't be written.
-        troubles: records messages that were not sent.
+        alerts: records messages that were not sent.
     """
 
-    def __init__(self, tables: Tables, app_id: str, stopped: threading.Event, troubles: Troubles | None = None) -> None:
+    def __init__(self, tables: Tables, app_id: str, stopped: threading.Event, alerts: Alerts | None = None) -> None:
         self._tables = tables
         self._app_id = app_id
         self._stopped = stopped
-        self._troubles = troubles or Troubles()
+        self._alerts = alerts or Alerts()
 
     def writer(self, lane: str, target: Target | None = None) -> str:
         """Returns the writer's name under which the table `deliveries` keeps the last written tick of a lane.
@@ -104,13 +104,13 @@ class ReleaseRecords:
         return True
 
     def _tell(self, refused: pa.Table) -> None:
-        """Records messages that were not sent as troubles of their source topics; the text names the last one."""
+        """Records messages that were not sent as alerts of their source topics; the text names the last one."""
         counts = Counter(refused["topic"].to_pylist())
         last = dict(zip(refused["topic"].to_pylist(), range(refused.num_rows), strict=True))
         positions = position_texts(refused)
         for topic, row in last.items():
             text = f"{positions[row]} was {refused['reason'][row]}; the table rejects has it"
-            self._troubles.add(NOT_SENT, topic, text, counts[topic])
+            self._alerts.add(NOT_SENT, topic, text, counts[topic])
 
     def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
         """Returns the rows of resumed parts that an earlier run has not written to a table.

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.release.driver.job import Job
 from streaming.release.driver.job_sender import FinishedJob, JobSender
 from streaming.release.driver.lookahead import Lookahead
@@ -56,7 +56,7 @@ class Releaser:
         feedback: the file that the source process reads.
         app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
         on_deliveries: called with the rows that were written to `deliveries`, in several threads.
-        troubles: records unwritable destinations and foreign producers.
+        alerts: records unwritable destinations and foreign producers.
         routes: of the last batch of the run before; None: there was none.
         folder: of this run, where tasks run on this machine, too; None: they run on other machines.
         release_folder: for the rows of large releases, as `ReleaseFiles` has it.
@@ -70,12 +70,12 @@ class Releaser:
         feedback: FeedbackFile,
         app_id: str,
         on_deliveries: Callable[[pa.Table], None],
-        troubles: Troubles | None = None,
+        alerts: Alerts | None = None,
         routes: KnownRoutes | None = None,
         folder: Path | None = None,
         release_folder: Path | None = None,
     ) -> None:
-        troubles = troubles or Troubles()
+        alerts = alerts or Alerts()
         routes = (routes or KnownRoutes({})).updated_to(settings)
         rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
         self._files = ReleaseFiles(app_id, release_folder)
@@ -86,8 +86,8 @@ class Releaser:
         self._lanes: dict[str, list[Job]] = {}
         self._lookahead = Lookahead(settings.release)
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
-        self._records = ReleaseRecords(tables, app_id, self._stopped, troubles)
-        names = ProducerNames(settings, troubles)
+        self._records = ReleaseRecords(tables, app_id, self._stopped, alerts)
+        names = ProducerNames(settings, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
         self._unconfirmed = UnconfirmedReleases(
@@ -102,7 +102,7 @@ class Releaser:
             probe=self._spark_jobs.probe,
             is_on_its_way=self._unconfirmed.is_on_its_way,
             on_change=self._unconfirmed.confirm,
-            troubles=troubles,
+            alerts=alerts,
             stopped=self._stopped,
             reject_after_millis=rejects_after,
             slow_seconds=slow_seconds,

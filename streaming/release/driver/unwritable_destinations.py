@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from status.troubles import SLOW, UNWRITABLE, Troubles
+from status.alerts import SLOW, UNWRITABLE, Alerts
 from streaming.release.driver.drain import Drain
 from streaming.release.driver.open_parts import OpenPart, PartsSent, Release, is_held_back, oldest
 from streaming.release.naming import Target
@@ -77,7 +77,7 @@ class UnwritableDestinations:
         probe: tries whether a topic accepts a producer. Returns why it does not; an empty text: it does.
         is_on_its_way: whether a lane may still have messages for a target that were handed out before it was held back.
         on_change: called when `recorded` has changed.
-        troubles: records each unwritable destination.
+        alerts: records each unwritable destination.
         stopped: set when the job stops; then the threads end.
         reject_after_millis: due messages of a subscription are rejected when its destination has been unwritable for so
             long; None: they wait. Rejects and dead letters always wait for their topic.
@@ -95,7 +95,7 @@ class UnwritableDestinations:
         probe: Callable[[str], str],
         is_on_its_way: Callable[[Target], bool],
         on_change: Callable[[], None],
-        troubles: Troubles,
+        alerts: Alerts,
         stopped: threading.Event,
         reject_after_millis: int | None = None,
         slow_seconds: float = 2.0,
@@ -108,7 +108,7 @@ class UnwritableDestinations:
         self._probe = probe
         self._is_on_its_way = is_on_its_way
         self._on_change = on_change
-        self._troubles = troubles
+        self._alerts = alerts
         self._stopped = stopped
         self._reject_after_millis = reject_after_millis
         self._slow_seconds = slow_seconds
@@ -233,24 +233,24 @@ class UnwritableDestinations:
         stuck.reason = reason
         if stuck.is_slow:
             why = reason.removeprefix("slow: ")
-            self._troubles.begin(SLOW, stuck.destination, f"is slow, and what is due for it waits: {why}")
+            self._alerts.begin(SLOW, stuck.destination, f"is slow, and what is due for it waits: {why}")
         else:
             what = "; what is due for it is rejected" if stuck.rejects else ""
-            self._troubles.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
+            self._alerts.begin(UNWRITABLE, stuck.destination, f"can't be written: {reason}{what}")
 
     def _set_slow(self, stuck: _Stuck, is_slow: bool) -> None:
         """Notes that a destination that could not be written is only slow, or that a slow one can't be written."""
         if is_slow != stuck.is_slow:
             stuck.is_slow, stuck.was_slow, stuck.drain = is_slow, not is_slow, Drain()
             stuck.since, stuck.sending_since = time.time_ns() // 1_000_000, 0.0
-            self._end_trouble(UNWRITABLE if is_slow else SLOW, stuck)
+            self._end_alert(UNWRITABLE if is_slow else SLOW, stuck)
 
-    def _end_trouble(self, kind: str, stuck: _Stuck) -> None:
+    def _end_alert(self, kind: str, stuck: _Stuck) -> None:
         with self._lock:
             is_slow = kind == SLOW
             others = [one for one in self._stuck.values() if one is not stuck and one.is_slow == is_slow]
             if all(one.destination != stuck.destination for one in others):
-                self._troubles.end(kind, stuck.destination)
+                self._alerts.end(kind, stuck.destination)
 
     def _reject_in_time(self, target: Target, stuck: _Stuck) -> None:
         """Begins to reject due messages of a subscription, if its destination has been unwritable for long enough.
@@ -312,7 +312,7 @@ class UnwritableDestinations:
                 if stuck.is_slow:
                     self._slow_until[target] = time.monotonic()
                     self._keeps_up_seconds[target] = stuck.keeps_up_seconds
-                self._end_trouble(SLOW if stuck.is_slow else UNWRITABLE, stuck)
+                self._end_alert(SLOW if stuck.is_slow else UNWRITABLE, stuck)
             now = "keeps up again" if stuck.is_slow else "can be written again"
             now = "is not in the settings, and nothing is open" if target in self._gone else now
             _log.warning("%s %s", stuck.destination, now)

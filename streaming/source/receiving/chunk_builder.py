@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from broker.entries.continuity import Part
 from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
 from broker.protocol.unpacking import UnpackedEntry
@@ -59,6 +60,7 @@ class ChunkBuilder:
 
     Attributes:
         entries: the entries in it.
+        parts: the entries that came meanwhile, and of which there are no messages.
         rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
@@ -84,6 +86,7 @@ class ChunkBuilder:
         self._ordinary: list[tuple[int, Entry]] = []  # entries whose rows are not made yet, by the first one's place
         self._n = 0
         self.entries = EntrySet()
+        self.parts: list[Part] = []
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -265,11 +268,12 @@ class ChunkBuilder:
     def _row(self, entry: Entry, message: Message) -> _Row:
         """Returns a message's values for the columns of MESSAGES from the third on."""
         key, properties, reason = _texts(entry, message)
-        ordering_key, ordering_key_bytes = "", None
-        try:
-            ordering_key = (message.ordering_key or b"").decode()
-        except UnicodeDecodeError:
-            ordering_key_bytes = message.ordering_key
+        ordering_key, ordering_key_bytes = None, None
+        if message.ordering_key is not None:
+            try:
+                ordering_key = message.ordering_key.decode()
+            except UnicodeDecodeError:
+                ordering_key_bytes = message.ordering_key
         size = len(message.key or b"") + len(message.ordering_key or b"") + len(message.payload or b"")
         size += sum(len(name) + len(value) + FIELD_BYTES for name, value in message.properties)
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
@@ -287,7 +291,7 @@ class ChunkBuilder:
         if size > self._max_size:
             reason = reason or f"{size} {_TOO_MANY}"
         reason = reason or entry.reason
-        key_encoding = BASE64 if key and message.is_key_base64 else None
+        key_encoding = BASE64 if key is not None and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
         if reason is not None:  # a release waits until it is sent: no reject may keep its lane
@@ -301,8 +305,8 @@ class ChunkBuilder:
             min(published, MAX_TIME_MILLIS),
             happened,
             entry.producer,
-            key or None,
-            ordering_key or None,
+            key,
+            ordering_key,
             [item for item in properties.items() if not is_dropped(item[0])],
             message.payload,
             reason,
@@ -336,12 +340,12 @@ def _may_be_ordinary(entry: Entry, most_bytes: int) -> bool:
     return _RULE not in received.header
 
 
-def _texts(entry: Entry, message: Message) -> tuple[str, dict[str, str], str | None]:
+def _texts(entry: Entry, message: Message) -> tuple[str | None, dict[str, str], str | None]:
     """Returns (key, properties, reason): the reason names what is no text, and of which nothing is returned."""
     wrong = []
-    key, properties = "", {}
+    key, properties = None, {}
     try:
-        key = (message.key or b"").decode()
+        key = None if message.key is None else message.key.decode()
     except UnicodeDecodeError:
         wrong.append("key")
     try:

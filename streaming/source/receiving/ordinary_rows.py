@@ -305,8 +305,7 @@ def _table(found: _Found, due: Int64Array, entries: Sequence[Entry], rules: Rule
     """
     fields, n, of = found.fields, len(found.entry), pa.array(found.entry)
     positions = np.array([entry.received.position for entry in entries], np.int64)[found.entry]
-    key_lengths = fields.key.ends - fields.key.starts
-    has_key = fields.has_key & ~fields.is_key_null & (key_lengths > 0)
+    has_key = fields.has_key & ~fields.is_key_null
     key = Spans(
         np.where(has_key, fields.key.starts, found.metadata.starts),
         np.where(has_key, fields.key.ends, found.metadata.starts),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from broker.client import PulsarError
+from broker.entries.continuity import Part
 from broker.position import START, Position, SourceTopic
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.encryption import Decryptor
+from broker.protocol.entries import EntryError
 from broker.protocol.session import DisconnectedError
 from broker.protocol.unpacking import UnpackedEntry, unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
@@ -79,7 +81,8 @@ class Receiver:
         details: looks up schemas and key encodings; None: messages have none, as on the control topic.
         recurring: takes in recurring messages; None: their number is not limited.
         on_received: called when messages have come in.
-        on_rows: called with all rows that come in, as MESSAGES, in order, before they can be taken into a batch.
+        on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
+            rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
         takes_replicated: whether messages that were published in another cluster are taken, too.
         decryptor: decrypts entries; None: encrypted ones are rejected.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
@@ -97,7 +100,7 @@ class Receiver:
         details: MessageDetails | None,
         recurring: Recurring | None = None,
         on_received: Callable[[], None],
-        on_rows: Callable[[pa.Table], None] = lambda rows: None,
+        on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None,
         takes_replicated: bool = True,
         decryptor: Decryptor | None = None,
         on_passed: Callable[[Position], None] = lambda end: None,
@@ -108,7 +111,7 @@ class Receiver:
         self._details = details
         self._recurring = recurring
         self._on_received = on_received
-        self._on_rows = on_rows
+        self._on_entries = on_entries
         self._takes_replicated = takes_replicated
         self._decryptor = decryptor
         self._on_passed = on_passed
@@ -349,13 +352,18 @@ class Receiver:
                 entry = consumer.receive(_NEXT_SECONDS)
         if len(builder):
             self._keep(builder)
+        elif builder.parts:
+            self._on_entries(MESSAGES.empty_table(), builder.parts)
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: ChunkBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
         """Adds an entry's messages to a chunk, unless they came before."""
         entry = unpack(received, self._decryptor, self._add_chunk, max_message_bytes)
-        if entry is not None and self._is_new(builder, entry.position):
+        if entry is None:
+            if (part := _part(received)) is not None:
+                builder.parts.append(part)
+        elif self._is_new(builder, entry.position):
             builder.add(entry, self._first_index(entry), self._left_out(entry))
 
     def _is_new(self, builder: ChunkBuilder, position: Position) -> bool:
@@ -405,7 +413,7 @@ class Receiver:
         """Keeps the received messages as a chunk, and remembers their entries, to drop them when they come again."""
         rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
-        self._on_rows(rows)
+        self._on_entries(rows, builder.parts)
         self._problem = None
         with self._changed:
             self._acknowledgements.add(builder.entries.runs)
@@ -436,3 +444,11 @@ class Receiver:
                 self._changed.notify_all()
             self._on_received()
         return entry
+
+
+def _part(received: ReceivedEntry) -> Part | None:
+    """Returns an entry as a part of a message; None: it should have been a message, as the last chunk of one."""
+    envelope = received.envelope
+    if isinstance(envelope, EntryError) or envelope.metadata.chunk_id >= envelope.metadata.n_chunks - 1:
+        return None
+    return Part(received.position, envelope.last_index)

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
 from broker.clusters.new_cluster import never_had
-from broker.entries.continuity import Continuity, Gap, missing_ranges
+from broker.entries.continuity import Continuity, Gap, Part, missing_ranges
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
-from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
+from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from streaming.source.watch.standing import StandingTopics
@@ -47,7 +47,7 @@ class SourceWatch:
 
     Args:
         settings: of the job.
-        troubles: records topics that stand still, entries that were not seen, and an admin API that does not answer.
+        alerts: records topics that stand still, entries that were not seen, and an admin API that does not answer.
         receivers: returns the present receivers.
         why_not_taking: returns why batches take no messages now; None: they do.
         tables: of the warehouse; `rejects` gets the entries that were not seen.
@@ -56,14 +56,14 @@ class SourceWatch:
     def __init__(
         self,
         settings: Settings,
-        troubles: Troubles,
+        alerts: Alerts,
         receivers: Callable[[], Sequence[Receiver]],
         why_not_taking: Callable[[], str | None],
         tables: Tables,
     ) -> None:
         self._subscription = settings.pulsar.subscription
         self._control_topic = settings.control.topic
-        self._troubles = troubles
+        self._alerts = alerts
         self._receivers = receivers
         self._why_not_taking = why_not_taking
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
@@ -94,7 +94,7 @@ class SourceWatch:
             self._thread.join(timeout=_TIMEOUT_SECONDS)
         self._admin.close()
 
-    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table], None]:
+    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table, Sequence[Part]], None]:
         """Begins to look for gaps in a topic partition.
 
         Args:
@@ -102,7 +102,7 @@ class SourceWatch:
             after: the last entry of earlier runs; START: there is none.
 
         Returns:
-            a function to call with all rows that come in from the topic partition, as MESSAGES, in order.
+            a function to call with all entries that come in from the topic partition: see `Receiver`'s `on_entries`.
         """
         self._continuity[source.name] = Continuity(after)
         return functools.partial(self._came_in, source)
@@ -139,8 +139,8 @@ class SourceWatch:
         stats = self._admin.internal_stats(name)
         return stats is not None and never_had(stats, position)
 
-    def _came_in(self, source: SourceTopic, rows: pa.Table) -> None:
-        if gaps := self._continuity[source.name].gaps(rows):
+    def _came_in(self, source: SourceTopic, rows: pa.Table, parts: Sequence[Part]) -> None:
+        if gaps := self._continuity[source.name].gaps(rows, parts):
             self._add(source, gaps)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:
@@ -188,7 +188,7 @@ class SourceWatch:
             if error is not None:
                 first, last = min(gap.after for gap in of_source), max(gap.before for gap in of_source)
                 text = f"entries between {first} and {last} did not come, and why is not known yet: {error}"
-                self._troubles.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
+                self._alerts.begin(NOT_SEEN, source.name, text, count=max(1, self._counts[source.name]))
                 _log.warning("%s: %s; trying again", source.name, text)
         self._gaps.remove(decided, failed)
         if self._gaps and not failed:
@@ -196,7 +196,7 @@ class SourceWatch:
         left = self._gaps.sources()
         for source in {source for source, _ in decided} - left:
             if not self._counts[source.name]:
-                self._troubles.end(NOT_SEEN, source.name)
+                self._alerts.end(NOT_SEEN, source.name)
 
     def _decide(self, source: SourceTopic, gaps: Sequence[Gap]) -> tuple[list[Gap], list[Gap], Exception | None]:
         """Decides gaps of a topic partition.
@@ -234,7 +234,7 @@ class SourceWatch:
         n = self._counts[source.name]
         last, reason = rows["position"][-1].as_py(), rows["reason"][-1].as_py()
         text = f"{n:,} {'entry was' if n == 1 else 'entries were'} not seen, see rejects; the last one {last}, {reason}"
-        self._troubles.begin(NOT_SEEN, source.name, text, count=n)
+        self._alerts.begin(NOT_SEEN, source.name, text, count=n)
         _log.error("%s: %s", source.name, text)
 
     def _index_of(self, source: SourceTopic, position: Position) -> int | None:
@@ -252,10 +252,10 @@ class SourceWatch:
             try:
                 self._look_at(receiver, now)
             except PulsarError as error:
-                self._troubles.begin(NO_ADMIN, self._admin.url, f"source topics can't be watched: {error}")
+                self._alerts.begin(NO_ADMIN, self._admin.url, f"source topics can't be watched: {error}")
                 return
         self._places.write()
-        self._troubles.end(NO_ADMIN, self._admin.url)
+        self._alerts.end(NO_ADMIN, self._admin.url)
 
     def _look_at(self, receiver: Receiver, now: int) -> None:
         name = receiver.source.name
@@ -279,10 +279,10 @@ class SourceWatch:
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more, now)
         if since is None or (end is not None and self._is_only_parts(receiver, end)):
-            self._troubles.end(STANDING, name)
+            self._alerts.end(STANDING, name)
         else:
             why = f"none was taken in: {self._why(receiver)}"
-            self._troubles.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+            self._alerts.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
 
     def _look_at_subscription(self, name: str, now: int) -> None:
         """Notices that somebody has deleted the job's subscription of a topic partition, or reset it."""
@@ -300,12 +300,13 @@ class SourceWatch:
             f"the job's subscription {self._subscription} went back from {before} to {place}: it was deleted or reset; "
             f"{again:,} entries come again, and are not delivered again"
         )
-        self._troubles.begin(SUBSCRIPTION_RESET, name, text)
+        self._alerts.begin(SUBSCRIPTION_RESET, name, text)
         _log.error("%s: %s", name, text)
 
     def _is_only_parts(self, receiver: Receiver, end: Position) -> bool:
         """Whether the waiting entries are no messages, such as chunks of a message whose producer ended in between."""
-        last, name = receiver.last_received, receiver.source.name
+        name = receiver.source.name
+        last = max(receiver.last_received, self._continuity[name].last)
         if receiver.waiting or last.ledger_id != end.ledger_id or end.entry_id - last.entry_id > _MAX_PARTS:
             return False
         entries = (self._admin.entry_metadata(name, *Position(last.ledger_id, n)) for n in _after(last, end))

@@ -49,7 +49,7 @@ PROBLEMS: list[str] = []  # what the browser's console has said
 
 
 class Status(StatusWriter):
-    """A job with a past, whose trouble can be set."""
+    """A job with a past, whose alert can be set."""
 
     def __init__(self, warehouse: str) -> None:
         super().__init__(warehouse, 100)

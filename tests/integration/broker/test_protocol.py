@@ -22,6 +22,7 @@ from broker.protocol.entries import Envelope, messages_of
 from broker.protocol.session import DisconnectedError
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
+from tests.support.clients.raw_producer import RawProducer, entry, metadata
 from tests.support.clients.tokens import SECRET, certificate, token
 from tests.support.service.harness import wait_until
 
@@ -161,6 +162,41 @@ def test_what_was_not_acknowledged_comes_again_after_an_unload(
     assert [payloads(again.receive(20)) for _ in range(3)] == [[b"\2"], [b"\3"], [b"\4"]]
     assert again.receive(0.1) is None
     again.close()
+    brokers.close()
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [[2**31 - 1] * 3, [2**31 - 1, -(2**31)], [-(2**31)] * 3, [-1] * 40, [0] * 40, [1_000_000_000] * 5],
+    ids=str,
+)
+def test_what_entries_claim_about_their_messages_stops_no_topic(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, claimed: list[int]
+) -> None:
+    """The broker takes a permit for each message that a producer says there is, and counts in 32 bits."""
+    brokers = Brokers(broker.settings)
+    consumer = opened(brokers, topic)
+    raw = RawProducer(broker.settings.service_url, topic)
+    for sequence_id, n in enumerate(claimed, 1):
+        raw.send(entry(metadata(sequence_id, 1, n_messages=n), b"x"), sequence_id)
+    raw.flush()
+    raw.close()
+    producer = pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    for i in range(3_000):
+        producer.send_async(b"%d" % i, None)
+    producer.flush()
+    found: list[bytes | None] = []
+    while len(found) < 3_000:
+        try:
+            received = consumer.receive(10)
+        except DisconnectedError:
+            consumer, found = opened(brokers, topic), []
+            continue
+        assert received is not None, f"{len(found)} have come"
+        if isinstance(received.envelope, Envelope) and not received.envelope.metadata.HasField("n_messages"):
+            found += payloads(received)
+    assert found == [b"%d" % i for i in range(3_000)]
+    consumer.close()
     brokers.close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
 
+import httpx
 import pulsar
 import pytest
 
@@ -83,6 +85,21 @@ def test_a_publish_time_that_lies_hides_no_other_message(broker: EmbeddedBroker,
     assert firsts == [4_000, 6_000, None]
 
 
+def test_a_topic_that_is_unloaded_is_read_on(
+    broker: EmbeddedBroker, brokers: Brokers, pulsar_client: pulsar.Client, topic: str
+) -> None:
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+    for n in range(100):
+        producer.send(b"x" * 300_000, properties={"n": f"{n}"})
+    found = []
+    for one in read_messages(brokers, topic):
+        found.append(int(one.properties["n"]))
+        if len(found) == 5:
+            url = f"{broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/unload"
+            httpx.put(url, timeout=60).raise_for_status()
+    assert found == list(range(100))
+
+
 def test_a_topic_is_read_from_a_time_or_an_entry_on_and_no_subscription_stays(
     broker: EmbeddedBroker, brokers: Brokers, pulsar_client: pulsar.Client, topic: str
 ) -> None:
@@ -124,3 +141,21 @@ def test_an_empty_topic_and_one_whose_entries_are_gone_have_none(
     assert list(read_entries(brokers, topic, last)) == []
     assert list(read_entries(brokers, topic, Position(1 << 40, 0))) == []
     assert time.monotonic() - begun < 30
+
+
+def test_all_that_attackers_send_is_read(broker: EmbeddedBroker, brokers: Brokers, topic: str) -> None:
+    """An entry may say that it has any number of messages, by which the broker counts what it may still send."""
+    raw = RawProducer(broker.settings.service_url, topic)
+    hostile = Sender(random.Random(7))
+    n = 3_000
+    for data, sequence_id, n_messages in itertools.islice(hostile.entries(), n):
+        raw.send(data, sequence_id, n_messages)
+    raw.flush()
+    taken = n - raw.refused
+    raw.close()
+    assert taken > n // 2
+    begun = time.monotonic()
+    found = [one.position for one in read_entries(brokers, topic)]
+    assert len(found) == len(set(found)) >= taken - n // 10, "but for markers, which the broker does not send"
+    assert found == sorted(found)
+    assert time.monotonic() - begun < 20

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from broker.standalone import EmbeddedBroker
-from status.troubles import FOREIGN_PRODUCER, Troubles
+from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
@@ -72,8 +72,8 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
         assert not sent.failed
 
     def run(tick: int, of_tick: int, **columns: Any) -> list[Any]:
-        """A run of the job hands a release out, again where it is of an earlier tick; returns the troubles."""
-        troubles, feedback = Troubles(), Recorded()
+        """A run of the job hands a release out, again where it is of an earlier tick; returns the alerts."""
+        alerts, feedback = Alerts(), Recorded()
         releaser = Releaser(
             Spark(),  # type: ignore[arg-type]
             settings,
@@ -81,14 +81,14 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
             feedback,  # type: ignore[arg-type]
             checkpoint.app_id,
             lambda rows: None,
-            troubles,
+            alerts,
         )
         try:
             releaser.submit(tick, now(), now(), now(), [(0, of_tick, True, body(of_tick, **columns))], {})
-            wait_until(lambda: feedback.last.confirmed >= tick, 60, f"{releaser.failure} {troubles.current()}")
+            wait_until(lambda: feedback.last.confirmed >= tick, 60, f"{releaser.failure} {alerts.current()}")
         finally:
             releaser.stop()
-        return troubles.current()
+        return alerts.current()
 
     def arrived() -> Counter[str]:
         while reader.has_message_available():
@@ -120,7 +120,7 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
     # It is killed when it has taken a new name, and has sent a part under it.
     steal(pulsar_client, destination, f"{own}-2")
     failed = FailedProducer(destination, own, (topic, "a"), "", is_refused=True, foreign_id=HUGE)
-    assert ProducerNames(settings, Troubles()).renew([failed], 5) == []
+    assert ProducerNames(settings, Alerts()).renew([failed], 5) == []
     sent_before_the_kill(5, N // 2)
     assert run(6, 5) == []
     assert arrived() == all_of(1, 2, 3, 5)
@@ -168,16 +168,16 @@ def test_outcomes_are_told_under_another_name_when_somebody_took_it(
         return [name for name in found if name]
 
     own = f"{checkpoint.app_id}-outcomes-batched"
-    troubles = Troubles()
-    publisher = OutcomePublisher(settings, checkpoint.app_id, troubles)
+    alerts = Alerts()
+    publisher = OutcomePublisher(settings, checkpoint.app_id, alerts)
     publisher.publish(outcomes("a", "b"), 5, now())
-    assert (told(), troubles.current()) == (["a", "b"], [])
+    assert (told(), alerts.current()) == (["a", "b"], [])
 
     # While it runs: its producer is connected, and whoever takes the name has to wait for a moment in which it is not.
     publisher._close_producer()
     steal(pulsar_client, outcome_topic, own, b"")
     publisher.publish(outcomes("c"), 6, now())
-    [trouble] = troubles.current()
+    [trouble] = alerts.current()
     assert (trouble.kind, trouble.name) == (FOREIGN_PRODUCER, outcome_topic)
     assert told() == ["c"]
     publisher.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pulsar
 
 from broker.standalone import EmbeddedBroker
-from status.troubles import SLOW
+from status.alerts import SLOW
 from tests.support.service.destinations import Destination, send_numbered, wait_until_well, wait_until_written
 from tests.support.service.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
@@ -35,9 +35,9 @@ def test_a_throttled_destination_is_isolated_named_and_gets_its_messages_once_al
         collector.collect(to)
 
     def named() -> list[str]:
-        troubles = json.loads(job.command("status", "--output", "json").stdout)["troubles"]
-        assert {one["kind"] for one in troubles} <= {SLOW}, troubles
-        return [one["name"] for one in troubles]
+        alerts = json.loads(job.command("status", "--output", "json").stdout)["troubles"]
+        assert {one["kind"] for one in alerts} <= {SLOW}, alerts
+        return [one["name"] for one in alerts]
 
     try:
         job.start()

@@ -46,7 +46,7 @@ def test_a_full_disk_loses_doubles_and_hurries_nothing(
             found: dict[str, Any] = json.loads((disk.folder / "warehouse" / "_job_status.json").read_text())
             return found
 
-        def troubles() -> dict[str, str]:
+        def alerts() -> dict[str, str]:
             return {t["name"]: t["text"] for t in status()["troubles"] if t["kind"] == "disk"}
 
         def arrived() -> int:
@@ -54,19 +54,19 @@ def test_a_full_disk_loses_doubles_and_hurries_nothing(
 
         try:
             job.start(("env", f"TMPDIR={disk.folder}/tmp", *_program()))
-            assert not troubles()
+            assert not alerts()
             send(300, 1)
             wait_until(lambda: arrived() == len(sent), 30, "the first messages")
 
             disk.fill(int(1.6 * LEAST))
-            wait_until(troubles, 10, "that the disk is short of room")
-            assert f"with less than {LEAST:,} the source topics are not read" in str(troubles())
+            wait_until(alerts, 10, "that the disk is short of room")
+            assert f"with less than {LEAST:,} the source topics are not read" in str(alerts())
             send(300, 20)  # some of these come due while the disk is full
             send(300, 1)
             wait_until(lambda: arrived() == 600, 30, "what comes while there is some room")
 
             disk.fill(LEAST // 2)
-            wait_until(lambda: "are not read until there is room" in str(troubles()), 10, "that nothing is read")
+            wait_until(lambda: "are not read until there is room" in str(alerts()), 10, "that nothing is read")
             taken = status()["taken"]
             send(300, 1)
             wait_until(lambda: status()["pending"] == 0 or arrived() >= 900, 60, "what was taken in before")
@@ -82,7 +82,7 @@ def test_a_full_disk_loses_doubles_and_hurries_nothing(
 
             disk.make_room()
             wait_until(lambda: arrived() == len(sent), 90, f"all messages\n{job.log}")
-            wait_until(lambda: not troubles(), 30, "no trouble any more")
+            wait_until(lambda: not alerts(), 30, "no trouble any more")
             audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == len(sent) and a, 60, "all entries")
             assert audit.is_clean, audit.findings
             check_exactly_once(sent, collector.received[f"{topic}-a"])

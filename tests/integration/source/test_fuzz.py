@@ -15,7 +15,7 @@ from broker.client import connect
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tests.support.fuzzing.fuzz import OWN, Fuzz, Producers, unload
 from tests.support.fuzzing.fuzz_check import Topics, check
 from tests.support.service.harness import PATIENCE, Job, wait_until

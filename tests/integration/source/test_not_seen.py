@@ -19,16 +19,17 @@ from broker.jvm.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import EntryConsumer
+from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
-from status.troubles import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Troubles
+from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
-from tests.support.clients import java_client
+from tests.support.clients import go_client, java_client
 from tests.support.clients.java_client import make_key
 from tests.support.service.harness import now, wait_until
 from tracker.messages import position_texts
@@ -70,7 +71,7 @@ class Watched:
     ) -> None:
         self.topic = topic
         self.why: str | None = None
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         warehouse = str(folder / "warehouse")
         self.settings = Settings(
             pulsar=broker.settings,
@@ -98,7 +99,7 @@ class Watched:
             receiver.stop()
             receiver._thread.join()
         self.watch.stop()
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
 
     def subscribe(self) -> EntryConsumer:
@@ -114,7 +115,12 @@ class Watched:
         answer = self.http.post(f"subscription/{SUBSCRIPTION}/{path}")
         assert answer.status_code == 204, answer.text
 
-    def receive(self, after: Position = START, subscribe: Callable[[], Any] | None = None) -> Receiver:
+    def receive(
+        self,
+        after: Position = START,
+        subscribe: Callable[[], Any] | None = None,
+        decryptor: Decryptor | None = None,
+    ) -> Receiver:
         """Begins to receive, as the job does at its start."""
         source = SourceTopic(self.topic, self.topic, -1)
         follow, side = self.watch.follow(source, after), TopicQuestions(self.admin, SUBSCRIPTION)
@@ -134,15 +140,16 @@ class Watched:
             broker=side,
             details=None,
             on_received=lambda: None,
-            on_rows=follow,
+            on_entries=follow,
             on_passed=partial(self.watch.passed, source),
+            decryptor=decryptor,
         )
         receiver.start()
         self.receivers = [receiver]
         return receiver
 
-    def receive_to(self, end: Position, after: Position = START) -> Receiver:
-        receiver = self.receive(after)
+    def receive_to(self, end: Position, after: Position = START, decryptor: Decryptor | None = None) -> Receiver:
+        receiver = self.receive(after, decryptor=decryptor)
         assert receiver.wait_for(end, 100)
         return receiver
 
@@ -387,6 +394,45 @@ def test_markers_aborted_messages_and_parts_of_chunks_are_no_findings(broker: Em
     # The first entry of all was not taken in by this receiver: the tables begin after it.
     assert (audit.findings, durable, not_durable) == ({}, 5, 0)
     assert no_message == entries - durable > 9
+
+
+@pytest.mark.parametrize("of_client", [java_client, go_client])
+def test_chunks_that_came_are_no_findings_also_where_the_broker_cannot_describe_them(
+    broker: EmbeddedBroker, watched: Watched, tmp_path: Path, of_client: Any
+) -> None:
+    """Parts of what is compressed as a whole, or encrypted after that: the broker can't decompress one of them."""
+    key = make_key(tmp_path, "own")
+    own: Any = str(tmp_path / "own.pem")
+    if of_client is go_client:
+        go_client.skip_without_it()
+    else:
+        own = {"own": (tmp_path / "own.pem").as_uri()}
+    specs: list[dict[str, Any]] = [
+        {
+            "topic": watched.topic,
+            "size": 1_000_000,
+            "chunk": 2_000,
+            "compression": kind,
+            "name": f"{kind} {key}",
+            **more,
+        }
+        for kind in ("ZLIB", "ZSTD")
+        for key, more in {"plain": {}, "encrypted": {"encrypted": own}}.items()
+    ]
+    first = watched.send("first")
+    of_client.produce(broker.settings.service_url, specs)
+    last = watched.send("last")
+    receiver = watched.receive_to(last[0], first[0], decryptor=Decryptor(key.read_bytes()))
+    rows = receiver.rows(first[0], last[0])
+    assert rows["reason"].to_pylist() == [None] * 5
+    assert not watched.watch._gaps, "the broker is to be asked about chunks"
+    watched.watch.look(now())
+    watched.watch.decide_gaps()
+    assert (watched.rejects(), watched.troubles.current()) == ([], [])
+    watched.book(receiver, first[0], last[0])
+    audit, (_, durable, not_durable, no_message, not_seen) = watched.audit()
+    assert (audit.findings, durable, not_durable, not_seen) == ({}, 5, 0, 0)
+    assert no_message >= 4, "there were no chunks"
 
 
 def test_what_is_encrypted_for_others_is_put_aside_and_holds_up_nothing(

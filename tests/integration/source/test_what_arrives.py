@@ -19,7 +19,7 @@ import pytest
 from broker.protocol.entries import NOT_DECRYPTED
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from status.troubles import NOT_SEEN_REASON
+from status.alerts import NOT_SEEN_REASON
 from tests.support.clients import java_client
 from tests.support.service.harness import Job, http, now, wait_until
 
@@ -50,6 +50,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "text key in a batch": plain(key="k", batch=3, compression="ZLIB"),
     "bytes key": plain(key_bytes=b64(b"\xff\x00\xfe"), compression="ZSTD"),
     "bytes key in a batch": plain(key_bytes=b64(b"\xff\x00\xfd"), compression="SNAPPY", batch=3),
+    "empty key": plain(key=""),
+    "empty key in a batch": plain(key="", batch=3, compression="LZ4"),
+    "empty bytes key": plain(key_bytes=""),
+    "empty ordering key": plain(ordering_key="", key="k"),
     "text ordering key": plain(ordering_key=b64("oü".encode())),
     "bytes ordering key": plain(ordering_key=b64(b"\xff\xfe\x00")),
     "bytes ordering key in a batch": plain(ordering_key=b64(b"\xc3\x28"), batch=3),
@@ -58,6 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "event time": plain(event_time=1_700_000_000_123),
     "chunked": plain(size=1_500_000, chunk=400_000),
     "partitioned": plain(topic=f"{NAMESPACE}/parted", key="k7"),
+    "partitioned, empty key": plain(topic=f"{NAMESPACE}/parted", key=""),
     "partitioned, bytes key": plain(topic=f"{NAMESPACE}/parted", key_bytes=b64(b"\xff\xfe\xfd")),
     **{f"schema {s}": {"topic": f"{NAMESPACE}/{s}", "schema": s, "n": 7} for s in SCHEMAS},
     "schema, batched": {"topic": f"{NAMESPACE}/AVRO", "schema": "AVRO", "n": 8, "batch": 3},

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
 from streaming.release.driver.releaser import Releaser
 from streaming.release.feedback import Feedback
@@ -127,7 +127,7 @@ class Job:
         self.probed: list[str] = []
         self.attempts: list[tuple[int, frozenset[str]]] = []
         self.sent: list[tuple[int, str, int]] = []  # due, producer and sequence id of what has arrived at `a`
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         self.lock = threading.Lock()
         self.settings = settings = Settings(
             checkpoint=f"file:{folder}",

@@ -10,11 +10,11 @@ import pytest
 
 from conf.settings import Settings
 from status import disk_room
+from status.alerts import Alerts
 from status.disk_room import DiskRoom, is_of_full_disk
-from status.troubles import Troubles
 
 
-def room(folder: Path, least: int, troubles: Troubles, **sections: Any) -> DiskRoom:
+def room(folder: Path, least: int, alerts: Alerts, **sections: Any) -> DiskRoom:
     return DiskRoom(
         Settings.model_validate(
             {
@@ -24,7 +24,7 @@ def room(folder: Path, least: int, troubles: Troubles, **sections: Any) -> DiskR
                 **sections,
             }
         ),
-        troubles,
+        alerts,
     )
 
 
@@ -40,42 +40,42 @@ def free(folder: Path) -> int:
 
 
 def test_with_room_nothing_is_said(tmp_path: Path) -> None:
-    troubles = Troubles()
-    assert room(tmp_path, free(tmp_path) // 4, troubles).why_short() is None
-    assert troubles.current() == []
-    assert room(tmp_path, 0, troubles).why_short() is None
+    alerts = Alerts()
+    assert room(tmp_path, free(tmp_path) // 4, alerts).why_short() is None
+    assert alerts.current() == []
+    assert room(tmp_path, 0, alerts).why_short() is None
 
 
 def test_before_it_is_full_it_is_a_trouble(tmp_path: Path) -> None:
-    troubles = Troubles()
-    assert room(tmp_path, int(free(tmp_path) / 1.5), troubles).why_short() is None
-    assert {(t.kind, t.name) for t in troubles.current()} == {
+    alerts = Alerts()
+    assert room(tmp_path, int(free(tmp_path) / 1.5), alerts).why_short() is None
+    assert {(t.kind, t.name) for t in alerts.current()} == {
         ("disk", str(tmp_path)),
         ("disk", f"{tmp_path}/not/made/yet"),
     }
-    assert "the source topics are not read" in troubles.current()[0].text
+    assert "the source topics are not read" in alerts.current()[0].text
 
 
 def test_then_nothing_is_read_until_there_is_room(tmp_path: Path) -> None:
-    troubles = Troubles()
-    made = room(tmp_path, 4 * free(tmp_path), troubles)
+    alerts = Alerts()
+    made = room(tmp_path, 4 * free(tmp_path), alerts)
     assert made.why_short() == f"the disk of {tmp_path} is full"
-    assert "until there is room" in troubles.current()[0].text
+    assert "until there is room" in alerts.current()[0].text
     made._least = 0
     assert made.why_short() is None
-    assert troubles.current() == []
+    assert alerts.current() == []
 
 
 def test_object_storage_has_no_disk(tmp_path: Path) -> None:
-    troubles = Troubles()
-    made = room(tmp_path, 4 * free(tmp_path), troubles, warehouse="s3://bucket/warehouse")
+    alerts = Alerts()
+    made = room(tmp_path, 4 * free(tmp_path), alerts, warehouse="s3://bucket/warehouse")
     made.why_short()
-    assert [t.name for t in troubles.current()] == [str(tmp_path)]
+    assert [t.name for t in alerts.current()] == [str(tmp_path)]
 
 
 def test_a_disk_of_troubles_that_is_full_itself_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "troubles.tmp").mkdir()  # nothing can be written there
-    made = room(tmp_path, 4 * free(tmp_path), Troubles(tmp_path / "troubles.json"))
+    made = room(tmp_path, 4 * free(tmp_path), Alerts(tmp_path / "troubles.json"))
     assert made.why_short() is not None
 
 

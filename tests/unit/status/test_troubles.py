@@ -1,4 +1,4 @@
-"""Troubles: noted in one process, told in another, and named by `delaylake status`."""
+"""Alerts: noted in one process, told in another, and named by `delaylake status`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from admin.dashboard.overview import _is_of
 from conf.settings import Settings
 from jobs.cli import app
 from jobs.options import GlobalOptions
+from status.alerts import NOT_SENT, STANDING, UNWRITABLE, Alert, Alerts
 from status.batch_status import BatchStatus
 from status.job_status import read_status
 from status.metrics import JobCollector
 from status.status_writer import StatusWriter
-from status.troubles import NOT_SENT, STANDING, UNWRITABLE, Trouble, Troubles
 from tests.support.service.batch_counts import COUNTS
 
 ORDERS = "persistent://public/default/orders"
 
 
 def test_a_trouble_keeps_the_time_since_when_and_has_its_newest_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    troubles = Troubles()
+    alerts = Alerts()
     monkeypatch.setattr("time.time_ns", lambda: 5_000_000_000)
-    troubles.begin(STANDING, ORDERS, "no\nanswer")
+    alerts.begin(STANDING, ORDERS, "no\nanswer")
     monkeypatch.setattr("time.time_ns", lambda: 9_000_000_000)
-    troubles.begin(STANDING, ORDERS, "not allowed")
-    troubles.begin(UNWRITABLE, ORDERS, "full")
-    assert troubles.current() == [
-        Trouble(STANDING, ORDERS, 5_000, "not allowed"),
-        Trouble(UNWRITABLE, ORDERS, 9_000, "full"),
+    alerts.begin(STANDING, ORDERS, "not allowed")
+    alerts.begin(UNWRITABLE, ORDERS, "full")
+    assert alerts.current() == [
+        Alert(STANDING, ORDERS, 5_000, "not allowed"),
+        Alert(UNWRITABLE, ORDERS, 9_000, "full"),
     ]
-    troubles.end(STANDING, ORDERS)
-    troubles.end(STANDING, ORDERS)
-    assert [t.kind for t in troubles.current()] == [UNWRITABLE]
+    alerts.end(STANDING, ORDERS)
+    alerts.end(STANDING, ORDERS)
+    assert [t.kind for t in alerts.current()] == [UNWRITABLE]
 
 
 def test_another_process_reads_them_by_a_file(tmp_path: Path) -> None:
     file = tmp_path / "troubles.json"
-    source, driver = Troubles(file), Troubles()
+    source, driver = Alerts(file), Alerts()
     driver.follow(file)
     assert driver.current() == []
     source.begin(STANDING, ORDERS, "first")
@@ -54,12 +54,12 @@ def test_another_process_reads_them_by_a_file(tmp_path: Path) -> None:
 
 
 def test_messages_that_were_not_sent_are_counted_as_rejected_and_the_last_is_named(tmp_path: Path) -> None:
-    troubles = Troubles()
-    troubles.add(NOT_SENT, ORDERS, "1:2:-1:-1 was not delivered to a", 3)
-    troubles.add(NOT_SENT, ORDERS, "1:9:-1:-1 was not delivered to a", 1)
-    [one] = troubles.current()
+    alerts = Alerts()
+    alerts.add(NOT_SENT, ORDERS, "1:2:-1:-1 was not delivered to a", 3)
+    alerts.add(NOT_SENT, ORDERS, "1:9:-1:-1 was not delivered to a", 1)
+    [one] = alerts.current()
     assert (one.count, one.text) == (4, "1:9:-1:-1 was not delivered to a")
-    writer = StatusWriter(f"file:{tmp_path}", 1, troubles.current)
+    writer = StatusWriter(f"file:{tmp_path}", 1, alerts.current)
     writer.batch(BatchStatus(tick=1, now=1, counts=COUNTS | {"rejected": 2}))
     assert writer.status().rejected == 6
 
@@ -76,17 +76,17 @@ def test_status_names_each_trouble_and_exits_with_1(
 ) -> None:
     monkeypatch.setattr("status.status_writer._WRITE_SECONDS", 3_600)  # it is written here, and not beside it
     caplog.set_level("INFO")
-    troubles = Troubles()
+    alerts = Alerts()
     options = GlobalOptions(config=settings_file)
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["status", *arguments], obj=options)
 
-    with StatusWriter(str(tmp_path), 4, troubles.current) as writer:
+    with StatusWriter(str(tmp_path), 4, alerts.current) as writer:
         writer.batch(BatchStatus(1, 2, 750, 1, COUNTS))
         writer._write()
         assert run().exit_code == 0
-        troubles.begin(STANDING, ORDERS, "nothing was taken in: the senders are behind")
+        alerts.begin(STANDING, ORDERS, "nothing was taken in: the senders are behind")
         writer._write()
         done = run()
         assert done.exit_code == 1
@@ -99,7 +99,7 @@ def test_status_names_each_trouble_and_exits_with_1(
             m for m in JobCollector(lambda: read_status(str(tmp_path))).collect() if m.name.endswith("troubles")
         ]
         assert [sample.labels for sample in metric.samples] == [{"kind": STANDING, "name": ORDERS}]
-        troubles.end(STANDING, ORDERS)
+        alerts.end(STANDING, ORDERS)
         for _ in range(2):
             writer._write()
         assert run().exit_code == 0
@@ -120,7 +120,7 @@ def test_a_reader_sees_the_troubles_of_its_own_topics() -> None:
     ).routes
 
     def sees(name: str) -> bool:
-        return _is_of(Trouble(STANDING, name, 1, ""), [route])
+        return _is_of(Alert(STANDING, name, 1, ""), [route])
 
     assert all(sees(name) for name in (ORDERS, f"{ORDERS}-partition-3", f"{ORDERS}-b", f"{ORDERS}-rejects"))
     assert not any(sees(name) for name in (f"{ORDERS}2", f"{ORDERS}2-billing", "secret"))

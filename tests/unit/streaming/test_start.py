@@ -10,7 +10,7 @@ import pytest
 
 from conf.files import FolderError
 from conf.settings import Settings
-from status.troubles import NO_BROKER, Troubles
+from status.alerts import NO_BROKER, Alerts
 from streaming import start
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
 from streaming.start import StartError, begin, wait_for_broker
@@ -46,23 +46,23 @@ class Client:
 def test_a_start_waits_for_the_broker_and_says_so_until_it_answers(
     monkeypatch: pytest.MonkeyPatch, last: object
 ) -> None:
-    troubles, told = Troubles(), []
+    alerts, told = Alerts(), []
     client = Client([pulsar.Timeout(), pulsar.ConnectError(), last])
     monkeypatch.setattr(start, "connect", lambda settings, **options: client)
 
     class Stopping(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            told.append([(trouble.kind, trouble.name) for trouble in troubles.current()])
+            told.append([(trouble.kind, trouble.name) for trouble in alerts.current()])
             return False
 
     settings = Settings()
-    wait_for_broker(settings, troubles, Stopping())
+    wait_for_broker(settings, alerts, Stopping())
     assert told == [[(NO_BROKER, settings.pulsar.service_url)]] * 2
-    assert (client.answers, troubles.current()) == ([], [])
+    assert (client.answers, alerts.current()) == ([], [])
 
 
 def test_a_start_that_is_told_to_stop_does_not_wait_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopping, troubles = threading.Event(), Troubles()
+    stopping, alerts = threading.Event(), Alerts()
 
     class Stops(Client):
         def get_topic_partitions(self, topic: str) -> object:
@@ -72,6 +72,6 @@ def test_a_start_that_is_told_to_stop_does_not_wait_for_the_broker(monkeypatch: 
     client = Stops([pulsar.Timeout()])
     monkeypatch.setattr(start, "connect", lambda settings, **options: client)
     settings = Settings()
-    wait_for_broker(settings, troubles, stopping)
+    wait_for_broker(settings, alerts, stopping)
     assert client.answers == []
-    assert [trouble.name for trouble in troubles.current()] == [settings.pulsar.service_url]
+    assert [trouble.name for trouble in alerts.current()] == [settings.pulsar.service_url]

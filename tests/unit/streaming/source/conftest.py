@@ -12,7 +12,7 @@ import pytest
 
 import streaming.source.receivers
 from conf.settings import Settings
-from status.troubles import Troubles
+from status.alerts import Alerts
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from tests.support.service.intake import Client
@@ -32,9 +32,9 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
 def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
-    def begin(settings: Settings, run_id: str, troubles: Troubles | None = None) -> Intake:
+    def begin(settings: Settings, run_id: str, alerts: Alerts | None = None) -> Intake:
         tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
-        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, troubles or Troubles()))
+        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, alerts or Alerts()))
         return made[-1]
 
     yield begin

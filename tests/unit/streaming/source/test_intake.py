@@ -19,7 +19,7 @@ from broker.clusters.new_cluster import NewClusterError
 from broker.position import Position
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import local_path
-from status.troubles import STANDING, Troubles
+from status.alerts import STANDING, Alerts
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -208,21 +208,21 @@ def test_a_source_topic_that_can_not_be_looked_up_is_told_of_and_the_others_are_
     start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming.source.receivers, "_DISCOVERY_SECONDS", 0.05)
-    both, troubles = settings(orders=["a"], other=["b"]), Troubles()
+    both, alerts = settings(orders=["a"], other=["b"]), Alerts()
     client.forbidden = {ORDERS}
-    intake = start(both, "now", troubles)
+    intake = start(both, "now", alerts)
     last = intake.next_offset(Offset(routes=known_routes(both).to_json()))
     wait_until(lambda: OTHER in client.consumers, 5, "the other topic is read")
-    [trouble] = troubles.current()
+    [trouble] = alerts.current()
     assert (trouble.kind, trouble.name) == (STANDING, ORDERS)
     assert trouble.text == f"it is not read, for it can't be looked up: AuthorizationError: no rights on {ORDERS}"
     client.forbidden.clear()
     wait_until(lambda: ORDERS in client.consumers, 5, "it is read")
-    wait_until(lambda: not troubles.current(), 5, "nothing is wrong any more")
+    wait_until(lambda: not alerts.current(), 5, "nothing is wrong any more")
     # Of one that is read the watch tells.
     client.forbidden = {ORDERS}
     wait_until(lambda: intake._receivers._discovery._why_not, 5, "a look")
-    assert not troubles.current()
+    assert not alerts.current()
     assert intake.next_offset(last).tick == last.tick + 1
 
 

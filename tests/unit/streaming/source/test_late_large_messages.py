@@ -1,4 +1,4 @@
-"""Large messages that are late because they wait for room have a trouble."""
+"""Large messages that are late because they wait for room have an alert."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from status.troubles import LARGE_LATE, Troubles
+from status.alerts import LARGE_LATE, Alerts
 from streaming.checkpoint.offset import Offset
 from streaming.source.late_large_messages import LATE_MILLIS, LateLargeMessages
 from tests.support.tracker.messages import TOPIC, messages
@@ -41,36 +41,36 @@ def offset(tables: Tables, now: int, after: tuple[int, int, int] | None) -> Offs
     return Offset(now=now, index_version=version, load_horizon=DUE + 60_000, large=LargeRows(RULE, after).to_json())
 
 
-def named(troubles: Troubles) -> dict[str, tuple[int, str]]:
-    return {one.name: (one.since, one.text) for one in troubles.current() if one.kind == LARGE_LATE}
+def named(alerts: Alerts) -> dict[str, tuple[int, str]]:
+    return {one.name: (one.since, one.text) for one in alerts.current() if one.kind == LARGE_LATE}
 
 
 def test_a_topic_is_named_once_its_messages_are_late_and_no_more_when_all_are_loaded(tables: Tables) -> None:
-    troubles = Troubles()
-    late = LateLargeMessages(tables, troubles)
+    alerts = Alerts()
+    late = LateLargeMessages(tables, alerts)
     after = DUE + 1, 1, 1  # the first two are loaded
     late.look(offset(tables, DUE + LATE_MILLIS, after))
-    assert not named(troubles), "the first that waits has not been due for long"
+    assert not named(alerts), "the first that waits has not been due for long"
     late.look(offset(tables, DUE + LATE_MILLIS + 5_000, after))
     text = "3 large messages that are due wait for room, 3 MiB"
-    assert named(troubles) == {TOPIC: (DUE + 2, text)}, "small ones, and those of a moment ago, are not named"
+    assert named(alerts) == {TOPIC: (DUE + 2, text)}, "small ones, and those of a moment ago, are not named"
     after = DUE + 3, 1, 3
     late.look(offset(tables, DUE + 2 * LATE_MILLIS, after))
-    assert named(troubles) == {
+    assert named(alerts) == {
         TOPIC: (DUE + 2, "1 large messages that are due wait for room, 1 MiB"),
         OTHER: (DUE + 9_000, "1 large messages that are due wait for room, 1 MiB"),
     }
     late.look(offset(tables, DUE + 3 * LATE_MILLIS, (DUE + 4, 1, 4)))
-    assert named(troubles).keys() == {OTHER}
+    assert named(alerts).keys() == {OTHER}
     late.look(offset(tables, DUE + 3 * LATE_MILLIS + 200, None))
-    assert not named(troubles)
+    assert not named(alerts)
 
 
 def test_it_looks_again_after_the_clock_was_set_back(tables: Tables) -> None:
-    troubles = Troubles()
-    late = LateLargeMessages(tables, troubles)
+    alerts = Alerts()
+    late = LateLargeMessages(tables, alerts)
     waiting = offset(tables, DUE + 3 * LATE_MILLIS, (DUE + 1, 1, 1))
     late.look(waiting)
-    assert named(troubles)
+    assert named(alerts)
     late.look(replace(waiting, now=DUE))
-    assert not named(troubles)
+    assert not named(alerts)

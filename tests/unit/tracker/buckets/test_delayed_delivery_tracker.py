@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -12,9 +15,11 @@ from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import batches, messages, positions
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.index_bits import IndexBits
+from tracker.buckets.large_rows import Budget, LargeRows, LargeRule
+from tracker.buckets.time_slots import TimeSlots
 from tracker.messages import MESSAGES, concat, int64
-from tracker.packing import unpack
-from tracker.store import MemoryStore
+from tracker.packing import LARGE_BYTES, unpack
+from tracker.store import MemoryStore, StateLostError
 
 LEDGERS, ENTRIES = 3, 12
 
@@ -186,3 +191,31 @@ def test_save_writes_only_what_has_changed() -> None:
     store.put = None  # type: ignore[method-assign, assignment]
     tracker.save()
     DelayedDeliveryTracker(store).save()
+
+
+def test_large_rows_outlive_a_restart_and_a_program_that_does_not_know_them_says_so() -> None:
+    store = MemoryStore()
+    large_rule = LargeRule(LARGE_BYTES, is_whole=True)
+
+    def reopened() -> DelayedDeliveryTracker:
+        made = DelayedDeliveryTracker(store)
+        made.begin(LargeRows(large_rule))
+        return made
+
+    first = reopened()
+    first.seal(10_000, 10_000)
+    small = messages([(1, 0, 500), (1, 1, 900)])
+    large = pa.concat_tables(messages([(1, e, 500)], payload=b"x" * LARGE_BYTES) for e in range(2, 5))
+    first.add_messages(pa.concat_tables([small, large]), 0)
+    first.save()
+    again = reopened()
+    assert (again.number_of_loaded_messages, again.large_bytes) == (5, 3 * LARGE_BYTES)
+    assert positions(again.get_scheduled_messages(500, Budget(1, large_rule.are_large))) == [(1, 0), (1, 2)]
+    again.save()
+    assert positions(reopened().get_scheduled_messages(500)) == [(1, 3), (1, 4)]
+
+    # An earlier program reads the slots alone.
+    meta = json.loads(store.values["tracker", (0, 0)])
+    slots = TimeSlots(store, {slot: (n, rows) for slot, n, rows in meta["slots"]})
+    with pytest.raises(StateLostError):
+        slots.take_due(500)

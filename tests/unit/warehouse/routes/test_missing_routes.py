@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from status.alerts import NO_ROUTE, Alerts
 from status.status_writer import StatusWriter
-from status.troubles import NO_ROUTE, Troubles
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tracker.commands.control import Control
@@ -69,23 +69,23 @@ def test_a_route_is_missing_when_the_job_had_it_and_the_settings_do_not(tmp_path
 
 
 def test_what_waits_without_a_route_is_a_trouble_until_it_is_gone() -> None:
-    troubles = Troubles()
+    alerts = Alerts()
     waiting = [3_000]
-    watch = MissingRoutesWatch(known_routes(Settings(routes=_routes("a"))).routes, lambda _: waiting[0], troubles)
+    watch = MissingRoutesWatch(known_routes(Settings(routes=_routes("a"))).routes, lambda _: waiting[0], alerts)
     watch.check()
-    [trouble] = troubles.current()
+    [trouble] = alerts.current()
     assert (trouble.kind, trouble.name) == (NO_ROUTE, TOPIC)
     assert trouble.text.startswith("without a route, and 3,000 messages wait")
     waiting[0] = 0
     watch.check()
-    assert not troubles.current()
+    assert not alerts.current()
 
 
 def test_a_count_that_fails_is_told_too() -> None:
-    troubles = Troubles()
+    alerts = Alerts()
     count = mock.Mock(side_effect=OSError("no disk"))
-    MissingRoutesWatch(known_routes(Settings(routes=_routes("a"))).routes, count, troubles).check()
-    assert "no disk" in troubles.current()[0].text
+    MissingRoutesWatch(known_routes(Settings(routes=_routes("a"))).routes, count, alerts).check()
+    assert "no disk" in alerts.current()[0].text
 
 
 def _routes(*names: str) -> Any:

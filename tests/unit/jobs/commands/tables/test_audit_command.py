@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from jobs.commands.tables.audit import _json
+from status.alerts import NO_ADMIN, SLOW, STANDING, UNWRITABLE, Alerts
 from status.batch_status import BatchStatus
 from status.status_writer import StatusWriter
-from status.troubles import NO_ADMIN, SLOW, STANDING, UNWRITABLE, Troubles
 from tests.conftest import Run
 from tests.support.service.batch_counts import COUNTS
 from warehouse.audit.accounts import Audit
@@ -42,13 +42,13 @@ def test_what_stands_still_or_cannot_be_written_is_named_while_the_job_runs(
     pulsar = {"admin_url": "http://127.0.0.1:9"}
     file.write_text(yaml.safe_dump({"warehouse": warehouse, "routes": routes, "pulsar": pulsar}))
     Tables(warehouse).create()
-    troubles = Troubles()
-    troubles.begin(NO_ADMIN, "http://127.0.0.1:9", "it does not answer")
-    with StatusWriter(warehouse, 1, troubles.current) as status:
+    alerts = Alerts()
+    alerts.begin(NO_ADMIN, "http://127.0.0.1:9", "it does not answer")
+    with StatusWriter(warehouse, 1, alerts.current) as status:
         status.batch(BatchStatus(1, time.time_ns() // 1_000_000, counts=COUNTS))
         status._write()
         assert delaylake_here("--config", str(file), "audit").returncode == 0
-        troubles.begin(kind, f"{TOPIC}-a", "topic is terminated")
+        alerts.begin(kind, f"{TOPIC}-a", "topic is terminated")
         status._write()
         told = delaylake_here("--config", str(file), "audit")
         assert told.returncode == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from status.troubles import NOT_SENT, Troubles
+from status.alerts import NOT_SENT, Alerts
 from streaming.release.driver.release_records import ReleaseRecords, target_conditions
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import with_columns
@@ -49,7 +49,7 @@ def test_only_the_very_delivery_counts_as_written_down(tmp_path: Path, written: 
 
 
 def test_what_no_message_can_be_made_of_is_written_down_once_and_told(tmp_path: Path) -> None:
-    tables, troubles = Tables(f"file:{tmp_path}"), Troubles()
+    tables, alerts = Tables(f"file:{tmp_path}"), Alerts()
     tables.create()
     kind = pa.map_(pa.string(), pa.string())
     n = 2
@@ -60,7 +60,7 @@ def test_what_no_message_can_be_made_of_is_written_down_once_and_told(tmp_path: 
         reason=pa.array(["not delivered to a: why"] * n),
     )
     for _ in range(2):  # as after a crash before the release was confirmed
-        records = ReleaseRecords(tables, "app", threading.Event(), troubles)
+        records = ReleaseRecords(tables, "app", threading.Event(), alerts)
         assert records.write_refused(refused, "app:planned0", 5)
     rejects = tables.query("rejects", "SELECT entry_id, properties, reason FROM rejects ORDER BY entry_id").to_pylist()
     assert [(row["entry_id"], dict(row["properties"])) for row in rejects] == [
@@ -69,6 +69,6 @@ def test_what_no_message_can_be_made_of_is_written_down_once_and_told(tmp_path: 
     ]
     outcomes = tables.query("outcomes", "SELECT entry_id, operation FROM outcomes ORDER BY entry_id").to_pylist()
     assert [(row["entry_id"], row["operation"]) for row in outcomes] == [(7, "CANCEL"), (8, "CANCEL")]
-    [trouble] = troubles.current()
+    [trouble] = alerts.current()
     assert (trouble.kind, trouble.name) == (NOT_SENT, TOPIC)
     assert trouble.text == "1:8:-1:-1 was not delivered to a: why; the table rejects has it"

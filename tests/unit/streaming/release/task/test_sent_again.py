@@ -15,7 +15,7 @@ from broker.protocol.building import OutgoingEntry
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.settings import Settings
-from status.troubles import FOREIGN_PRODUCER, Troubles
+from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.driver.releaser import Releaser
 from streaming.release.naming import producer_name
@@ -82,8 +82,8 @@ class Job:
         assert not sent.failed
 
     def runs(self, tick: int, *releases: int) -> list[str]:
-        """A run begins with a tick, and hands out releases; returns the troubles."""
-        troubles, feedback = Troubles(), Recorded()
+        """A run begins with a tick, and hands out releases; returns the alerts."""
+        alerts, feedback = Alerts(), Recorded()
         releaser = Releaser(
             Spark(),  # type: ignore[arg-type]
             self.settings,
@@ -91,7 +91,7 @@ class Job:
             feedback,  # type: ignore[arg-type]
             "app",
             lambda rows: None,
-            troubles,
+            alerts,
         )
         try:
             bodies = [(0, of_tick, True, self.body(of_tick)) for of_tick in releases]
@@ -105,10 +105,10 @@ class Job:
                 releaser.submit(next(ticks), 1, 1, 1, [], feedback.last.unwritable or {})
                 return feedback.last.confirmed >= tick and not feedback.last.unwritable
 
-            wait_until(is_done, 12, f"{releaser.failure} {troubles.current()}")
+            wait_until(is_done, 12, f"{releaser.failure} {alerts.current()}")
         finally:
             releaser.stop()
-        return [trouble.kind for trouble in troubles.current()]
+        return [trouble.kind for trouble in alerts.current()]
 
     def arrived(self) -> Counter[str]:
         return Counter(one.properties["delaylake.messageId"] for one in self.broker.arrived(DESTINATION))

@@ -149,9 +149,9 @@ class Counts(Collector):
 
     def collect(self) -> Any:
         yield CounterMetricFamily("batches", "Batches.", 7)
-        troubles = GaugeMetricFamily("troubles", "Troubles.", labels=["kind"])
-        troubles.add_metric(["unwritable"], 2)
-        yield troubles
+        alerts = GaugeMetricFamily("troubles", "Troubles.", labels=["kind"])
+        alerts.add_metric(["unwritable"], 2)
+        yield alerts
         registry = CollectorRegistry()
         lateness = Histogram("lateness", "Lateness.", ["kind"], buckets=(0.01, 0.1), registry=registry)
         for late in (0.001, 0.05, 0.06, 3.0):
@@ -166,8 +166,8 @@ def test_metrics_go_to_the_collector_as_prometheus_has_them(monkeypatch: pytest.
             wait_until(lambda: received.metric("lateness") is not None, 30, "metrics")
         [batches] = received.metric("batches").sum.data_points
         assert (batches.as_double or batches.as_int, received.metric("batches").sum.is_monotonic) == (7, True)
-        [troubles] = received.metric("troubles").gauge.data_points
-        assert (attributes(troubles), troubles.as_double or troubles.as_int) == ({"kind": "unwritable"}, 2)
+        [alerts] = received.metric("troubles").gauge.data_points
+        assert (attributes(alerts), alerts.as_double or alerts.as_int) == ({"kind": "unwritable"}, 2)
         [lateness] = received.metric("lateness").histogram.data_points
         assert (list(lateness.bucket_counts), list(lateness.explicit_bounds)) == ([1, 2, 1], [0.01, 0.1])
         assert (lateness.count, lateness.HasField("min"), attributes(lateness)) == (4, False, {"kind": "planned"})

@@ -227,6 +227,19 @@ def test_a_time_that_the_producers_client_gave_is_the_messages_and_a_property_go
     assert rows[5]["occurrence"] == 1
 
 
+@pytest.mark.parametrize("n", [1, 100])  # one by one, and in columns
+def test_an_empty_key_is_not_an_absent_one(n: int) -> None:
+    script = [e for i in range(n) for e in (*one(3 * i), *one(3 * i + 1, key=""), *one(3 * i + 2, ordering=b""))]
+    rows = rows_of(script)[:3]
+    assert [(row["key"], row["ordering_key"], row["key_encoding"]) for row in rows] == [
+        (None, None, None),
+        ("", None, None),
+        (None, "", None),
+    ]
+    [row] = rows_of(batch(0, 1, key=b"", is_key_bytes=True))
+    assert (row["key"], row["key_encoding"]) == ("", "base64")
+
+
 def test_keys_say_whether_they_are_bytes_and_text_that_looks_like_base64_is_text() -> None:
     rows = rows_of([*one(0, key="user1234"), *one(1, key="/w==", is_key_bytes=True), *batch(2, 1, key="dGVzdA==")])
     assert [(row["key"], row["key_encoding"]) for row in rows] == [

@@ -12,18 +12,19 @@ import pytest
 
 from broker.client import NoAnswerError, PulsarError
 from broker.entries.continuity import Gap
-from broker.position import Position, SourceTopic
+from broker.position import START, Position, SourceTopic
+from broker.protocol.consumer import ReceivedEntry
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from broker.pulsar_admin.topic_questions import Cursor
 from conf.settings import Settings
-from status.troubles import NOT_SEEN, STANDING, Troubles
+from status.alerts import NOT_SEEN, STANDING, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.watch import source_watch, undecided_gaps
 from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
-from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer
+from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, one
 from warehouse.delta.epoch import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.schemas import REJECTS
@@ -85,11 +86,12 @@ class FakeAdmin:
 class Watched:
     def __init__(self, folder: Path) -> None:
         self.receiver = FakeReceiver()
-        self.troubles = Troubles()
+        self.troubles = Alerts()
         settings = Settings(warehouse=str(folder), checkpoint=str(folder / "checkpoint"))
         receivers = [cast("Receiver", self.receiver)]
         self.watch = SourceWatch(settings, self.troubles, lambda: receivers, lambda: None, Tables(str(folder)))
 
+        self.watch.follow(self.receiver.source, START)
         self.folder, self.tables = folder, Tables(str(folder))
         self.answer_with(FakeAdmin(set()))
 
@@ -212,34 +214,95 @@ def test_a_gap_that_is_not_decided_before_a_stop_is_by_the_next_run(watched: Wat
     assert not admin.asked
 
 
+class Followed:
+    """A receiver of `ORDERS` whose entries the watch follows, from entry 7:3 on; the broker describes none of them."""
+
+    def __init__(self, watched: Watched, after: Position = LAST) -> None:
+        self.watched = watched
+        watched.tables.create()
+        watched.answer_with(FakeAdmin(set(), not_told=frozenset(range(20))))
+        source = SourceTopic(ORDERS, ORDERS, -1)
+        broker: Any = FakeBroker()
+        broker.cursor_of = lambda: Cursor(after, self.end.next, self.end, {7: self.end.entry_id + 1})
+        nobody: Any = None
+        self.receiver = Receiver(
+            source,
+            nobody,
+            after=after,
+            limits=Limits(0, 1_000, 1_000, 1 << 20),
+            broker=broker,
+            details=None,
+            on_received=lambda: None,
+            on_entries=watched.watch.follow(source, after),
+            on_passed=functools.partial(watched.watch.passed, source),
+        )
+
+    def receive(self, *entries: list[ReceivedEntry], end: Position | None = None) -> None:
+        """Receives entries, the last of the topic or those up to `end`, until the receiver takes the topic for read."""
+        came = [entry for some in entries for entry in some]
+        self.end = end or came[-1].position
+        consumer: Any = FakeConsumer(came, self.end)
+        self.receiver.wait_for(self.end, 0)
+        for _ in range(3):
+            self.receiver.receive(consumer)
+
+    def rejected(self) -> list[int]:
+        self.watched.watch.decide_gaps()
+        return [entry for _, entry in self.watched.rejected()]
+
+
+def test_chunks_that_came_are_not_missing_although_the_broker_can_describe_none_of_them(watched: Watched) -> None:
+    followed = Followed(watched)
+    chunks = [chunk(n, "a", n - 4, 3, 7) for n in (4, 5)]
+    followed.receive(*chunks, one(6, 7), chunk(7, "b", 0, 3, 7), chunk(8, "a", 2, 3, 7))
+    followed.receive(chunk(9, "b", 1, 3, 7), chunk(10, "b", 2, 3, 7), one(11, 7))
+    assert followed.rejected() == []
+    assert not cast("Any", watched.watch._admin).asked
+
+
+def test_what_is_missing_between_chunks_is_named(watched: Watched) -> None:
+    followed = Followed(watched)
+    followed.receive(chunk(4, "a", 0, 2, 7), chunk(6, "a", 1, 2, 7), chunk(7, "b", 0, 2, 7), one(9, 7))
+    assert followed.rejected() == [5, 8]
+
+
+def test_the_last_chunk_of_a_message_whose_first_never_came_is_named(watched: Watched) -> None:
+    followed = Followed(watched)
+    followed.receive(chunk(4, "a", 1, 3, 7), chunk(5, "a", 2, 3, 7), one(6, 7))
+    assert followed.rejected() == [5]
+
+
+def test_chunks_at_the_end_of_a_topic_are_not_missing_and_it_does_not_stand(watched: Watched) -> None:
+    followed = Followed(watched)
+    followed.receive(chunk(4, "a", 0, 3, 7), chunk(5, "a", 1, 3, 7))
+    assert followed.receiver.read_to == Position(7, 5)
+    assert followed.rejected() == []
+    for now in (0, STANDING_MILLIS):
+        watched.watch.look(now)
+    assert [t.text for t in watched.troubles.current() if t.kind == STANDING] == []
+
+
+def test_chunks_that_come_again_to_a_next_run_are_not_missing_there(tmp_path: Path) -> None:
+    first = Watched(tmp_path)
+    before = Followed(first)
+    before.receive(chunk(4, "a", 0, 2, 7), one(6, 7))  # the entry 7:5 did not come, and nobody has asked yet
+    first.watch.stop()
+    second = Watched(tmp_path)
+    after = Followed(second, after=Position(7, 6))
+    after.receive(chunk(4, "a", 0, 2, 7), one(6, 7), chunk(7, "b", 0, 2, 7), chunk(8, "a", 1, 2, 7))
+    after.receive(chunk(9, "b", 1, 2, 7))
+    assert after.rejected() == [5]
+    second.watch.stop()
+
+
 def test_entries_that_were_passed_over_at_the_end_before_a_stop_are_found_by_the_next_run(watched: Watched) -> None:
-    watched.tables.create()
-    source = SourceTopic(ORDERS, ORDERS, -1)
-    broker: Any = FakeBroker()
-    broker.cursor_of = lambda: Cursor(LAST, Position(7, 6), Position(7, 5), {7: 6})
-    limits = Limits(0, 1_000, 1_000, 1 << 20)
-    on_rows = watched.watch.follow(source, LAST)
-    on_passed = functools.partial(watched.watch.passed, source)
-    nobody: Any = None
-    receiver = Receiver(
-        source,
-        nobody,
-        after=LAST,
-        limits=limits,
-        broker=broker,
-        details=None,
-        on_received=lambda: None,
-        on_rows=on_rows,
-        on_passed=on_passed,
-    )
-    consumer: Any = FakeConsumer([], Position(7, 5))
-    assert not receiver.wait_for(Position(7, 9), 0)
-    for _ in range(3):
-        receiver.receive(consumer)
-    assert receiver.take_into_batch(100, 1 << 20)[0] == Position(7, 9)
+    followed = Followed(watched)
+    assert not followed.receiver.wait_for(Position(7, 9), 0)
+    followed.receive(end=Position(7, 5))
+    assert followed.receiver.take_into_batch(100, 1 << 20)[0] == Position(7, 9)
     watched.watch.stop()
     following = Watched(watched.folder)
-    following.watch.follow(source, Position(7, 9))
+    following.watch.follow(SourceTopic(ORDERS, ORDERS, -1), Position(7, 9))
     following.watch.decide_gaps()
     following.watch.stop()
     assert watched.rejected() == [(ORDERS, 4), (ORDERS, 5)]
@@ -282,7 +345,7 @@ def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tm
     first.take_over(1)
     source.join(1)
     Tables(str(tmp_path)).take_over(2)
-    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Troubles(), lambda: [], lambda: None, source)
+    watch = SourceWatch(Settings(warehouse=str(tmp_path)), Alerts(), lambda: [], lambda: None, source)
     watch.start()
     watch.stop()
     with pytest.raises(FencedError):

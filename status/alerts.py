@@ -1,4 +1,4 @@
-"""Troubles: faults with which the job goes on; `delaylake status`, metrics and dashboard show them."""
+"""Alerts: faults with which the job goes on; `delaylake status`, metrics and dashboard show them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conf.files import replace_file
 
-# Kinds of trouble.
+# Kinds of alert.
 STANDING = "standing"  # a source topic that is not read although it has messages, or may have some
 NOT_SEEN = "not_seen"  # entries of a source topic that the broker never handed to the job
 NOT_SEEN_REASON = "not seen"  # begins the reason of their rows in `rejects`
@@ -26,20 +26,20 @@ DISK = "disk"  # a folder whose disk is full, or nearly so
 LARGE_LATE = "large_late"  # a source topic with large messages that are due, and wait for room
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
-# Troubles of these kinds are counted, and last until the job is started anew.
+# Alerts of these kinds are counted, and last until the job is started again.
 COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
 
-# Troubles of these kinds tell of something that is over: no process reports it again.
+# Alerts of these kinds tell of something that is over: no process reports it again.
 _EVENTS = (*COUNTED, SUBSCRIPTION_RESET)
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Alert:
     """Something that somebody has to look at.
 
     Attributes:
         kind: one of the constants of this module.
-        name: of the topic, topic partition, destination or subscription in trouble.
+        name: of the topic, topic partition, destination, subscription or folder that it is about.
         since: when it began, ms since the epoch.
         text: the fault, and its cause if that is known; one line that does not repeat the name.
         count: the number of entries or messages, for the kinds COUNTED; else 1.
@@ -52,29 +52,29 @@ class Trouble:
     count: int = 1
 
 
-class Troubles:
-    """The current troubles of one process, and of another one that it follows. Thread-safe.
+class Alerts:
+    """The current alerts of one process, and of another one that it follows. Thread-safe.
 
     Args:
-        file: gets the process's own troubles at each change, for another process to `follow`; None: there is no file.
+        file: gets the process's own alerts at each change, for another process to `follow`; None: there is no file.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._lock = threading.RLock()
-        self._own: dict[tuple[str, str], Trouble] = {}
+        self._own: dict[tuple[str, str], Alert] = {}
         self._followed: Path | None = None
-        self._followed_troubles: list[Trouble] = []  # the troubles in that file
+        self._followed_alerts: list[Alert] = []  # the alerts in that file
 
     def begin(self, kind: str, name: str, text: str, since: int | None = None, count: int = 1) -> None:
-        """Begins a trouble, or changes the text and the count of a current one, which keeps its `since`.
+        """Begins an alert, or changes the text and the count of a current one, which keeps its `since`.
 
         Args:
-            kind: as of `Trouble`.
-            name: as of `Trouble`.
-            text: as of `Trouble`; whitespace becomes single spaces.
+            kind: as of `Alert`.
+            name: as of `Alert`.
+            text: as of `Alert`; whitespace becomes single spaces.
             since: ms since the epoch; None: now.
-            count: as of `Trouble`.
+            count: as of `Alert`.
         """
         with self._lock:
             known = self._own.get((kind, name))
@@ -82,60 +82,60 @@ class Troubles:
                 since = known.since
             elif since is None:
                 since = time.time_ns() // 1_000_000
-            trouble = Trouble(kind, name, since, " ".join(text.split()), count)
-            if trouble != known:
-                self._own[kind, name] = trouble
+            alert = Alert(kind, name, since, " ".join(text.split()), count)
+            if alert != known:
+                self._own[kind, name] = alert
                 self._write()
 
     def add(self, kind: str, name: str, text: str, count: int) -> None:
-        """Adds to the count of a trouble of a kind in COUNTED, and replaces its text; begins it if it is new."""
+        """Adds to the count of an alert of a kind in COUNTED, and replaces its text; begins it if it is new."""
         with self._lock:
             known = self._own.get((kind, name))
             self.begin(kind, name, text, count=count + (0 if known is None else known.count))
 
     def end(self, kind: str, name: str) -> None:
-        """Ends a trouble, if it is current."""
+        """Ends an alert, if it is current."""
         with self._lock:
             if self._own.pop((kind, name), None) is not None:
                 self._write()
 
     def follow(self, file: Path) -> None:
-        """Adds the troubles that another process writes to a file, in place of those of the process followed before.
+        """Adds the alerts that another process writes to a file, in place of those of the process followed before.
 
-        The earlier process's troubles that tell of events stay, because no process reports those again.
+        The earlier process's alerts that tell of events stay, because no process reports those again.
         """
         with self._lock:
-            for trouble in self._followed_troubles:
-                if trouble.kind in _EVENTS:
-                    self._own[trouble.kind, trouble.name] = _merged(self._own, trouble)
-            self._followed_troubles, self._followed = [], file
+            for alert in self._followed_alerts:
+                if alert.kind in _EVENTS:
+                    self._own[alert.kind, alert.name] = _merged(self._own, alert)
+            self._followed_alerts, self._followed = [], file
 
-    def current(self) -> list[Trouble]:
-        """Returns the current troubles of both processes, the oldest first."""
+    def current(self) -> list[Alert]:
+        """Returns the current alerts of both processes, the oldest first."""
         with self._lock:
             if self._followed is not None:
-                self._followed_troubles = _read(self._followed)
+                self._followed_alerts = _read(self._followed)
             current = dict(self._own)
-            for trouble in self._followed_troubles:
-                current[trouble.kind, trouble.name] = _merged(current, trouble)
-        return sorted(current.values(), key=lambda trouble: (trouble.since, trouble.kind, trouble.name))
+            for alert in self._followed_alerts:
+                current[alert.kind, alert.name] = _merged(current, alert)
+        return sorted(current.values(), key=lambda alert: (alert.since, alert.kind, alert.name))
 
     def _write(self) -> None:
-        """Replaces the file: a reader sees the old troubles or the new ones, whole."""
+        """Replaces the file: a reader sees the old alerts or the new ones, whole."""
         if self._file is not None:
-            replace_file(self._file, json.dumps([asdict(trouble) for trouble in self._own.values()]).encode())
+            replace_file(self._file, json.dumps([asdict(alert) for alert in self._own.values()]).encode())
 
 
-def _merged(known: dict[tuple[str, str], Trouble], trouble: Trouble) -> Trouble:
-    earlier = known.get((trouble.kind, trouble.name))
+def _merged(known: dict[tuple[str, str], Alert], alert: Alert) -> Alert:
+    earlier = known.get((alert.kind, alert.name))
     if earlier is None:
-        return trouble
-    count = earlier.count + trouble.count if trouble.kind in COUNTED else trouble.count
-    return replace(trouble, since=min(earlier.since, trouble.since), count=count)
+        return alert
+    count = earlier.count + alert.count if alert.kind in COUNTED else alert.count
+    return replace(alert, since=min(earlier.since, alert.since), count=count)
 
 
-def _read(file: Path) -> list[Trouble]:
+def _read(file: Path) -> list[Alert]:
     try:
-        return [Trouble(**values) for values in json.loads(file.read_text())]
+        return [Alert(**values) for values in json.loads(file.read_text())]
     except FileNotFoundError:
         return []  # the other process has none, or has ended
