@@ -20,7 +20,7 @@ from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 ROWS, ROWS_A_FILE, KEYS = 10_000_000, 50_000, 1_000_000
 FILES = ROWS // ROWS_A_FILE

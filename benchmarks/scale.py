@@ -57,7 +57,7 @@ from tracker.commands.kinds import CANCEL, SKIP
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import read_segment
 from warehouse.queries.listing import PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 RATE, SECONDS = 1_000, 80
 BULK = 1_000_000

@@ -23,8 +23,8 @@ from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from warehouse.queries.listing import PendingError, PendingFilter, State
+from warehouse.queries.pending_messages import Pending
 from warehouse.queries.pending_rows import WAITS
-from warehouse.queries.waiting import Pending
 from warehouse.schemas import DELAYED_INDEX
 
 # The columns of messages to be changed.

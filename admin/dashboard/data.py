@@ -18,7 +18,7 @@ from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
 from warehouse.maintenance.table_files import MERGES
 from warehouse.named_queries import TRUE, NamedQueries, Sql, all_of, identifier, is_in
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.schemas import SCHEMAS, STATISTICS
 from warehouse.views import Warehouse
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from conf.settings import Settings
 from tracker.messages import Int64Array, int64
 from warehouse.queries.listing import PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 # The lengths of windows, ms, by the names on the page.
 SPANS = {

@@ -16,7 +16,7 @@ from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries, Sql
 from warehouse.pending import EFFECT
 from warehouse.queries.listing import PendingFilter, State, time_as_it_came
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.routes.known_routes import known_destinations
 
 _SQL = NamedQueries(__file__, effect=EFFECT)

@@ -32,7 +32,7 @@ from conf.secrets import without_secrets
 from conf.settings import Route, Settings
 from status.job_status import known_status
 from warehouse.queries.listing import Page, PendingError, State
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.schedules.schedules import Schedules
 
 _PAGE = 50

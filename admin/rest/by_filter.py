@@ -33,7 +33,7 @@ from conf.settings import Settings
 from tracker.commands.kinds import RESCHEDULE, Operation
 from tracker.due_time import MAX_TIME_MILLIS
 from warehouse.queries.listing import PendingError, PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 _SHOWN = 100  # messages that a dry run shows
 

@@ -39,7 +39,7 @@ from tracker.commands import kinds
 from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.listing import PendingError, PendingFilter, State
-from warehouse.queries.waiting import MAX_LIMIT, Pending
+from warehouse.queries.pending_messages import MAX_LIMIT, Pending
 
 _PAGE = 100  # messages of a page if no limit is given
 _STREAMED_AT_ONCE = 100_000

@@ -31,7 +31,7 @@ from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.content import Files, change_to, files_of
 from warehouse.backup.marker import Marker, read_marker, write_marker
 from warehouse.delta.commits import mend_log, sync_checkpoint
-from warehouse.delta.epoch import EPOCH
+from warehouse.delta.fencing import EPOCH
 from warehouse.delta.opening import open_newest, open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF

@@ -1,9 +1,11 @@
-"""How the tables' Parquet files are written: with Bloom filters on the columns that are searched for one text."""
+"""How the tables' Parquet files are written, with Bloom filters, and what their footers say of columns."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Iterable
+from typing import Any, TypedDict
 
+import pyarrow.parquet as pq
 from deltalake import BloomFilterProperties, ColumnProperties, WriterProperties
 
 from warehouse.schemas import LOOKED_FOR
@@ -38,3 +40,10 @@ def appended(table: str, rows: int, row_group_rows: int) -> WriterProperties:
             for column, f in filters.items()
         },
     )
+
+
+def column_statistics(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, list[Any]]:
+    """Returns the statistics of each row group (None: it has none), by column, for those of the columns that exist."""
+    places = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    return {name: [group.column(places[name]).statistics for group in groups] for name in columns if name in places}

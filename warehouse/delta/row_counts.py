@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tracker.messages import BoolArray, Int64Array, int64
-from warehouse.delta.footers import column_statistics
+from warehouse.delta.parquet import column_statistics
 from warehouse.delta.snapshot import Snapshot
 
 _KINDS = ("min", "max", "null_count")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from warehouse.delta.footers import column_statistics
+from warehouse.delta.parquet import column_statistics
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.schemas import STATISTICS

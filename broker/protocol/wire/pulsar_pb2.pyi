@@ -104,7 +104,7 @@ class EncryptionKey(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class MessageMetadata(_message.Message):
-    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "compression", "uncompressed_size", "n_messages", "event_time", "encryption_keys", "encryption_algorithm", "encryption_param", "schema_version", "is_key_base64", "ordering_key", "deliver_at_time", "marker_type", "txn_id_low", "txn_id_high", "highest_sequence_id", "is_null_value", "uuid", "n_chunks", "chunked_size", "chunk_id", "is_key_null")
+    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "compression", "uncompressed_size", "n_messages", "event_time", "encryption_keys", "encryption_param", "schema_version", "is_key_base64", "ordering_key", "deliver_at_time", "marker_type", "txn_id_low", "txn_id_high", "highest_sequence_id", "is_null_value", "uuid", "n_chunks", "chunked_size", "chunk_id", "is_key_null")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +116,6 @@ class MessageMetadata(_message.Message):
     N_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     ENCRYPTION_KEYS_FIELD_NUMBER: _ClassVar[int]
-    ENCRYPTION_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     ENCRYPTION_PARAM_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_KEY_BASE64_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +142,6 @@ class MessageMetadata(_message.Message):
     n_messages: int
     event_time: int
     encryption_keys: _containers.RepeatedCompositeFieldContainer[EncryptionKey]
-    encryption_algorithm: bytes
     encryption_param: bytes
     schema_version: bytes
     is_key_base64: bool
@@ -159,14 +157,13 @@ class MessageMetadata(_message.Message):
     chunked_size: int
     chunk_id: int
     is_key_null: bool
-    def __init__(self, producer_name: _Optional[bytes] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[Text, _Mapping]]] = ..., replicated_from: _Optional[bytes] = ..., partition_key: _Optional[bytes] = ..., compression: _Optional[int] = ..., uncompressed_size: _Optional[int] = ..., n_messages: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKey, _Mapping]]] = ..., encryption_algorithm: _Optional[bytes] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., is_key_base64: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txn_id_low: _Optional[int] = ..., txn_id_high: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., is_null_value: _Optional[bool] = ..., uuid: _Optional[bytes] = ..., n_chunks: _Optional[int] = ..., chunked_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., is_key_null: _Optional[bool] = ...) -> None: ...
+    def __init__(self, producer_name: _Optional[bytes] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[Text, _Mapping]]] = ..., replicated_from: _Optional[bytes] = ..., partition_key: _Optional[bytes] = ..., compression: _Optional[int] = ..., uncompressed_size: _Optional[int] = ..., n_messages: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKey, _Mapping]]] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., is_key_base64: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txn_id_low: _Optional[int] = ..., txn_id_high: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., is_null_value: _Optional[bool] = ..., uuid: _Optional[bytes] = ..., n_chunks: _Optional[int] = ..., chunked_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., is_key_null: _Optional[bool] = ...) -> None: ...
 
 class BatchedMetadata(_message.Message):
-    __slots__ = ("properties", "partition_key", "payload_size", "is_compacted_out", "event_time", "is_key_base64", "ordering_key", "sequence_id", "is_null_value", "is_key_null")
+    __slots__ = ("properties", "partition_key", "payload_size", "event_time", "is_key_base64", "ordering_key", "sequence_id", "is_null_value", "is_key_null")
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     PARTITION_KEY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    IS_COMPACTED_OUT_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     IS_KEY_BASE64_FIELD_NUMBER: _ClassVar[int]
     ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,22 +173,19 @@ class BatchedMetadata(_message.Message):
     properties: _containers.RepeatedCompositeFieldContainer[Text]
     partition_key: bytes
     payload_size: int
-    is_compacted_out: bool
     event_time: int
     is_key_base64: bool
     ordering_key: bytes
     sequence_id: int
     is_null_value: bool
     is_key_null: bool
-    def __init__(self, properties: _Optional[_Iterable[_Union[Text, _Mapping]]] = ..., partition_key: _Optional[bytes] = ..., payload_size: _Optional[int] = ..., is_compacted_out: _Optional[bool] = ..., event_time: _Optional[int] = ..., is_key_base64: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., sequence_id: _Optional[int] = ..., is_null_value: _Optional[bool] = ..., is_key_null: _Optional[bool] = ...) -> None: ...
+    def __init__(self, properties: _Optional[_Iterable[_Union[Text, _Mapping]]] = ..., partition_key: _Optional[bytes] = ..., payload_size: _Optional[int] = ..., event_time: _Optional[int] = ..., is_key_base64: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., sequence_id: _Optional[int] = ..., is_null_value: _Optional[bool] = ..., is_key_null: _Optional[bool] = ...) -> None: ...
 
 class BrokerEntryMetadata(_message.Message):
-    __slots__ = ("broker_timestamp", "index")
-    BROKER_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("index",)
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    broker_timestamp: int
     index: int
-    def __init__(self, broker_timestamp: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ...) -> None: ...
 
 class FeatureFlags(_message.Message):
     __slots__ = ("supports_auth_refresh", "supports_broker_entry_metadata")
@@ -218,14 +212,12 @@ class Connect(_message.Message):
     def __init__(self, client_version: _Optional[str] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., proxy_to_broker_url: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping]] = ...) -> None: ...
 
 class Connected(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "max_message_size")
-    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("protocol_version", "max_message_size")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    server_version: bytes
     protocol_version: int
     max_message_size: int
-    def __init__(self, server_version: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ...) -> None: ...
 
 class AuthData(_message.Message):
     __slots__ = ("auth_method_name", "auth_data")
@@ -334,16 +326,14 @@ class Flow(_message.Message):
     def __init__(self, consumer_id: _Optional[int] = ..., permits: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("consumer_id", "id", "redelivery_count", "ack_set")
+    __slots__ = ("consumer_id", "id", "ack_set")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
-    REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACK_SET_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     id: MessageId
-    redelivery_count: int
     ack_set: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, consumer_id: _Optional[int] = ..., id: _Optional[_Union[MessageId, _Mapping]] = ..., redelivery_count: _Optional[int] = ..., ack_set: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, consumer_id: _Optional[int] = ..., id: _Optional[_Union[MessageId, _Mapping]] = ..., ack_set: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("consumer_id", "type", "ids", "request_id")
@@ -374,12 +364,6 @@ class AckAnswer(_message.Message):
     message: bytes
     request_id: int
     def __init__(self, consumer_id: _Optional[int] = ..., error: _Optional[int] = ..., message: _Optional[bytes] = ..., request_id: _Optional[int] = ...) -> None: ...
-
-class EndOfTopic(_message.Message):
-    __slots__ = ("consumer_id",)
-    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
-    consumer_id: int
-    def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
 
 class Property(_message.Message):
     __slots__ = ("key", "value")
@@ -590,7 +574,7 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "success", "error", "close_producer", "close_consumer", "producer_answer", "ping", "pong", "partitions", "partitions_answer", "lookup", "lookup_answer", "end_of_topic", "get_last_message_id", "last_message_id", "auth_challenge", "auth_response", "ack_answer")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "success", "error", "close_producer", "close_consumer", "producer_answer", "ping", "pong", "partitions", "partitions_answer", "lookup", "lookup_answer", "get_last_message_id", "last_message_id", "auth_challenge", "auth_response", "ack_answer")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Command.Type]
@@ -673,7 +657,6 @@ class Command(_message.Message):
     PARTITIONS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_ANSWER_FIELD_NUMBER: _ClassVar[int]
-    END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
     GET_LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     AUTH_CHALLENGE_FIELD_NUMBER: _ClassVar[int]
@@ -701,10 +684,9 @@ class Command(_message.Message):
     partitions_answer: PartitionsAnswer
     lookup: Lookup
     lookup_answer: LookupAnswer
-    end_of_topic: EndOfTopic
     get_last_message_id: GetLastMessageId
     last_message_id: LastMessageId
     auth_challenge: AuthChallenge
     auth_response: AuthResponse
     ack_answer: AckAnswer
-    def __init__(self, type: _Optional[_Union[Command.Type, str]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., producer: _Optional[_Union[Producer, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., send_receipt: _Optional[_Union[SendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[SendError, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., success: _Optional[_Union[Success, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., producer_answer: _Optional[_Union[ProducerAnswer, _Mapping]] = ..., ping: _Optional[_Union[Nothing, _Mapping]] = ..., pong: _Optional[_Union[Nothing, _Mapping]] = ..., partitions: _Optional[_Union[Partitions, _Mapping]] = ..., partitions_answer: _Optional[_Union[PartitionsAnswer, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., lookup_answer: _Optional[_Union[LookupAnswer, _Mapping]] = ..., end_of_topic: _Optional[_Union[EndOfTopic, _Mapping]] = ..., get_last_message_id: _Optional[_Union[GetLastMessageId, _Mapping]] = ..., last_message_id: _Optional[_Union[LastMessageId, _Mapping]] = ..., auth_challenge: _Optional[_Union[AuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[AuthResponse, _Mapping]] = ..., ack_answer: _Optional[_Union[AckAnswer, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[Command.Type, str]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., producer: _Optional[_Union[Producer, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., send_receipt: _Optional[_Union[SendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[SendError, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., success: _Optional[_Union[Success, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., producer_answer: _Optional[_Union[ProducerAnswer, _Mapping]] = ..., ping: _Optional[_Union[Nothing, _Mapping]] = ..., pong: _Optional[_Union[Nothing, _Mapping]] = ..., partitions: _Optional[_Union[Partitions, _Mapping]] = ..., partitions_answer: _Optional[_Union[PartitionsAnswer, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., lookup_answer: _Optional[_Union[LookupAnswer, _Mapping]] = ..., get_last_message_id: _Optional[_Union[GetLastMessageId, _Mapping]] = ..., last_message_id: _Optional[_Union[LastMessageId, _Mapping]] = ..., auth_challenge: _Optional[_Union[AuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[AuthResponse, _Mapping]] = ..., ack_answer: _Optional[_Union[AckAnswer, _Mapping]] = ...) -> None: ...

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from admin.control.rest_client import RestClient
     from conf.settings import Settings
     from warehouse.queries.listing import PendingFilter
-    from warehouse.queries.waiting import Pending
+    from warehouse.queries.pending_messages import Pending
 
 _SHOWN = 20  # messages that are shown before they are changed
 _MAX_PURGED = 20_000_000  # messages of one call: their ids take 2 GB
@@ -245,7 +245,7 @@ def _by_rest(client: RestClient, bulk: Bulk, confirm: _Confirm) -> dict[str, Any
 def _by_control_topic(settings: Settings, bulk: Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
     from admin.control.bulk import check, filter_for, matching, plan
     from admin.control.client import ControlClient
-    from warehouse.queries.waiting import Pending
+    from warehouse.queries.pending_messages import Pending
 
     question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.kind))
     check(question, bulk.change.kind)

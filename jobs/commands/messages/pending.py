@@ -77,7 +77,7 @@ def pending(
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
     """Returns messages, or with `stats` counts, from the tables or the admin API, as the API's JSON."""
-    from warehouse.queries.waiting import MAX_LIMIT, Pending
+    from warehouse.queries.pending_messages import MAX_LIMIT, Pending
     from warehouse.routes.missing_routes import settings_with
 
     if options.api_url is None:

@@ -14,7 +14,7 @@ from broker.protocol.sending import RefusedEntry
 from streaming.release.outgoing import cause_of
 from streaming.release.task.producer_line import Line, Send
 from streaming.release.task.shared_paces import Pace
-from warehouse.delta.epoch import PauseWatch
+from warehouse.delta.fencing import PauseWatch
 
 _BUILT_AT_ONCE = 20  # messages, which takes 0.1 ms; a message that comes due meanwhile is late by that time
 _SENT_AT_ONCE = 500  # messages, or one entry, until the lines are looked after again

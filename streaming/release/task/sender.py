@@ -35,7 +35,7 @@ from streaming.release.task.traces import are_traced, trace
 from streaming.release.task.turn_file import wait_for_turn
 from tracker.packing import pack
 from warehouse.delivery_key import key_of_row
-from warehouse.delta.epoch import PauseWatch
+from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)

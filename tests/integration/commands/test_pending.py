@@ -19,7 +19,7 @@ from tests.support.service.admin_api import served
 from tests.support.service.harness import Collector, Job, now, wait_until
 from tracker.commands.kinds import CANCEL
 from warehouse.queries.listing import PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 
 def miss_an_outcome(patch: pytest.MonkeyPatch) -> list[ControlOutcome]:

@@ -23,19 +23,19 @@ from conf.settings import ControlSettings, Route, Settings
 from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.crash_recovery import check_broker, check_sent
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.last_sent import last_sent
 from streaming.release.naming import producer_name
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.start import check_broker, check_sent
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
 from tests.support.warehouse.tables import rows
 from tracker.packing import pack, unpack
 from tracker.schemas import OUTCOME_ROWS
-from warehouse.delta.epoch import PAUSE_SECONDS, FencedError
+from warehouse.delta.fencing import PAUSE_SECONDS, FencedError
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import MessageSchema, SchemaKeeper, version_bytes
 from warehouse.routes.known_routes import known_routes

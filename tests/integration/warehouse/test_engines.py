@@ -24,7 +24,7 @@ from tests.support.warehouse.tables import NOW, make
 from tests.unit.test_docs import tables_of_docs
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.engine import LOCAL
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles

@@ -15,7 +15,7 @@ from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter, PendingMessage
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.schemas import DELIVERIES
 
 NOW = 1_800_000_000_000

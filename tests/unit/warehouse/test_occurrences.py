@@ -15,7 +15,7 @@ from tracker.message_state.moves import PAUSED_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.views import Warehouse
 
 pytestmark = pytest.mark.slow

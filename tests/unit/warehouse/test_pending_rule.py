@@ -30,8 +30,8 @@ from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index
 from warehouse.queries.listing import PendingFilter, State
+from warehouse.queries.pending_messages import Pending
 from warehouse.queries.pending_rows import WAITS
-from warehouse.queries.waiting import Pending
 from warehouse.routes.known_routes import subscription_names
 from warehouse.schemas import DELIVERIES, SCHEMAS
 from warehouse.views import Warehouse

@@ -19,7 +19,7 @@ from tests.support.warehouse.schedule_tables import NINE, ScheduleTables
 from tests.support.warehouse.waiting import Warehouse
 from tracker.message_state.moves import PAUSED_DELIVER_AT
 from warehouse.queries.listing import Page, VersionGoneError
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 
 LOOKAHEAD = 600_000  # ms
 

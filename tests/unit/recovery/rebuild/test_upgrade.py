@@ -13,7 +13,7 @@ from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
-from streaming.start import StartError, begin
+from streaming.crash_recovery import StartError, begin
 from tests.fixtures.make_warehouse import DUE, TOPIC
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import rows

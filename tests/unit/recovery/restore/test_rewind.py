@@ -16,12 +16,12 @@ from conf.settings import Settings
 from recovery.new_checkpoint import RebuildError, rebuild_checkpoint
 from recovery.restore.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.start import begin
+from streaming.crash_recovery import begin
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import NOW, TOPIC, make, rows
 from tracker.messages import FIRST_IMPORTED_LEDGER
 from warehouse.backup.copying import BackupError, back_up
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow

@@ -17,16 +17,16 @@ from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.crash_recovery import StartError, begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
-from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
 from tracker.schemas import OUTCOME_ROWS
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables, WarehouseError
 from warehouse.maintenance.maintain import maintain
 from warehouse.schemas import SCHEMAS

@@ -27,7 +27,7 @@ from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import maintain
 from warehouse.queries.listing import NoTablesError
 from warehouse.queries.paused import paused_subscriptions
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.routes.missing_routes import settings_with
 from warehouse.schedules.live_schedules import live_schedules
 from warehouse.schedules.schedules import Schedules

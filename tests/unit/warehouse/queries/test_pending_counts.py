@@ -23,7 +23,7 @@ from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles
 from warehouse.queries.index_rows import to_index
 from warehouse.queries.listing import PendingFilter, State, VersionGoneError
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.routes.membership import Memberships
 from warehouse.schemas import DELAYED_INDEX, DELIVERIES, STATISTICS, SUBSCRIPTION_CHANGES
 

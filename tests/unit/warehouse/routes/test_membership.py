@@ -29,7 +29,7 @@ from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
 from warehouse.named_queries import Sql, literal
 from warehouse.queries.listing import PendingFilter
-from warehouse.queries.waiting import Pending
+from warehouse.queries.pending_messages import Pending
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.routes.membership import Changes, Memberships, changes, write_changes
 from warehouse.schemas import SUBSCRIPTION_CHANGES

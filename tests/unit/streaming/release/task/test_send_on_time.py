@@ -19,7 +19,7 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
-from warehouse.delta.epoch import PauseWatch
+from warehouse.delta.fencing import PauseWatch
 
 PATIENCE_SECONDS = 0.3
 

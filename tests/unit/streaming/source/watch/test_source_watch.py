@@ -25,7 +25,7 @@ from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.standing import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, one
-from warehouse.delta.epoch import FencedError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.schemas import REJECTS
 from warehouse.unseen_entries import find_not_seen

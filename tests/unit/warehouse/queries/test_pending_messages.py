@@ -20,10 +20,10 @@ from tests.support.tracker.messages import TOPIC, batches, messages
 from tests.support.warehouse.waiting import NOW, SUBSCRIPTIONS, Warehouse
 from tracker.messages import int64
 from warehouse.delta.tables import ranges_of
-from warehouse.queries import waiting
+from warehouse.queries import pending_messages
 from warehouse.queries.listing import PendingError, PendingFilter, PendingMessage, State, VersionGoneError
+from warehouse.queries.pending_messages import Pending
 from warehouse.queries.pending_rows import OVERDUE_MILLIS, PendingRows
-from warehouse.queries.waiting import Pending
 
 pytestmark = pytest.mark.slow
 
@@ -148,8 +148,8 @@ def test_a_text_finds_its_messages_page_by_page_also_where_most_were_cancelled(w
 
 
 def test_a_page_reads_little_of_what_is_due_after_it(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_LEAST_READ", 4)
-    monkeypatch.setattr(waiting, "_LEAST_READ_BY_TEXT", 4)
+    monkeypatch.setattr(pending_messages, "_LEAST_READ", 4)
+    monkeypatch.setattr(pending_messages, "_LEAST_READ_BY_TEXT", 4)
     for day in range(30):
         rows = [(1 + day, day * 10 + i, NOW + day * 86_400_000 + i) for i in range(10)]
         warehouse.seal(messages(rows, key=f"k{day}", properties=[("day", f"{day}")]))
@@ -171,7 +171,7 @@ def test_a_listing_reads_on_where_it_has_stopped(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, wanted: PendingFilter
 ) -> None:
     """Also for its next page. Here files go as soon as it has been past them."""
-    monkeypatch.setattr(waiting, "_LEAST_READ_BY_TEXT", 4)
+    monkeypatch.setattr(pending_messages, "_LEAST_READ_BY_TEXT", 4)
     for day in range(60):
         rows = [(1 + day, day * 10 + i, NOW + day * 86_400_000 + i) for i in range(10)]
         warehouse.seal(messages(rows, key=f"{day % 40}", properties=[("p", f"{day % 40}")]))
@@ -306,7 +306,7 @@ def test_as_a_naive_model_has_it(
         if waits and (due_before is None or due < due_before):
             expected.append((due, ledger, entry, index, waits))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "_LEAST_READ", least_read)
+        patch.setattr(pending_messages, "_LEAST_READ", least_read)
         warehouse = Warehouse(Path(folder))
         for i in range(history["files"]):
             if part := rows[i :: history["files"]]:

@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from tests.support.warehouse.tables import NOW, bucket, rows
 from warehouse import durable
 from warehouse.delta.commits import remove_torn_commits
-from warehouse.delta.epoch import FencedError, PauseWatch
+from warehouse.delta.fencing import FencedError, PauseWatch
 from warehouse.delta.tables import Tables
 from warehouse.durable import write_durably
 from warehouse.maintenance.table_files import TableFiles

@@ -11,9 +11,9 @@ import pytest
 from conf.files import FolderError
 from conf.settings import Settings
 from status.alerts import NO_BROKER, Alerts
-from streaming import start
+from streaming import crash_recovery
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
-from streaming.start import StartError, begin, wait_for_broker
+from streaming.crash_recovery import GivenUpError, Restarts, StartError, begin, wait_for_broker
 from warehouse.delta.tables import Tables
 
 
@@ -48,7 +48,7 @@ def test_a_start_waits_for_the_broker_and_says_so_until_it_answers(
 ) -> None:
     alerts, told = Alerts(), []
     client = Client([pulsar.Timeout(), pulsar.ConnectError(), last])
-    monkeypatch.setattr(start, "connect", lambda settings, **options: client)
+    monkeypatch.setattr(crash_recovery, "connect", lambda settings, **options: client)
 
     class Stopping(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -70,8 +70,18 @@ def test_a_start_that_is_told_to_stop_does_not_wait_for_the_broker(monkeypatch: 
             return super().get_topic_partitions(topic)
 
     client = Stops([pulsar.Timeout()])
-    monkeypatch.setattr(start, "connect", lambda settings, **options: client)
+    monkeypatch.setattr(crash_recovery, "connect", lambda settings, **options: client)
     settings = Settings()
     wait_for_broker(settings, alerts, stopping)
     assert client.answers == []
     assert [trouble.name for trouble in alerts.current()] == [settings.pulsar.service_url]
+
+
+def test_a_query_that_fails_starts_again_later_and_later_until_it_has_failed_ten_times_in_a_row() -> None:
+    restarts = Restarts()
+    assert [restarts.pause_after("why", 5, is_disk_full=False) for _ in range(3)] == [1, 2, 3]
+    assert restarts.pause_after("why", 61, is_disk_full=False) == 1, "a good run ends the row"
+    assert [restarts.pause_after("full", 5, is_disk_full=True) for _ in range(20)] == [5] * 20, "it counts as none"
+    assert [restarts.pause_after("why", 5, is_disk_full=False) for _ in range(8)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(GivenUpError, match="the query failed 10 times in a row: why"):
+        restarts.pause_after("why", 5, is_disk_full=False)

@@ -1,9 +1,27 @@
-"""Checks that a job may continue from its checkpoint, and takes the warehouse over."""
+"""What a start does after a kill -9, or any other end of the run before, in this order.
+
+1. The checkpoint is of this program and these settings (`check_checkpoint`).
+2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`).
+3. Checkpoint and tables go together: no table has a later tick (`Checkpoint.check_not_behind`).
+4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more.
+5. The broker answers (`wait_for_broker`), and no destination has messages of a later tick (`check_sent`).
+6. The broker is the one that was read, and has no later outcome (`check_broker`).
+7. Spark runs the last batch again, whose offset it had logged. `streaming.checkpoint.batch_input` has its messages, and
+   `streaming.checkpoint.time_zone_files` its time zones. Its tables take no row twice, its releases are not sent.
+8. The run's first tick dispatches again all that is in flight, under the same names and sequence ids:
+   `tracker.in_flight`. What a lane's table has is not sent again (`streaming.release.driver.releases`), nor what the
+   broker has.
+9. What was open for unwritable destinations goes on (`streaming.release.driver.destinations`).
+10. What no seal epoch made durable was not acknowledged: Pulsar sends it again, and known entries are skipped.
+
+`recover` does the first five, `check_broker` is called before each run of the query; the rest is in the modules named.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 import pulsar
 from deltalake.exceptions import DeltaError
@@ -27,6 +45,11 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 5  # how long the broker has to answer at the start
 _RETRY_SECONDS = 2  # from one attempt to the next
+
+_RESTART_SECONDS = 1.0
+_FAILURES_IN_A_ROW = 10
+_FULL_DISK_SECONDS = 5.0
+_GOOD_RUN_SECONDS = 60
 
 
 class StartError(DelayLakeError):
@@ -82,6 +105,60 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     tables.take_over(checkpoint.epoch)
 
 
+def recover(
+    settings: Settings, tables: Tables, checkpoint: Checkpoint, alerts: Alerts, stopping: threading.Event
+) -> None:
+    """Does steps 1 to 5 of a start.
+
+    Args:
+        settings: of the job.
+        tables: of the warehouse.
+        checkpoint: of the job, which holds its lock.
+        alerts: records that the broker does not answer.
+        stopping: ends waiting for the broker.
+
+    Raises:
+        StartError, CheckpointError, WarehouseError: settings, checkpoint, tables and destinations do not match.
+        FencedError: another job has taken the warehouse over in the meantime.
+    """
+    begin(settings, tables, checkpoint)
+    wait_for_broker(settings, alerts, stopping)
+    check_sent(settings, checkpoint)
+
+
+class GivenUpError(DelayLakeError):
+    """The query has failed too often in a row. The message is one line."""
+
+
+@dataclass
+class Restarts:
+    """When a query that has failed starts again. Time and failures are arguments.
+
+    Attributes:
+        failures: how often it has failed in a row; a run of _GOOD_RUN_SECONDS ends a row.
+    """
+
+    failures: int = 0
+
+    def pause_after(self, error: str, run_seconds: float, is_disk_full: bool) -> float:
+        """Returns how long to wait after a failure, seconds.
+
+        Args:
+            error: the failure, one line.
+            run_seconds: how long the query has run.
+            is_disk_full: whether a disk is full: waiting loses nothing, and only room helps, so it counts as none.
+
+        Raises:
+            GivenUpError: the query fails again and again.
+        """
+        if is_disk_full:
+            return _FULL_DISK_SECONDS
+        self.failures = 1 if run_seconds > _GOOD_RUN_SECONDS else self.failures + 1
+        if self.failures >= _FAILURES_IN_A_ROW:
+            raise GivenUpError(f"the query failed {self.failures} times in a row: {error}")
+        return _RESTART_SECONDS * self.failures
+
+
 def wait_for_broker(settings: Settings, alerts: Alerts, stopping: threading.Event) -> None:
     """Waits until the broker answers, or `stopping` is set. Until it answers there is an alert NO_BROKER.
 
@@ -112,7 +189,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
     Does nothing where the broker does not answer: then nothing can be read or sent, either.
 
     Raises:
-        NewClusterError: a source topic was made anew, in another cluster.
+        NewClusterError: a source topic was made again, in another cluster.
         CheckpointError: the outcome topic has outcomes of later ticks than the checkpoint.
     """
     newest = checkpoint.newest_offset() or PreparedState(checkpoint.folder).offset
