@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
-from tracker.commands.control import Control
 from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.state import MessageState
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries, Sql, all_of
@@ -23,7 +23,7 @@ _SQL = NamedQueries(__file__, effect=EFFECT, held=HELD_DELIVER_AT)
 def first_overdue(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
-    control: Control,
+    message_state: MessageState,
     unsealed: pa.Table,
     delivered: Delivered,
     now: int,
@@ -37,7 +37,7 @@ def first_overdue(
     Args:
         tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
-        control: has the cancelled and moved messages.
+        message_state: has the cancelled and moved messages.
         unsealed: as of `recovery.rebuild.changes.Changes`.
         delivered: the messages in `deliveries`, which do not count.
         now: ms since the epoch. Messages that are due up to CLOCKS_MILLIS later count as due, because clocks differ.
@@ -58,7 +58,7 @@ def first_overdue(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)
-        masks, _ = subscription_mask_of(rows, control, delivered)
+        masks, _ = subscription_mask_of(rows, message_state, delivered)
         due = int64(rows, "deliver_at")
         for topic in pc.unique(rows["topic"]).to_pylist():
             is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
@@ -79,18 +79,20 @@ def first_overdue(
     return first
 
 
-def subscription_mask_of(rows: pa.Table, control: Control, delivered: Delivered) -> tuple[Int64Array, list[pa.Table]]:
+def subscription_mask_of(
+    rows: pa.Table, message_state: MessageState, delivered: Delivered
+) -> tuple[Int64Array, list[pa.Table]]:
     """Finds for each row the subscriptions for which it is pending.
 
     Args:
         rows: DELAY rows, with the columns of `delays_due`.
-        control: has the cancelled and moved messages.
+        message_state: has the cancelled and moved messages.
         delivered: the messages that have been delivered, or missed.
 
     Returns:
         (subscription masks, int64, shape (rows,); the delivered rows as DONE, in parts).
     """
-    masks = control.subscription_mask(rows)
+    masks = message_state.subscription_masks(rows)
     found = []
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
         masks[is_delivered] &= ~(1 << number)

@@ -28,12 +28,14 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from tracker import MemoryStore
-from tracker.commands.control import Control
 from tracker.commands.kinds import Effect
+from tracker.context import Context
 from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.state import MessageState
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
+from tracker.subscriptions import Subscriptions
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
@@ -104,27 +106,27 @@ def rebuild(
     delivered = read_delivered(tables, names, durable, memberships, on_progress)
     commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
-    control = _control(known, changes, now)
+    message_state = _message_state(known, changes)
     tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
     schedules = Schedules(tables, names, durable, tick, now, memberships)
-    overdue = first_overdue(tables, names, control, changes.unsealed, delivered, now, on_progress)
-    for at, due in schedules.states(delivered, control).overdue.items():
+    overdue = first_overdue(tables, names, message_state, changes.unsealed, delivered, now, on_progress)
+    for at, due in schedules.states(delivered, message_state).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
     unwritten = write_missing_deliveries(
         known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
     )
     if unwritten:  # `delivered` contains these now
         changes = commands.changes(delivered)
-        control = _control(known, changes, now)
+        message_state = _message_state(known, changes)
     write_moves(tables, changes.unsealed, names, tick)
-    schedule_states = schedules.states(delivered, control)
+    schedule_states = schedules.states(delivered, message_state)
     schedule_states.write(tables, names, tick)
     schedule_states.add_ended(delivered)
     moved = pa.concat_tables([changes.moved, schedule_states.moved_rows])
-    control = _control(known, replace(changes, moved=moved), now)
+    message_state = _message_state(known, replace(changes, moved=moved))
     _remove_not_durable(tables, durable)
     since = min(overdue.values(), default=now)
-    found = count_sealed(tables, control, delivered, settings.tracker.shards, since, now, on_progress)
+    found = count_sealed(tables, message_state, delivered, settings.tracker.shards, since, now, on_progress)
     done = _delivered_rows(delivered, found, changes, now)
     ended = pa.concat_tables(rows.select(_ADDRESSED) for rows in (delivered.not_durable, changes.cancelled))
     waiting = [changes.waiting, schedule_states.waiting_rows, find_waiting(tables, names)]
@@ -217,11 +219,11 @@ def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def _control(settings: Settings, changes: Changes, now: int) -> Control:
-    """Makes a Control with the commands' effects in all shards together."""
-    control = Control(MemoryStore(), subscription_names(settings), settings.tracker.tick_time_millis)
-    control.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved), now)
-    return control
+def _message_state(settings: Settings, changes: Changes) -> MessageState:
+    """Makes the state that commands leave, with their effects in all shards together."""
+    state = MessageState(Context(MemoryStore(), Subscriptions(subscription_names(settings))))
+    state.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved))
+    return state
 
 
 def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
@@ -320,7 +322,7 @@ class Sealed:
 
 def count_sealed(
     tables: Tables,
-    control: Control,
+    message_state: MessageState,
     delivered: Delivered,
     shards: int,
     since: int,
@@ -331,7 +333,7 @@ def count_sealed(
 
     Args:
         tables: of the warehouse.
-        control: has the cancelled and moved messages.
+        message_state: has the cancelled and moved messages.
         delivered: the delivered messages.
         shards: the number of shards.
         since: no pending row is due before this time, ms since the epoch.
@@ -344,7 +346,7 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
-        masks, _ = subscription_mask_of(rows, control, delivered)
+        masks, _ = subscription_mask_of(rows, message_state, delivered)
         first = int(int64(rows, "deliver_at")[masks != 0].min(initial=first))
 
     sealed, unwanted = np.zeros((2, shards), np.int64)
@@ -355,7 +357,7 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
         rows = by_ledger(rows)
-        masks, done = subscription_mask_of(rows, control, delivered)
+        masks, done = subscription_mask_of(rows, message_state, delivered)
         shard = shards_of(rows, shards)
         sealed += np.bincount(shard, minlength=shards)
         unwanted += np.bincount(shard[masks == 0], minlength=shards)

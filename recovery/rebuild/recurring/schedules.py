@@ -16,10 +16,10 @@ from broker.position import Position
 from recovery.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from recovery.rebuild.done_occurrences import Done, Message
 from recovery.rebuild.recurring.states import ScheduleStates
-from tracker.commands.control import Control
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, Effect
 from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
-from tracker.messages import subscription_numbers
+from tracker.message_state.state import MessageState
+from tracker.messages import MessageIds, subscription_numbers
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Misfire, Recurrence
@@ -67,12 +67,12 @@ class Schedules:
         )
         self._skipped = tables.sql(_SQL("skipped"))
 
-    def states(self, delivered: Delivered, control: Control) -> ScheduleStates:
+    def states(self, delivered: Delivered, message_state: MessageState) -> ScheduleStates:
         """Returns the next occurrences of the messages, and the rows that the rebuild needs for them.
 
         Args:
             delivered: the delivered messages and occurrences; skipped occurrences are added.
-            control: has the cancelled messages.
+            message_state: has the cancelled messages.
         """
         numbers = subscription_numbers(self._skipped, self._names)
         delivered.occurrences.add(self._skipped.filter(pa.array(numbers >= 0)), numbers[numbers >= 0])
@@ -81,7 +81,7 @@ class Schedules:
             if not comes_again:
                 for number in range(len(self._names.get(row["topic"], ()))):
                     at = row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)
-                    is_cancelled = control.cancelled.contains(number, *(np.array([n]) for n in at))[0]
+                    is_cancelled = message_state.cancelled.contains(number, MessageIds(*(np.array([n]) for n in at)))[0]
                     self._find((number, *at), row, bool(is_cancelled), delivered, found)
         self._find_again(delivered, found)
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from delaylake.commands import Ids, Keys, Named
 from delaylake.control import ControlRequest, RequestFactory, Window
@@ -11,13 +10,11 @@ from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
 from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
+from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import messages
-from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
-from tracker.context import Moment
 from tracker.schemas import KNOWN, SubscriptionRule
-from tracker.store import MemoryStore
 
 TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[arg-type]
@@ -308,13 +305,9 @@ def outcomes_of(request: ControlRequest) -> list[ControlOutcome]:
     """What a shard that has the message 1:2, of the topic's subscriptions a and b, makes of a command."""
     rules = {TOPIC: [SubscriptionRule("a", False), SubscriptionRule("b", False)]}
     read = decode(messages([(9, 0, 0)], payload=request.command.SerializeToString()), rules)
-    control = Control(MemoryStore(), {TOPIC: ["a", "b"]}, tick_time_millis=1_000)
+    desk = Desk(subscriptions={TOPIC: ["a", "b"]})
     known = messages([(1, 2, 50_000)], topic=TOPIC).select(KNOWN.names)
-    moment = Moment(tick=1, now=1_000, released=1_000, ingested_through=1)
-    changes = read.pause_changes
-    published = control.apply(
-        read.commands, read.request_ids, known, np.zeros(1, np.bool_), moment, pause_changes=changes
-    )
+    published = desk.publish(read.commands, read.request_ids, known, pause_changes=read.pause_changes)
     names = ("subscription", "ledger_id", "entry_id", "batch_index", "result", "schedule_key")
     rows = published.select(names).to_pylist()
     return [ControlOutcome(**{name: value for name, value in row.items() if value is not None}) for row in rows]

@@ -24,14 +24,13 @@ from recovery.rebuild.rebuild import rebuild
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.control_desk import Desk
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.commands.control import Control
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.sharding import shard_of
-from tracker.store import MemoryStore
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import find_held
 from warehouse.routes.known_routes import subscription_names
@@ -214,11 +213,11 @@ def rebuilt(made: Settings, folder: str) -> tuple[dict[str, Any], PreparedState,
     return json.loads(Path(folder, "query/rebuild/meta.json").read_text()), PreparedState(Path(folder)), counts
 
 
-def control(made: Settings, found: PreparedState) -> Control:
+def begun(made: Settings, found: PreparedState) -> Desk:
     """What all shards together begin with."""
-    begun = Control(MemoryStore(), subscription_names(made), 1000)
-    begun.rebuild(of_all_shards(found), NOW)
-    return begun
+    desk = Desk(subscriptions=subscription_names(made))
+    desk.rebuild(of_all_shards(found))
+    return desk
 
 
 @given(histories(), st.integers(0, 6))
@@ -269,26 +268,26 @@ def check_rebuild(made: list[History], durable: int) -> None:
         assert counts["pending"] == sum(bool(masks) for masks in waits.values())
 
         # The shards begin with what says the same of each row when it comes due, whatever they have forgotten by then.
-        begun = control(settings_, found)
+        desk = begun(settings_, found)
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY deliver_at")
         assert index.num_rows == len(expected)
         for i, row in enumerate(index.to_pylist()):
             due, sequence = row["deliver_at"], row["sequence"] or 0
             if due >= first:
                 if due < HELD_DELIVER_AT:
-                    begun.drop_expired(due - 1)
+                    desk.state.drop_expired(due - 1)
                 else:  # never loaded, but found when its subscription goes on
-                    begun = control(settings_, found)
+                    desk = begun(settings_, found)
                 position_ = row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)
                 key = (due, *position_, sequence, row["subscription"] if sequence else "")
-                assert wanted_by(begun, typed(index.slice(i, 1), MESSAGES)) == [expected[key]]
+                assert wanted_by(desk, typed(index.slice(i, 1), MESSAGES)) == [expected[key]]
 
         # And of messages that come in again.
-        begun = control(settings_, found)
+        desk = begun(settings_, found)
         for entry in made:
             if entry.topic == TOPIC and (entry.ledger, entry.entry) > last[TOPIC]:
                 again = [row for row in entry.tables["delayed_index"] if row["sequence"] is None]
-                assert wanted_by(begun, typed(rows("delayed_index", again), MESSAGES)) == [
+                assert wanted_by(desk, typed(rows("delayed_index", again), MESSAGES)) == [
                     {name for name in "ab" if waits_again(found, entry, i, name)} for i in range(len(entry.due))
                 ]
 
@@ -314,10 +313,8 @@ def rows_left(entry: History, is_durable: bool) -> dict[Key, set[str]]:
     return left
 
 
-def wanted_by(begun: Control, messages: pa.Table) -> list[set[str]]:
-    return [
-        {name for i, name in enumerate("ab") if bits >> i & 1} for bits in begun.subscription_mask(messages).tolist()
-    ]
+def wanted_by(desk: Desk, messages: pa.Table) -> list[set[str]]:
+    return [{name for i, name in enumerate("ab") if bits >> i & 1} for bits in desk.subscription_mask(messages)]
 
 
 def waits_again(found: PreparedState, entry: History, message: int, name: str) -> bool:

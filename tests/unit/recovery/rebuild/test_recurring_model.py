@@ -23,6 +23,7 @@ from tests.support.service.one_shard import (
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
 from tracker.message_state.moves import HELD_DELIVER_AT, Moved
+from tracker.messages import MessageIds
 from tracker.wire.delaylake_pb2 import Result
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -155,8 +156,8 @@ class History:
 
     def pending(self, bit: int, entry: int) -> int:
         """Returns when the next occurrence is due, ms since the epoch."""
-        at = (np.array([number]) for number in (1, entry, -1))
-        moves, times, _ = Moved(self.service.store).find(bit, *at)
+        ids = MessageIds(*(np.array([number]) for number in (1, entry, -1)))
+        moves, times, _ = Moved(self.service.store).find_moves(bit, ids)
         return int(times[0]) if moves[0] else self.started[entry][2]
 
     def look(self) -> None:
