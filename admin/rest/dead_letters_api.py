@@ -24,7 +24,7 @@ router = APIRouter()
     TOPIC_PATH + "/dlq/redrive",
     summary="Deliver dead letters once more",
     description="Sends the dead letters of a subscription that match the filter back to the topic, from where they are"
-    " delivered to that subscription at once; their attempts begin anew. Answers when all have been sent back, with"
+    " delivered to that subscription at once; their attempts begin again. Answers when all have been sent back, with"
     " `matched`, `redriven`, `alreadyRedriven`, `refused` and `requestId`; the table `outcomes` has them as REDRIVE"
     " under the request id `redrive-<requestId>`. With `dryRun` nothing is done: it answers with `matched`, and"
     " `messages`, the first 100."
