@@ -60,7 +60,7 @@ def redrive(
 ) -> None:
     """Deliver those dead letters of a subscription once more to which all options given apply.
 
-    They go to the subscription's destination at once, and their attempts begin anew.
+    They go to the subscription's destination at once, and their attempts begin again.
     """
     from rich.console import Console
 
