@@ -168,8 +168,8 @@ def _releases(unwritable: Unwritable, names: Names, key: str) -> OpenReleases:
 
 def select_writable_rejects(unwritable: Unwritable, rejects: pa.Table) -> pa.Table:
     """Returns the rejects whose topic for rejects is writable; the others go only to the table `rejects` for now."""
-    held = [topic for topic, destinations in unwritable.items() if "" in destinations]
-    return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
+    topics = [topic for topic, destinations in unwritable.items() if "" in destinations]
+    return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(topics, pa.string())))) if topics else rejects
 
 
 def _bit(names: Names, topic: str, name: str) -> int:

@@ -16,7 +16,7 @@ from tracker.commands.retries import take_sent_back
 from tracker.context import Context
 from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
 from tracker.keys.superseding import Superseding
-from tracker.message_state.moves import held
+from tracker.message_state.moves import select_parked
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     BoolArray,
@@ -180,7 +180,7 @@ class NamedMessages:
 
     def parked_rows(self, tick_input: TickInput) -> pa.Table:
         """Returns all rows that are parked, sealed or in state, as MESSAGES."""
-        return concat([held(tick_input.payload_rows), held(self._tracker.find_rows(()))])
+        return concat([select_parked(tick_input.payload_rows), select_parked(self._tracker.find_rows(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
         """Completes the entries whose home is this shard: see `with_released`."""

@@ -34,7 +34,7 @@ from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
 from tracker.message_state.cancelled import Compression
-from tracker.message_state.moves import HELD_DELIVER_AT, held
+from tracker.message_state.moves import HELD_DELIVER_AT, select_parked
 from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS, Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import (
@@ -226,7 +226,7 @@ class Shard:
         self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
-        self._parking.resume_parked(held(step.input.payload_rows))
+        self._parking.resume_parked(select_parked(step.input.payload_rows))
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""

@@ -42,8 +42,8 @@ class Tick:
     ingested_through: int = 0  # a tick's number: all messages published before its and earlier commands have come in
     sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are dispatched again
     # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
-    # [tick, kind] that have not arrived there. `recalled`: those of which nothing was sent there, and which are held
-    # back from this tick on. `rejects`: the reason why messages that come due for the destination
+    # [tick, kind] that have not arrived there. `recalled`: those of which nothing was sent there, and which are parked
+    # from this tick on. `rejects`: the reason why messages that come due for the destination
     # are rejected; without it they are parked.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Bytes that a shard seals at the latest, and the bytes of large rows that it dispatches at most on short notice,

@@ -131,7 +131,7 @@ class MovedTable:
         return self._rows[number]
 
 
-def zero_where_held(times: Int64Array) -> Int64Array:
+def zero_where_parked(times: Int64Array) -> Int64Array:
     """Returns times, int64, (n,), with 0 instead of `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
 
     A row that was parked or paused is never loaded again. So no move has to be remembered for it once a later row
@@ -147,7 +147,7 @@ def _merged(before: Int64Array, rows: Int64Array) -> Int64Array:
     is_again[is_again] = before[place[is_again], CODE] == rows[is_again, CODE]
     merged, earlier = before.copy(), before[place[is_again]]
     merged[place[is_again]] = rows[is_again]
-    past = np.maximum(earlier[:, UNTIL], zero_where_held(earlier[:, TIME] & TIME_MASK))
+    past = np.maximum(earlier[:, UNTIL], zero_where_parked(earlier[:, TIME] & TIME_MASK))
     merged[place[is_again], UNTIL] = np.maximum(rows[is_again, UNTIL], past)
     return merged if is_again.all() else np.insert(merged, place[~is_again], rows[~is_again], axis=0)
 
@@ -166,7 +166,7 @@ PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
 _DIRECTORY = "moved_ledgers"
 
 
-def held(rows: pa.Table) -> pa.Table:
+def select_parked(rows: pa.Table) -> pa.Table:
     """Returns the rows that are parked. Rows of paused schedules are not. Both tables are as MESSAGES."""
     return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
 
@@ -268,7 +268,7 @@ class Moved:
         for ledger, rows in by_ledger(ids.ledger_ids):
             of = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
             stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
-            new = np.stack([of, sequences[rows], stored_times, zero_where_held(until[rows])], axis=1)
+            new = np.stack([of, sequences[rows], stored_times, zero_where_parked(until[rows])], axis=1)
             self._table(ledger, subscription).put(new[np.argsort(of)])
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
 
