@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tracker.keys.live_keys import LiveKeys
 from tracker.messages import MESSAGES, concat, with_columns
-from tracker.shard import Shard
+from tracker.shard import Shard, StateOptions
 from tracker.store import Key, MemoryStore
 from tracker.tick import Effects, Tick, TickInput
 from warehouse.delta.tables import Tables
@@ -101,7 +101,7 @@ class Job:
             ingested_through=self.tick,
         )
         begin = time.process_time()
-        shard = Shard(self.store, {TOPIC: ["a"]}, 1_000_000, key_idle_millis=self.idle_millis)
+        shard = Shard(self.store, {TOPIC: ["a"]}, 1_000_000, options=StateOptions(key_idle_millis=self.idle_millis))
         effects = shard.apply(tick, TickInput(messages=rows, find_keyed=self._find_keyed))
         self.cpu_seconds += time.process_time() - begin
         self.sealed.append(effects.bucket)

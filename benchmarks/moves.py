@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from tracker.message_state.moves import Moved
+from tracker.messages import MessageIds
 from tracker.store import Key, MemoryStore
 
 LEDGER, NOW, DAY_MILLIS = 7, 1_790_000_000_000, 86_400_000
@@ -44,10 +45,10 @@ class CountingStore(MemoryStore):
 def move(store: MemoryStore, entries: np.ndarray, tick: int) -> None:
     """A tick that looks messages up, and moves them."""
     moved, n = Moved(store), len(entries)
-    position = np.full(n, LEDGER), entries, np.full(n, -1)
-    moved.find(0, *position)
+    ids = MessageIds(np.full(n, LEDGER), entries, np.full(n, -1))
+    moved.find_moves(0, ids)
     due = NOW + entries % DAY_MILLIS + tick * 60_000
-    moved.put(0, *position, np.full(n, tick << 20), due, due - 60_000, np.zeros(n, np.int64))
+    moved.put(0, ids, np.full(n, tick << 20), due, due - 60_000, np.zeros(n, np.int64))
     moved.save()
 
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.pending import MONTH_MILLIS, ROWS_A_FILE, TOPIC, columns, write
 from broker.standalone import EmbeddedBroker
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import Settings
-from recovery.rebuild.rebuild import rebuild
 from tracker.messages import MESSAGES, position_texts
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import to_index

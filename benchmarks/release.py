@@ -30,9 +30,9 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
-from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.job import job_of
-from streaming.release.driver.job_sender import FinishedJob, _untouched
+from streaming.release.attempt import Assignment, Attempt, SendReport
+from streaming.release.driver.job import Job, job_of
+from streaming.release.driver.job_attempts import JobAttempts
 from streaming.release.naming import Target
 from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows
@@ -40,10 +40,9 @@ from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
 from streaming.release.task.producers import lines_of
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK
-from tracker.messages import MESSAGES, concat
-from tracker.packing import pack, unpack
+from tracker.messages import MESSAGES
+from tracker.packing import pack
 from warehouse.routes.known_routes import known_routes
-from warehouse.schemas import DELIVERIES
 
 TOPIC = "persistent://public/default/orders"
 ROUNDS = 7
@@ -129,8 +128,8 @@ def measured(n: int, case: tuple[pa.Table, Settings, dict[str, Any], int]) -> di
         sent_at, every = [send.at for send in pending.sends], np.arange(len(pending))
         deliveries = stage("deliveries", lambda: pack(delivery_rows(pending, every, sent_at)))
         stage("report", lambda: pending.lines_and_plans(every))
-        stage("job", lambda: job_of(7, kind, [assignment], 7))
-        stage("driver", lambda: _driver(deliveries))
+        job = stage("job", lambda: job_of(7, kind, [assignment], 7))
+        stage("driver", lambda: _driver(job, deliveries))
 
     for _ in range(ROUNDS):
         gc.collect()
@@ -139,10 +138,11 @@ def measured(n: int, case: tuple[pa.Table, Settings, dict[str, Any], int]) -> di
     return {name: round(value, 2) for name, value in best.items()} | {"all": round(sum(best.values()), 2)}
 
 
-def _driver(deliveries: bytes) -> None:
-    finished = FinishedJob(None)  # type: ignore[arg-type]
-    finished.deliveries = concat([finished.deliveries, unpack(deliveries)], DELIVERIES)
-    _untouched([], finished)
+def _driver(job: Job, deliveries: bytes) -> None:
+    attempts = JobAttempts(job, frozenset(), 2.0, {})
+    attempts.next(frozenset(), {}, "")
+    reports = [SendReport(deliveries, 0)]
+    attempts.decide(reports, attempts.take(reports), [], is_broker_there=True)
 
 
 if __name__ == "__main__":

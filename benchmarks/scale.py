@@ -48,10 +48,10 @@ from benchmarks.pending_load import DAY_MILLIS, MOST_WITH_PROPERTY, YEAR_MILLIS,
 from benchmarks.resources import Memory, Peak, answer, index_bytes, state_bytes, timed, tree_bytes
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
+from checkpoint_from_tables.importing.files import import_file
+from checkpoint_from_tables.importing.importer import Importer
+from checkpoint_from_tables.new_checkpoint import import_and_rebuild
 from conf.settings import Settings, load_settings
-from recovery.importing.files import import_file
-from recovery.importing.importer import Importer
-from recovery.new_checkpoint import import_and_rebuild
 from tests.support.service.harness import Job, now
 from tracker.commands.kinds import CANCEL, SKIP
 from warehouse.delta.tables import Tables

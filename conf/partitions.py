@@ -1,4 +1,4 @@
-"""Names of partitions, as Pulsar has them: `orders-partition-5` is one of `orders`, `orders-partition-05` is not."""
+"""Partitions as Pulsar has them. `orders-partition-5` is a name of one of `orders`, `orders-partition-05` is not."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def split_partition(name: str) -> tuple[str, int]:
 def without_partition(name: str) -> str:
     """Returns the topic of a partition's full name, or a topic's name unchanged."""
     return split_partition(name)[0]
+
+
+def java_string_hash(text: str) -> int:
+    """Returns Java's String.hashCode of a text, a key, without its sign, 0 to 2^31 - 1: Pulsar's JavaStringHash."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(units), 2):
+        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF

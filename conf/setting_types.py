@@ -19,18 +19,18 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _yes_is_no_number(cls, given: object, info: ValidationInfo) -> object:
+    def _yes_is_no_number(cls, value: object, info: ValidationInfo) -> object:
         """Refuses `yes` and `true` where a number is wanted: they would count as 1."""
         wanted = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(given, bool) and any(
+        if isinstance(value, bool) and any(
             kind in (int, float) for kind in (wanted, *(getattr(a, "__origin__", a) for a in get_args(wanted)))
         ):
             raise ValueError("must be a number")
-        return given
+        return value
 
 
-def _millis(given: object) -> object:
-    return parse_duration(given) if isinstance(given, str) else given
+def _millis(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
 
 
 # A number of milliseconds; a text is read as a duration.

@@ -132,11 +132,11 @@ class SparkSettings(Section):
 
     @field_validator("conf", mode="before")
     @classmethod
-    def _of_single_values(cls, given: object) -> object:
-        for name, value in given.items() if isinstance(given, dict) else ():
+    def _of_single_values(cls, section: object) -> object:
+        for name, value in section.items() if isinstance(section, dict) else ():
             if not isinstance(value, str | int | float):
                 raise ValueError(f"{name} must be a text, a number, true or false, as `spark.driver.memory: 4g`")
-        return given
+        return section
 
 
 class IngestSettings(Section):

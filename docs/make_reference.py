@@ -5,6 +5,7 @@ usage: make_reference.py [--check]    with --check: exit status 1 where one of t
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from delaylake import Client
 from pydantic import BaseModel, SecretStr
 
 from admin.app import create_app
@@ -164,6 +166,15 @@ def fields(model: type[BaseModel], path: str = "") -> Iterator[str]:
         yield f"| `{path}{name}` | {text} | {f'`{shown}`' if shown != '' else ''} |"
 
 
+def methods() -> Iterator[str]:
+    """Yields a row for each method of the Python client: what it takes, and the first paragraph about it."""
+    for name, method in sorted(inspect.getmembers(Client, inspect.isfunction)):
+        if not name.startswith("_"):
+            own = list(inspect.signature(method).parameters.values())[1:]
+            takes = ", ".join(one.name + "=" * (one.kind is inspect.Parameter.KEYWORD_ONLY) for one in own)
+            yield f"| `{name}({takes})` | {_cell((inspect.getdoc(method) or '').partition(chr(10) * 2)[0])} |"
+
+
 def reference() -> str:
     lines = [
         "# Reference\n",
@@ -172,7 +183,12 @@ def reference() -> str:
         "Every command takes `-h`, `--config FILE`, `--verbose`, `--admin-url URL`, `--log-format text|json` "
         "and, unless it has one of its own, `--time-zone ZONE` (of times in text) too.\n",
         *commands(typer.main.get_command(cli.app)),
-        "## Settings\n",
+        "## Python client\n",
+        "The methods of `delaylake.Client`; those of `AsyncClient` are the same, to be awaited. More on them, and their"
+        " errors: [Clients](clients.md).\n",
+        "| method | |\n|---|---|",
+        *methods(),
+        "\n## Settings\n",
         "Each also as an environment variable: `release.lanes` is `DELAYLAKE_RELEASE__LANES`. What they mean:"
         " [Settings](settings.md).\n",
         "| setting | type | default |\n|---|---|---|",

@@ -25,7 +25,8 @@ from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.last_routes import last_routes
+from streaming.checkpoint.prepared import last_routes
+from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recover, wait_for_broker
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
@@ -33,20 +34,15 @@ from streaming.release.driver.releaser import Releaser
 from streaming.release.feedback import FeedbackFile
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.start import begin, check_broker, check_sent, wait_for_broker
 from warehouse.delta.tables import Tables
 
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 12.0
 _SOURCE_ALERTS = "troubles.json"  # the file to which the source process writes its alerts
-_RESTART_SECONDS = 1.0
 _MEMORY_SECONDS = 5.0
-_FAILURES_IN_A_ROW = 10
 # How the line of an exception begins that says what to do.
 _EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
-_FULL_DISK_SECONDS = 5.0
-_GOOD_RUN_SECONDS = 60  # a run this long ends a row of failures
 
 
 class JobError(DelayLakeError):
@@ -139,13 +135,11 @@ class DelayedDelivery:
         folder = Path(local_path(self._settings.checkpoint))
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
-        begin(self._settings, tables, checkpoint)
-        wait_for_broker(self._settings, self._alerts, self._stopping)
-        check_sent(self._settings, checkpoint)
+        recover(self._settings, tables, checkpoint, self._alerts, self._stopping)
         keys = shard_keys(self._settings.tracker.shards)
         log = JvmLog(folder, str(self._settings.spark.conf.get("spark.driver.memory") or ""))
         disk = DiskRoom(self._settings, self._alerts)
-        failures = 0
+        restarts = Restarts()
         while not self._stopping.is_set():
             started = time.monotonic()
             check_broker(self._settings, checkpoint)
@@ -161,18 +155,17 @@ class DelayedDelivery:
                 return
             tables.check_epoch()
             is_full, error = is_of_full_disk(error), error[:500]
-            if is_full or disk.why_short():
-                # Waiting loses nothing, and only room helps: a failure for want of it is none of a row.
+            is_full = is_full or disk.why_short() is not None
+            try:
+                pause = restarts.pause_after(error, time.monotonic() - started, is_full)
+            except GivenUpError as given_up:
+                raise JobError(str(given_up)) from None
+            if is_full:
                 _log.warning("a disk is full, the job goes on when there is room: %s", error)
                 self._alerts.begin(DISK, "the job", f"waits until there is room: {error}")
-                self._stopping.wait(_FULL_DISK_SECONDS)
-                wait_for_broker(self._settings, self._alerts, self._stopping)
-                continue
-            failures = 1 if time.monotonic() - started > _GOOD_RUN_SECONDS else failures + 1
-            if failures >= _FAILURES_IN_A_ROW:
-                raise JobError(f"the query failed {failures} times in a row: {error}")
-            _log.warning("the query failed and starts again: %s", error)
-            self._stopping.wait(_RESTART_SECONDS * failures)
+            else:
+                _log.warning("the query failed and starts again: %s", error)
+            self._stopping.wait(pause)
             wait_for_broker(self._settings, self._alerts, self._stopping)
 
     def _run_once(self, checkpoint: Checkpoint, tables: Tables, keys: list[int]) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from conf.errors import DelayLakeError, one_line
 from tracker.commands.kinds import ANSWER
-from tracker.message_state.operations import SequencesExhaustedError
+from tracker.context import SequencesExhaustedError
 from tracker.messages import MESSAGES, concat, int64, message_ids, position_texts, where, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, StateLostError, Store
@@ -96,7 +96,7 @@ DUE = "due"
 _KINDS = ("messages", "commands", "payload_rows", "segment")
 
 
-def apply_contained(store: Store, shard_on: Callable[[Store], Shard], tick: Tick, given: TickInput) -> Effects:
+def apply_contained(store: Store, shard_on: Callable[[Store], Shard], tick: Tick, tick_input: TickInput) -> Effects:
     """Applies a tick to a shard. Where that fails, it rejects the rows for which it does, and applies the rest.
 
     The same state, tick and input give the same effects and state.
@@ -105,14 +105,14 @@ def apply_contained(store: Store, shard_on: Callable[[Store], Shard], tick: Tick
         store: the shard's state.
         shard_on: makes the shard on a store.
         tick: as of `Shard.apply`.
-        given: as of `Shard.apply`.
+        tick_input: as of `Shard.apply`.
 
     Raises:
         TickFailedError: no message or command in the tick is the cause.
         StateLostError, SequencesExhaustedError: as of `Shard.apply`.
         Exception: what the store, or a look-up in the tables, has raised.
     """
-    contained = _Contained(store, shard_on, tick, given)
+    contained = _Contained(store, shard_on, tick, tick_input)
     left_out: list[Row] = []
     while True:
         attempt = contained.attempt(left_out)
@@ -134,11 +134,11 @@ class _Attempt:
 class _Contained:
     """Finds the rows for which a tick fails; arguments are those of `apply_contained`."""
 
-    def __init__(self, store: Store, shard_on: Callable[[Store], Shard], tick: Tick, given: TickInput) -> None:
+    def __init__(self, store: Store, shard_on: Callable[[Store], Shard], tick: Tick, tick_input: TickInput) -> None:
         self._store = store
         self._shard_on = shard_on
         self._tick = tick
-        self._given = given
+        self._input = tick_input
         self._why = ""  # one line, a sentence without its subject
         self._whys: dict[Row, str] = {}  # likewise, of the rows that have been found
         self._due = MESSAGES.empty_table()
@@ -152,16 +152,16 @@ class _Contained:
         """
         attempt = _Attempt(BufferedStore(self._store))
         outside: list[Exception] = []
-        given = self._without(left_out) if left_out else self._given
-        given = replace(
-            given,
-            first_answers=partial(_noted, given.first_answers, outside),
-            find_keyed=partial(_noted, given.find_keyed, outside),
+        tick_input = self._without(left_out) if left_out else self._input
+        tick_input = replace(
+            tick_input,
+            first_answers=partial(_noted, tick_input.first_answers, outside),
+            find_keyed=partial(_noted, tick_input.find_keyed, outside),
         )
         shard = None
         try:
             shard = self._shard_on(attempt.store)
-            attempt.effects = shard.apply(self._tick, given)
+            attempt.effects = shard.apply(self._tick, tick_input)
         except _OF_NO_ROW:
             raise
         except Exception as error:
@@ -194,14 +194,14 @@ class _Contained:
 
     def named(self, row: Row) -> tuple[str, str, str]:
         """Returns the source topic, the message or command, and why it is rejected, for a row that was left out."""
-        rows = (self._due if row.kind == DUE else getattr(self._given, row.kind)).slice(row.place, 1)
+        rows = (self._due if row.kind == DUE else getattr(self._input, row.kind)).slice(row.place, 1)
         name = f"the command {rows['request_id'][0]}" if row.kind == "commands" else str(position_texts(rows)[0])
         return str(rows["topic"][0]), name, f"it {self._whys.get(row, self._why)}"
 
     def _candidates(self, left_out: Sequence[Row]) -> list[Row]:
         """Returns the rows that may be the cause, beside those that are left out."""
         without = set(left_out)
-        rows = [Row(kind, i) for kind in _KINDS for i in range(getattr(self._given, kind).num_rows)]
+        rows = [Row(kind, i) for kind in _KINDS for i in range(getattr(self._input, kind).num_rows)]
         rows += [Row(DUE, i) for i in range(self._due.num_rows)]
         return [row for row in rows if row not in without]
 
@@ -226,32 +226,32 @@ class _Contained:
             self._whys |= dict.fromkeys(rows, _why(attempt.error))
             return rows
         first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-        of_first = self._search(first, [*left_out, *second])
-        return of_first + self._search(second, [*left_out, *of_first])
+        first_causes = self._search(first, [*left_out, *second])
+        return first_causes + self._search(second, [*left_out, *first_causes])
 
     def _without(self, left_out: Sequence[Row]) -> TickInput:
         """Returns the input with some rows rejected."""
-        given = self._given
-        of_kind: dict[str, list[int]] = {}
+        tick_input = self._input
+        by_kind: dict[str, list[int]] = {}
         for row in left_out:
-            of_kind.setdefault(row.kind, []).append(row.place)
-        whys = {kind: [self._whys.get(Row(kind, i), self._why) for i in indexes] for kind, indexes in of_kind.items()}
+            by_kind.setdefault(row.kind, []).append(row.place)
+        whys = {kind: [self._whys.get(Row(kind, i), self._why) for i in indexes] for kind, indexes in by_kind.items()}
         changes: dict[str, Any] = {}
-        for kind, indexes in of_kind.items():
+        for kind, indexes in by_kind.items():
             if kind == "messages":
-                changes[kind] = _rejected(given.messages, indexes, whys[kind], self._tick.now)
+                changes[kind] = _rejected(tick_input.messages, indexes, whys[kind], self._tick.now)
             elif kind == "commands":
-                changes[kind] = _invalid(given.commands, indexes, whys[kind])
+                changes[kind] = _invalid(tick_input.commands, indexes, whys[kind])
             elif kind == "payload_rows":
-                changes[kind] = _others(given.payload_rows, indexes)
+                changes[kind] = _others(tick_input.payload_rows, indexes)
             elif kind == "segment":
-                changes[kind] = _others(given.segment, indexes)
-        segment = given.segment.take(pa.array(of_kind.get("segment", []), pa.int64()))
-        due = self._due.take(pa.array(of_kind.get(DUE, []), pa.int64()))
+                changes[kind] = _others(tick_input.segment, indexes)
+        segment = tick_input.segment.take(pa.array(by_kind.get("segment", []), pa.int64()))
+        due = self._due.take(pa.array(by_kind.get(DUE, []), pa.int64()))
         changes["failed"], changes["fails"] = concat([segment]), frozenset(_ids(due))
         ids = [*_ids(segment), *_ids(due)]
         changes["why_failed"] = dict(zip(ids, [*whys.get("segment", []), *whys.get(DUE, [])], strict=True))
-        return replace(given, **changes)
+        return replace(tick_input, **changes)
 
 
 def _why(error: Exception | None) -> str:

@@ -49,9 +49,9 @@ def entries_of(messages: pa.Table) -> pa.Table:
     starts = np.flatnonzero(is_new)
     group = np.empty(len(order), np.int64)
     group[order] = np.cumsum(is_new) - 1
-    of_entry = group[int64(messages, "batch_index") <= 0]
-    first = np.minimum.reduceat(due[order], starts)[of_entry]
-    last = np.maximum.reduceat(due[order], starts)[of_entry]
+    entry_groups = group[int64(messages, "batch_index") <= 0]
+    first = np.minimum.reduceat(due[order], starts)[entry_groups]
+    last = np.maximum.reduceat(due[order], starts)[entry_groups]
     entries = entries.append_column("first_due", pa.array(first))
     return entries.append_column("last_due", pa.array(last, mask=last == first))
 
@@ -73,7 +73,7 @@ class EntryLog:
         self._saved = store.get(_LIST, (0, 0))
         self._chunks: dict[int, int] = {int(t): n for t, n in json.loads(self._saved)} if self._saved else {}
 
-    def add(self, messages: pa.Table, seal_epoch: int) -> None:
+    def add_messages(self, messages: pa.Table, seal_epoch: int) -> None:
         """Adds messages.
 
         Args:
@@ -86,12 +86,12 @@ class EntryLog:
         self._store.put(_TABLE, (seal_epoch, chunk), pack(messages.select(_COLUMNS)))
         self._chunks[seal_epoch] = chunk + 1
 
-    def all(self) -> pa.Table:
+    def all_messages(self) -> pa.Table:
         """Returns the messages that are not durable yet, as ENTRY_LOG_ROWS."""
         rows = [unpack(self._get(seal_epoch, chunk)) for seal_epoch, n in self._chunks.items() for chunk in range(n)]
         return concat(rows, ENTRY_LOG_ROWS)
 
-    def take(self, seal_epoch: int) -> pa.Table:
+    def take_durable(self, seal_epoch: int) -> pa.Table:
         """Removes the messages of a seal epoch and of earlier ones.
 
         Returns:

@@ -1,8 +1,8 @@
-"""Messages whose destination can't be written: which are held back, and which are given up and rejected."""
+"""Messages whose destination can't be written: which are parked, and which are given up and rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,11 +12,15 @@ import pyarrow.compute as pc
 
 from tracker.commands.kinds import CANCEL, SKIP_NEXT
 from tracker.commands.outcomes import ISSUED_BY, NOT_DELIVERED
+from tracker.context import Context
 from tracker.in_flight import REJECTED, OpenReleases
 from tracker.messages import MESSAGES, Int64Array, concat, empty_table, has_occurrences, typed, where, with_columns
 from tracker.schemas import NOT_DELIVERED_ID, OUTCOME_ROWS
 from tracker.subscriptions import dead_letters_of, without_dead_letters
 from tracker.wire.delaylake_pb2 import Result
+
+# As `tracker.tick.Tick.unwritable`.
+Unwritable = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,24 +40,19 @@ class GivingUp:
     """Gives up messages for those unwritable subscriptions whose due messages are rejected.
 
     Args:
+        context: of the shard, in a tick.
         unwritable: as in `tracker.tick.Tick`.
-        names: by topic: the names of its subscriptions, by number.
-        tick: the tick's number.
-        now: ms since the epoch.
     """
 
-    def __init__(
-        self, unwritable: Mapping[str, Mapping[str, Any]], names: Mapping[str, Sequence[str]], tick: int, now: int
-    ) -> None:
-        self._tick = tick
-        self._now = now
+    def __init__(self, context: Context, unwritable: Unwritable) -> None:
+        self._context = context
         self._reasons: dict[str, dict[int, tuple[str, str]]] = {}  # by topic and number: name, reason
-        for topic, of_topic in unwritable.items():
-            for number, name in enumerate(names.get(topic, ())):
-                if reason := of_topic.get(name, {}).get("rejects"):
+        for topic, destinations in unwritable.items():
+            for number, name in enumerate(context.subscriptions.names.get(topic, ())):
+                if reason := destinations.get(name, {}).get("rejects"):
                     self._reasons.setdefault(topic, {})[number] = name, reason
 
-    def given_up_part(self, open_releases: OpenReleases) -> OpenReleases:
+    def select_given_up(self, open_releases: OpenReleases) -> OpenReleases:
         """Returns the part of open releases that is given up: only the bits of these subscriptions."""
         masks = {topic: sum(1 << number for number in numbers) for topic, numbers in self._reasons.items()}
         return {
@@ -61,13 +60,12 @@ class GivingUp:
             for release, topics in open_releases.items()
         }
 
-    def reject(self, rows: pa.Table, masks: Int64Array, next_sequence: Callable[[], int]) -> tuple[GivenUp, Int64Array]:
+    def reject_rows(self, rows: pa.Table, masks: Int64Array) -> tuple[GivenUp, Int64Array]:
         """Rejects due rows for these subscriptions.
 
         Args:
             rows: as MESSAGES.
             masks: int64, (rows,): the subscriptions to which each row would go, as bits.
-            next_sequence: returns the next sequence of the shard.
 
         Returns:
             the messages that are given up, and `masks` without the subscriptions for which they are.
@@ -83,8 +81,10 @@ class GivingUp:
                         masks[chosen] &= ~(1 << number)
                         found = typed(where(rows, chosen), MESSAGES)
                         reason = f"{NOT_DELIVERED}{name}: {reason}"
-                        rejects.append(_rejected(found, reason))
-                        outcomes.append(cancelled(found, name, reason, next_sequence(), self._tick, self._now))
+                        rejects.append(rejected(found, reason))
+                        sequence = self._context.next_sequence()
+                        now = self._context.now
+                        outcomes.append(cancelled(found, name, reason, sequence, self._context.tick, now))
         return GivenUp(concat(rejects), concat(outcomes, OUTCOME_ROWS)), masks
 
 
@@ -125,54 +125,53 @@ def cancelled(rows: pa.Table, name: str, reason: str, sequence: int, tick: int, 
     return typed(values, OUTCOME_ROWS)
 
 
-def _rejected(rows: pa.Table, reason: str) -> pa.Table:
+def rejected(rows: pa.Table, reason: str) -> pa.Table:
+    """Returns rows of one subscription, as MESSAGES, as they are rejected for it."""
     n = rows.num_rows
     nothing = {"subscription": pa.nulls(n, pa.string()), "sequence": pa.nulls(n, pa.int64())}
     return with_columns(rows, reason=pa.array([reason] * n), was_due=pa.nulls(n, pa.int64()), **nothing)
 
 
-Unwritable = Mapping[str, Mapping[str, Any]]
-
 Names = Mapping[str, Sequence[str]]  # by topic: the names of its subscriptions, by number
 
 
-def held_back(unwritable: Unwritable, names: Names) -> dict[str, int]:
-    """Returns by topic, as bits, the unwritable subscriptions whose due messages are held back instead of rejected."""
+def parked_subscriptions(unwritable: Unwritable, names: Names) -> dict[str, int]:
+    """Returns by topic, as bits, the unwritable subscriptions whose due messages are parked instead of rejected."""
     return {
-        topic: sum(_bit(names, topic, name) for name, one in of_topic.items() if name and "rejects" not in one)
-        for topic, of_topic in unwritable.items()
+        topic: sum(_bit(names, topic, name) for name, one in destinations.items() if name and "rejects" not in one)
+        for topic, destinations in unwritable.items()
     }
 
 
-def open_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
+def find_open_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
     """Returns the releases that have not arrived at some destination, with the subscriptions as bits."""
     return _releases(unwritable, names, "open")
 
 
-def recalled_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
+def find_recalled_releases(unwritable: Unwritable, names: Names) -> OpenReleases:
     """Returns the releases of which nothing was sent to some destination, with the subscriptions as bits."""
     return _releases(unwritable, names, "recalled")
 
 
 def _releases(unwritable: Unwritable, names: Names, key: str) -> OpenReleases:
     found: dict[tuple[int, int], dict[str, int]] = {}
-    for topic, of_topic in unwritable.items():
-        for name, one in of_topic.items():
+    for topic, destinations in unwritable.items():
+        for name, one in destinations.items():
             subscription, is_dead = without_dead_letters(name)
             bit = _bit(names, topic, subscription) if name else REJECTED
             of = dead_letters_of(topic) if is_dead else topic
-            for of_tick, kind in one.get(key, ()):
-                release = found.setdefault((of_tick, kind), {})
+            for tick, kind in one.get(key, ()):
+                release = found.setdefault((tick, kind), {})
                 release[of] = release.get(of, 0) | bit
     return found
 
 
-def sent_rejects(unwritable: Unwritable, rejects: pa.Table) -> pa.Table:
+def select_writable_rejects(unwritable: Unwritable, rejects: pa.Table) -> pa.Table:
     """Returns the rejects whose topic for rejects is writable; the others go only to the table `rejects` for now."""
-    held = [topic for topic, of_topic in unwritable.items() if "" in of_topic]
-    return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(held, pa.string())))) if held else rejects
+    topics = [topic for topic, destinations in unwritable.items() if "" in destinations]
+    return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(topics, pa.string())))) if topics else rejects
 
 
 def _bit(names: Names, topic: str, name: str) -> int:
-    of_topic = list(names.get(topic, ()))
-    return 1 << of_topic.index(name) if name in of_topic else 0
+    destinations = list(names.get(topic, ()))
+    return 1 << destinations.index(name) if name in destinations else 0

@@ -1,4 +1,4 @@
-"""Releases that have been handed out and not yet confirmed."""
+"""Releases that have been dispatched and not yet confirmed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIST = "in_flight_list"
 
 @dataclass(frozen=True)
 class Release:
-    """Messages of one kind that one shard hands out in one tick, to be sent at their time.
+    """Messages of one kind that one shard dispatches in one tick, to be sent at their time.
 
     Attributes:
         tick: the tick's number.
@@ -83,13 +83,13 @@ class InFlight:
         """The number of rows of open releases."""
         return sum(stored.rows for stored in self._releases if stored.open is not None)
 
-    def add(self, release: Release) -> None:
+    def add_release(self, release: Release) -> None:
         """Keeps a release until it is confirmed."""
         stored = _StoredRelease(release.tick, release.kind, release.rows.num_rows)
         self._put(stored, release.rows)
         self._releases.append(stored)
 
-    def confirm(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
+    def confirm_releases(self, tick: int, open_releases: OpenReleases | None = None) -> list[Release]:
         """Forgets the releases of a tick and of earlier ones, except rows that have not arrived at some destination.
 
         Args:
@@ -142,7 +142,7 @@ class InFlight:
             self._releases[i] = _StoredRelease(stored.tick, stored.kind, left.num_rows, is_open)
         return concat(taken, _HANDED_OUT)
 
-    def all(self) -> list[Release]:
+    def all_releases(self) -> list[Release]:
         """Returns the releases that are not confirmed, or are open, and have rows left, oldest first."""
         return [Release(stored.tick, stored.kind, self._get(stored)) for stored in self._releases if stored.rows]
 

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.control import Control
 from tracker.commands.kinds import KINDS_WITH_PAYLOAD
-from tracker.commands.match import with_released
+from tracker.commands.match import Named, with_released
 from tracker.commands.retries import take_sent_back
+from tracker.context import Context
 from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
 from tracker.keys.superseding import Superseding
-from tracker.message_state.moves import held
+from tracker.message_state.moves import select_parked
+from tracker.message_state.state import MessageState
 from tracker.messages import (
-    MESSAGES,
     BoolArray,
     are_recurring,
     concat,
@@ -31,8 +32,6 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.schemas import COMMAND_ROWS, KNOWN, PAST
-from tracker.sharding import ShardId
-from tracker.subscriptions import Subscriptions
 from tracker.tick import TickInProgress, TickInput
 
 
@@ -48,47 +47,54 @@ class NewMessages:
     """Decides which of the messages that came in are new, and applies the commands that waited for them.
 
     Args:
-        subscriptions: the subscriptions of each source topic.
+        context: of the shard.
         tracker: knows the messages that were added before.
+        state: knows which messages are done with.
         control: has the commands that wait.
         keys: decides which message of a schedule key waits.
     """
 
     def __init__(
-        self, subscriptions: Subscriptions, tracker: DelayedDeliveryTracker, control: Control, keys: Superseding
+        self,
+        context: Context,
+        tracker: DelayedDeliveryTracker,
+        state: MessageState,
+        control: Control,
+        keys: Superseding,
     ) -> None:
-        self._subscriptions = subscriptions
+        self._context = context
         self._tracker = tracker
+        self._state = state
         self._control = control
         self._keys = keys
 
-    def accept(self, step: TickInProgress) -> Accepted:
+    def accept_messages(self, step: TickInProgress) -> Accepted:
         """Sorts a tick's messages; adds rejects, outcomes, and the commands of messages sent back, to the tick.
 
         Args:
             step: the tick. Its messages are not added to the tracker yet.
         """
-        sent_back = take_sent_back(step.input.messages, self._subscriptions, step.tick.now)
+        sent_back = take_sent_back(step.input.messages, self._context.subscriptions, self._context.now)
         messages = sent_back.messages
         if sent_back.commands.num_rows:
             # These commands came with their messages, so they precede the commands of the control topic.
             step.commands = concat([sent_back.commands, step.commands], COMMAND_ROWS)
         rejected = is_rejected(messages)
         # After a rebuild, messages that are done with may come again.
-        is_done = self._control.are_done(messages) if self._control.has_exceptions else np.zeros_like(rejected)
+        is_done = self._state.are_done(messages) if self._state.has_exceptions else np.zeros_like(rejected)
         is_new = ~rejected & ~is_done
         if sent_back.outcomes.num_rows:
             is_first = is_new & ~self._tracker.knows(messages)
             step.outcomes.append(where(sent_back.outcomes, is_first[sent_back.row]))
         if has_keys(messages):
-            decided = self._keys.take(messages, is_new & ~self._tracker.knows(messages), step.moment)
+            decided = self._keys.decide_new(messages, is_new & ~self._tracker.knows(messages))
             messages, is_new = decided.messages, is_new & ~decided.dropped
             step.outcomes.append(decided.outcomes)
         new = where(messages, is_new)
-        self._control.count_unwanted(new)
+        self._state.count_unwanted_new(new)
         done = where(messages, ~is_rejected(messages) & is_done)
         self._tracker.keep_to_seal(where(done, ~are_recurring(done)))
-        outcomes = self._control.apply_waiting(messages, step.moment, new, step.input.elsewhere, done)
+        outcomes = self._control.apply_waiting(messages, new, step.input.elsewhere, done)
         step.outcomes.append(outcomes)
         step.n_taken = messages.num_rows
         step.effects.rejects = where(messages, rejected)
@@ -97,7 +103,7 @@ class NewMessages:
 
 
 def _with_rejects_past(rejected: BoolArray, messages: pa.Table) -> pa.Table:
-    """Returns the messages with the rejected ones due at PAST: as if handed out, so that no command applies to them."""
+    """Returns the messages with the rejected ones due at PAST: as if dispatched, so that no command applies to them."""
     if not rejected.any():
         return messages
     return with_columns(messages, deliver_at=pa.array(np.where(rejected, PAST, int64(messages, "deliver_at"))))
@@ -106,30 +112,25 @@ def _with_rejects_past(rejected: BoolArray, messages: pa.Table) -> pa.Table:
 _ENTRY = ["ledger_id", "entry_id"]
 
 
-class Named(NamedTuple):
-    """The messages of the entries that commands name."""
-
-    known: pa.Table  # as KNOWN
-    is_new: BoolArray  # (known,): the message came in only in this tick, and is not rejected
-
-
 class NamedMessages:
     """Finds the messages that commands name.
 
     Args:
+        context: of the shard.
         tracker: has the delayed messages in state.
         entries: has the messages that are not durable.
-        control: knows the times to which messages were moved.
-        shard_id: which shard this is.
+        state: knows the times to which messages were moved.
     """
 
-    def __init__(self, tracker: DelayedDeliveryTracker, entries: EntryLog, control: Control, shard_id: ShardId) -> None:
+    def __init__(
+        self, context: Context, tracker: DelayedDeliveryTracker, entries: EntryLog, state: MessageState
+    ) -> None:
+        self._context = context
         self._tracker = tracker
         self._entries = entries
-        self._control = control
-        self._shard_id = shard_id
+        self._state = state
 
-    def find(self, commands: pa.Table, messages: pa.Table, durable: pa.Table, by_key: pa.Table) -> Named:
+    def find_named(self, commands: pa.Table, messages: pa.Table, durable: pa.Table, by_key: pa.Table) -> Named:
         """Finds the messages of the entries that commands name. Call it before the entry log has this tick's messages.
 
         Args:
@@ -140,10 +141,10 @@ class NamedMessages:
         """
         if not commands.num_rows:
             return Named(empty_table(KNOWN), np.zeros(0, np.bool_))
-        wanted = _entries_of(commands)
+        wanted = _named_entries(commands)
         new, recent, durable = (
             rows.select(KNOWN.names).join(wanted, _ENTRY, join_type="inner", use_threads=False).select(KNOWN.names)
-            for rows in (messages, self._entries.all(), self._with_released(durable))
+            for rows in (messages, self._entries.all_messages(), self._with_released(durable))
         )
         # The entry log has all messages of an entry that is not durable yet, the delayed index perhaps some of them.
         durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
@@ -153,47 +154,42 @@ class NamedMessages:
             known = pa.concat_tables([known, where(by_key, ~is_there)])
         is_new = np.zeros(known.num_rows, np.bool_)
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
-        return Named(known, is_new)
+        return Named(known, self._context.are_dispatched(known, is_new))
 
-    def payload_rows(
-        self, commands: pa.Table, messages: pa.Table, known: pa.Table, sealed: pa.Table
-    ) -> tuple[pa.Table, pa.Table]:
-        """Returns the payload rows of the known messages that commands move or restore.
+    def add_payload(self, named: Named, commands: pa.Table, messages: pa.Table, sealed: pa.Table) -> Named:
+        """Adds the payload rows of the known messages that commands move or restore.
 
         Args:
+            named: the known messages.
             commands: as COMMAND_ROWS.
             messages: as MESSAGES: new messages of this tick.
-            known: as `Named.known`.
             sealed: as MESSAGES: rows of these messages that the delayed index has.
-
-        Returns:
-            two tables, as MESSAGES: all payload rows, and those of them in state that have not been handed out.
         """
-        nothing = empty_table(MESSAGES)
         if not commands.num_rows:
-            return nothing, nothing
+            return named
         kinds = pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD))
         if not pc.any(kinds).as_py():
-            return nothing, nothing
-        wanted = _entries_of(commands.filter(kinds))
-        known = known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
-        times = {*known["deliver_at"].to_pylist(), *self._control.moved_to(known)}
-        in_state = of_entries(self._tracker.find(times), wanted)
+            return named
+        wanted = _named_entries(commands.filter(kinds))
+        known = named.known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
+        times = {*known["deliver_at"].to_pylist(), *self._state.times_moved_to(known)}
+        in_state = of_entries(self._tracker.find_rows(times), wanted)
         to_seal = of_entries(self._tracker.find_to_seal(), wanted)
-        return concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)]), in_state
+        payload_rows = concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)])
+        return named._replace(payload_rows=payload_rows, in_state=in_state)
 
-    def held(self, tick_input: TickInput) -> pa.Table:
-        """Returns all rows that are held back, sealed or in state, as MESSAGES."""
-        return concat([held(tick_input.payload_rows), held(self._tracker.find(()))])
+    def parked_rows(self, tick_input: TickInput) -> pa.Table:
+        """Returns all rows that are parked, sealed or in state, as MESSAGES."""
+        return concat([select_parked(tick_input.payload_rows), select_parked(self._tracker.find_rows(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
         """Completes the entries whose home is this shard: see `with_released`."""
         if not has_keys(durable):
             return with_released(durable)
-        is_home = self._shard_id.is_home(durable)
+        is_home = self._context.shard_id.is_home(durable)
         return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
 
 
-def _entries_of(commands: pa.Table) -> pa.Table:
+def _named_entries(commands: pa.Table) -> pa.Table:
     """Returns the entries that commands name, each once."""
     return commands.select(_ENTRY).group_by(_ENTRY).aggregate([])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,9 @@ MESSAGES = pa.schema(
         ("ordering_key_bytes", pa.binary()),  # an ordering key that is not UTF-8
         ("key_encoding", pa.string()),  # base64: the key is bytes, and `key` has their base64; null: it is text
         ("schema_version", pa.binary()),  # of the source topic's schema, as Pulsar numbers it; null: none
-        ("was_due", pa.int64()),  # when a message that is or was held back was due; null: deliver_at
+        ("was_due", pa.int64()),  # when a message that is or was parked was due; null: deliver_at
         ("schedule_key", pa.string()),  # one of a topic's messages with the same key is delivered; null: no key
-        ("key_since", pa.int64()),  # publish time of the first message since the key began anew; null: not known
+        ("key_since", pa.int64()),  # publish time of the first message since the key began again; null: not known
         ("attempt", pa.int32()),  # number of the retry, from 1; null: the first delivery
         ("retry_reasons", pa.string()),  # JSON list: the reasons for this retry and the earlier ones
         ("shaped_from", pa.int64()),  # when the message was due before shaping moved it; null: not moved by shaping
@@ -108,7 +108,7 @@ def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def in_order_of_dues(rows: pa.Table) -> pa.Table:
-    """Sorts rows that are held back by when they were due; MESSAGES, or the columns that it sorts by."""
+    """Sorts rows that are parked by when they were due; MESSAGES, or the columns that it sorts by."""
     names = ("was_due", "sequence", "ledger_id", "entry_id", "batch_index")
     return rows.sort_by([(name, "ascending") for name in names]) if rows.num_rows else rows
 
@@ -215,9 +215,17 @@ def typed(rows: pa.Table | Mapping[str, pa.Array], schema: pa.Schema) -> pa.Tabl
     )
 
 
-def message_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
+class MessageIds(NamedTuple):
+    """The ids of n messages in columns, int64, (n,). Batch indexes of -1 and 0 are the same: the first of the entry."""
+
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+    batch_indexes: Int64Array
+
+
+def message_ids(rows: pa.Table) -> MessageIds:
     """Returns the columns ledger_id, entry_id and batch_index, each an int64 array, (rows,)."""
-    return int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index")
+    return MessageIds(int64(rows, "ledger_id"), int64(rows, "entry_id"), int64(rows, "batch_index"))
 
 
 def position_texts(rows: pa.Table) -> pa.Array:
@@ -291,13 +299,13 @@ def subscription_numbers(rows: pa.Table, names: Mapping[str, Sequence[str]]) -> 
     topics, subscriptions = (
         rows[column].combine_chunks().dictionary_encode("encode") for column in ("topic", "subscription")
     )
-    known = {(topic, name): i for topic, of_topic in names.items() for i, name in enumerate(of_topic)}
+    known = {(topic, name): i for topic, topic_names in names.items() for i, name in enumerate(topic_names)}
     numbers = [
         [known.get((topic, name), -1) for name in subscriptions.dictionary.to_pylist()]
         for topic in topics.dictionary.to_pylist()
     ]
-    of_rows: Int64Array = np.array(numbers, np.int64)[topics.indices.to_numpy(), subscriptions.indices.to_numpy()]
-    return of_rows
+    row_numbers: Int64Array = np.array(numbers, np.int64)[topics.indices.to_numpy(), subscriptions.indices.to_numpy()]
+    return row_numbers
 
 
 def with_columns(rows: pa.Table, **columns: pa.Array) -> pa.Table:

@@ -186,7 +186,7 @@ _NUMBER = re.compile(r"[0-9]{1,4}")
 class RetryProperties(NamedTuple):
     """The properties of a message that was sent back."""
 
-    attempt: int  # number of the retry, from 1; 0: a re-driven dead letter, whose attempts begin anew
+    attempt: int  # number of the retry, from 1; 0: a re-driven dead letter, whose attempts begin again
     reasons: str | None  # JSON list of the reasons for this retry and earlier ones; None: re-driven
 
 

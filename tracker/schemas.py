@@ -125,7 +125,7 @@ KNOWN = pa.schema(
     ]
 )
 
-# The deliver_at of a known message that was handed out long ago, or rejected.
+# The deliver_at of a known message that was dispatched long ago, or rejected.
 PAST = 0
 
 # Rows of type CANCEL, RESTORE and MOVE for the delayed index.

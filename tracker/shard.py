@@ -6,7 +6,7 @@ A shard and the classes that it is made of decide when each message is delivered
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -17,15 +17,26 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.large_rows import Budget, LargeRows
 from tracker.buckets.time_slots import Queue
 from tracker.commands.control import Control
-from tracker.context import Moment
+from tracker.commands.match import Named
+from tracker.commands.occurrences import Occurrences
+from tracker.context import Context
+from tracker.dispatching import Dispatcher, split_failed
 from tracker.entry_log import EntryLog
-from tracker.giving_up import GivenUp, GivingUp, held_back, open_releases, recalled_releases, sent_rejects
+from tracker.giving_up import (
+    GivenUp,
+    GivingUp,
+    find_open_releases,
+    find_recalled_releases,
+    parked_subscriptions,
+    select_writable_rejects,
+)
 from tracker.in_flight import PLANNED, InFlight
-from tracker.ingest import Accepted, Named, NamedMessages, NewMessages
+from tracker.ingest import Accepted, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
 from tracker.message_state.cancelled import Compression
-from tracker.message_state.moves import HELD_DELIVER_AT, held
-from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS
+from tracker.message_state.moves import HELD_DELIVER_AT, select_parked
+from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS, Parking
+from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
     attempts_of,
@@ -40,7 +51,6 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.rebuilt import Rebuilt
-from tracker.releasing import Draining, Releasing, give_up, without_failed
 from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
 from tracker.shaping.rule import first_due
 from tracker.shaping.shaper import Shaper
@@ -48,6 +58,21 @@ from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInProgress, TickInput
+
+_TABLE = "shard"
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """How a shard's state is kept small.
+
+    Attributes:
+        compression: how the bitmaps of cancelled and skipped messages are compressed.
+        key_idle_millis: a schedule key that no message or command has named for this time, ms, may leave the state.
+    """
+
+    compression: Compression = field(default_factory=Compression)
+    key_idle_millis: int = 600_000
 
 
 class _LastTick(NamedTuple):
@@ -71,9 +96,8 @@ class Shard:
             all of them.
         min_index_count_per_bucket: number of rows at which the mutable bucket is sealed before the seal epoch ends.
         tick_time_millis: Pulsar's tick time, ms. A cancelled message is remembered until two of them after its time.
-        compression: how the bitmaps of cancelled and skipped messages are compressed.
+        options: how the state is kept small.
         shard_id: which shard this is; None: the only one.
-        key_idle_millis: a schedule key that no message or command has named for this time, ms, may leave the state.
 
     Attributes:
         due: as MESSAGES: the rows that are due in the tick, as soon as they are known.
@@ -85,26 +109,27 @@ class Shard:
         subscriptions: Subscriptions | Mapping[str, Sequence[str]],
         min_index_count_per_bucket: int,
         tick_time_millis: int = 1000,
-        compression: Compression | None = None,
+        options: StateOptions | None = None,
         shard_id: ShardId | None = None,
-        key_idle_millis: int = 600_000,
     ) -> None:
+        options, subscriptions = options or StateOptions(), Subscriptions.from_names(subscriptions)
         self.due = empty_table(MESSAGES)
-        self._store = store
-        self._shard_id = shard_id = shard_id or ShardId()
-        self._subscriptions = Subscriptions.of(subscriptions)
-        self._names = self._subscriptions.names
         self._min_index_count = min_index_count_per_bucket
-        self._tracker = DelayedDeliveryTracker(store, self._subscriptions.retried_topics)
-        self._control = Control(store, subscriptions, tick_time_millis, compression, shard_id)
-        self._keys = Superseding(store, self._control, self._subscriptions, key_idle_millis)
-        self._in_flight = InFlight(store, self._names)
-        self._shaper = Shaper(store, self._subscriptions, self._control.operations, shard_id)
-        self._releasing = Releasing(self._subscriptions, self._tracker, self._control, self._shaper, self._in_flight)
-        self._entries = EntryLog(store, shard_id.is_home)
-        self._new = NewMessages(self._subscriptions, self._tracker, self._control, self._keys)
-        self._named = NamedMessages(self._tracker, self._entries, self._control, shard_id)
-        self._draining = Draining(self._tracker, self._control)
+        self._context = context = Context(store, subscriptions, shard_id or ShardId(), tick_time_millis)
+        self._tracker = DelayedDeliveryTracker(store, subscriptions.retried_topics)
+        self._entries = EntryLog(store, context.shard_id.is_home)
+        self._in_flight = InFlight(store, subscriptions.names)
+        self._state = MessageState(context, options.compression)
+        self._parking = Parking(context, self._state)
+        self._occurrences = Occurrences(context, self._state)
+        self._control = Control(context, self._state, self._occurrences)
+        self._keys = Superseding(context, self._state, self._parking, options.key_idle_millis)
+        self._shaper = Shaper(context, self._state)
+        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys)
+        self._named = NamedMessages(context, self._tracker, self._entries, self._state)
+        self._dispatcher = Dispatcher(
+            context, self._tracker, self._parking, self._occurrences, self._shaper, self._in_flight
+        )
 
     def apply(self, tick: Tick, tick_input: TickInput) -> Effects:
         """Applies one tick: adds messages, applies commands, seals and loads buckets, releases due messages.
@@ -122,134 +147,129 @@ class Shard:
             SequencesExhaustedError: the tick has more commands and moves than there are sequences.
         """
         last = self._last_tick()
-        step = self._begin(tick, tick_input, last)
-        kept_open = self._confirm_releases(step)
-        self._shaper.begin(step.moment, tick.confirmed)
+        step = self._begin_tick(tick, tick_input, last)
+        open_rows = self._confirm_releases(step)
+        self._shaper.begin_tick(tick.confirmed)
         if tick.run_id != last.run_id:
-            self._release_again(step)
+            self._dispatch_again(step)
         if tick_input.rebuilt is not None:
             self._rebuild(step, tick_input.rebuilt)
         if tick_input.reinstated:
-            self._control.reinstate(tick_input.reinstated, self._named.held(tick_input), step.moment)
+            self._control.wait_again(tick_input.reinstated)
+            self._parking.resume_parked(self._named.parked_rows(tick_input))
 
-        step.effects.drained = self._draining.drain(step)
+        step.effects.drained = self._dispatcher.drain_parked(step)
 
         # Messages first, then commands: a command that was sent after its message finds it.
-        accepted = self._new.accept(step)
+        accepted = self._new.accept_messages(step)
         named = self._find_named(step, accepted)
         short_notice = self._add_messages(step, accepted)
         self._apply_commands(step, accepted, named)
-        moved = self._seal_and_load(step, kept_open)
+        moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
-            step.outcomes.append(self._control.expire(step.moment))
-            step.effects.entries = self._entries.take(tick.durable_through)
+            step.outcomes.append(self._control.expire_waiting())
+            step.effects.entries = self._entries.take_durable(tick.durable_through)
 
-        self._release(step, short_notice, moved)
-        self._add_moves_of_release(step)
+        self._dispatch_due(step, short_notice, moved)
+        self._add_moves_of_dispatch(step)
         if step.ends_seal_epoch:
             self._forget_past(step)
-        effects = self._effects(step)
+        effects = self._complete_effects(step)
         self._save(tick)
         return effects
 
-    def _begin(self, tick: Tick, tick_input: TickInput, last: _LastTick) -> TickInProgress:
+    def _begin_tick(self, tick: Tick, tick_input: TickInput, last: _LastTick) -> TickInProgress:
+        context = self._context
         released = last.cutoff if tick_input.rebuilt is None else tick_input.rebuilt.released
-        moment = Moment(tick.tick, tick.now, released, tick.ingested_through)
+        context.begin_tick(tick.tick, tick.now, tick.cutoff, released, tick.ingested_through)
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
-            waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
-            moment = replace(moment, highest_cutoff=last.highest_cutoff, waiting=waiting)
-        self._tracker.begin(LargeRows.from_json(tick.large))
-        unwritable = held_back(tick.unwritable, self._names)
-        self._control.begin(unwritable, tick_input.pace, tick.now, released, tick.cutoff)
-        self._keys.begin(tick_input.find_keyed, self._tracker.was_complete_until)
+            context.waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
+            context.highest_cutoff = last.highest_cutoff
+        self._tracker.begin_tick(LargeRows.from_json(tick.large))
+        self._parking.begin_tick(parked_subscriptions(tick.unwritable, context.subscriptions.names), tick_input.pace)
+        self._keys.begin_tick(tick_input.find_keyed, self._tracker.was_complete_until)
         return TickInProgress(
             tick=tick,
             input=tick_input,
-            moment=moment,
-            giving_up=GivingUp(tick.unwritable, self._names, tick.tick, tick.now),
+            giving_up=GivingUp(context, tick.unwritable),
             ends_seal_epoch=tick.seal_epoch != last.seal_epoch,
             commands=tick_input.commands,
         )
 
     def _confirm_releases(self, step: TickInProgress) -> pa.Table:
-        """Forgets releases that have arrived, and holds back or rejects messages in flight that are not sent.
+        """Forgets releases that have arrived, and parks or rejects messages in flight that are not sent.
 
         Returns:
             as MESSAGES: rows to be sealed, for messages of confirmed releases that have not arrived.
         """
-        recalled = self._in_flight.take_given_up(recalled_releases(step.tick.unwritable, self._names))
-        self._control.recall(recalled, step.moment)
-        releases = open_releases(step.tick.unwritable, self._names)
-        opened = self._in_flight.confirm(step.tick.confirmed, releases)
-        kept_open = concat([self._control.keep_open(release.rows, step.moment) for release in opened])
-        rows = self._in_flight.take_given_up(step.giving_up.given_up_part(releases))
+        unwritable, names = step.tick.unwritable, self._context.subscriptions.names
+        self._parking.recall_messages(self._in_flight.take_given_up(find_recalled_releases(unwritable, names)))
+        releases = find_open_releases(unwritable, names)
+        opened = self._in_flight.confirm_releases(step.tick.confirmed, releases)
+        open_rows = concat([self._parking.make_open_rows(release.rows) for release in opened])
+        rows = self._in_flight.take_given_up(step.giving_up.select_given_up(releases))
         # A message that has a retry to come is not rejected: the retry has not come due yet.
-        masks = self._control.without_retried(rows, int64(rows, "subscription_mask"))
-        next_sequence = partial(self._control.next_sequence, step.moment)
-        step.given_up.append(step.giving_up.reject(rows, masks, next_sequence)[0])
-        return kept_open
+        masks = self._state.without_retried(rows, int64(rows, "subscription_mask"))
+        step.given_up.append(step.giving_up.reject_rows(rows, masks)[0])
+        return open_rows
 
-    def _release_again(self, step: TickInProgress) -> None:
-        """Hands out again, in the first tick of a run, all releases in flight."""
-        step.effects.releases += self._in_flight.all()
+    def _dispatch_again(self, step: TickInProgress) -> None:
+        """Dispatches again, in the first tick of a run, all releases in flight."""
+        step.effects.releases += self._in_flight.all_releases()
         if self._shaper:
-            self._shaper.postpone_in_flight(first_due(step.effects.releases), step.moment)
+            self._shaper.postpone_in_flight(first_due(step.effects.releases))
 
     def _rebuild(self, step: TickInProgress, rebuilt: Rebuilt) -> None:
         self._tracker.rebuild(rebuilt.sealed)
-        self._control.rebuild(rebuilt, step.tick.now)
+        self._state.rebuild(rebuilt)
+        self._occurrences.rebuild(rebuilt.occurrences)
+        self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
-        self._control.release_held(held(step.input.payload_rows), step.moment)
+        self._parking.resume_parked(select_parked(step.input.payload_rows))
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
         by_key = empty_table(KNOWN)
         if has_keys(step.commands):
-            step.commands, by_key = self._keys.resolve(step.commands, step.moment)
-        named = self._named.find(step.commands, accepted.logged, step.input.known_messages, by_key)
+            step.commands, by_key = self._keys.resolve_commands(step.commands)
+        named = self._named.find_named(step.commands, accepted.logged, step.input.known_messages, by_key)
         if has_keys(named.known) and self._keys.n_cold:
-            self._keys.warm_named(where(named.known, self._shard_id.has(named.known)), step.moment)
+            self._keys.warm_named(where(named.known, self._context.shard_id.has(named.known)))
         return named
 
     def _add_messages(self, step: TickInProgress, accepted: Accepted) -> pa.Table:
         """Adds new messages to entry log and tracker; returns those that are due already, as MESSAGES."""
-        self._entries.add(accepted.logged, step.tick.seal_epoch if step.ends_seal_epoch else step.tick.seal_epoch + 1)
+        self._entries.add_messages(
+            accepted.logged, step.tick.seal_epoch if step.ends_seal_epoch else step.tick.seal_epoch + 1
+        )
         return self._tracker.add_messages(accepted.new, step.tick.cutoff)
 
     def _apply_commands(self, step: TickInProgress, accepted: Accepted, named: Named) -> None:
-        given = step.input
-        resumes = not all(change.is_paused for change in given.pause_changes)
-        payload_rows, in_state = self._named.payload_rows(step.commands, accepted.new, named.known, given.payload_rows)
-        step.outcomes.append(
-            self._control.apply(
-                step.commands,
-                given.request_ids,
-                named.known,
-                named.is_new,
-                step.moment,
-                payload_rows=payload_rows,
-                in_state=in_state,
-                pause_changes=given.pause_changes,
-                held=self._named.held(given) if resumes else empty_table(MESSAGES),
-                first_answers=given.first_answers,
-                waiting_outcomes=accepted.outcomes,
-            )
-        )
-        step.given_up.append(GivenUp(self._control.occurrences.failed.take()))
+        tick_input = step.input
+        named = self._named.add_payload(named, step.commands, accepted.new, tick_input.payload_rows)
+        repeats = self._control.find_repeats(step.commands, tick_input.request_ids, tick_input.first_answers)
+        if repeats is not None:
+            changes = [change for change in tick_input.pause_changes if change.request_id not in repeats.known]
+            resumes = not all(change.is_paused for change in tick_input.pause_changes)
+            parked = self._named.parked_rows(tick_input) if resumes else empty_table(MESSAGES)
+            self._parking.change_pauses(changes)
+            self._parking.resume_parked(parked)
+            step.outcomes.append(self._control.apply_commands(step.commands, named, repeats, accepted.outcomes))
+        step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
-    def _seal_and_load(self, step: TickInProgress, kept_open: pa.Table) -> pa.Table:
+    def _seal_and_load(self, step: TickInProgress, open_rows: pa.Table) -> pa.Table:
         """Adds the rows of moved messages, seals the mutable bucket when it is time to, and loads the segment.
 
         Args:
             step: the tick.
-            kept_open: as MESSAGES: further rows to seal now.
+            open_rows: as MESSAGES: further rows to seal now.
 
         Returns:
             as MESSAGES: the rows of moved messages that are due already.
         """
         tick = step.tick
-        moves = self._control.take_moves()
+        moves = self._state.take_moves()
         near_moves = self._tracker.select_near(moves, tick.cutoff)
         moved = self._tracker.add_moved(moves, tick.cutoff)
         is_full = self._tracker.number_of_unsealed_messages >= self._min_index_count
@@ -257,20 +277,19 @@ class Shard:
         is_full |= 0 < tick.max_bytes <= self._tracker.unsealed_bytes
         # The answer says that a retry is applied, and no message comes in again for it: so its row is sealed at once.
         is_retried = bool((attempts_of(moves) > 0).any())
-        if step.ends_seal_epoch or is_full or kept_open.num_rows or is_retried or near_moves.num_rows:
-            bucket = self._tracker.seal(tick.load_horizon, tick.near_until)
-            step.effects.bucket = concat([bucket, kept_open, near_moves])
-            step.effects.cancels = self._control.take_cancels()
+        if step.ends_seal_epoch or is_full or open_rows.num_rows or is_retried or near_moves.num_rows:
+            bucket = self._tracker.seal_bucket(tick.load_horizon, tick.near_until)
+            step.effects.bucket = concat([bucket, open_rows, near_moves])
+            step.effects.cancels = self._state.take_cancels()
         self._tracker.load_segment(step.input.segment)
         if step.input.failed.num_rows:
-            next_sequence = partial(self._control.next_sequence, step.moment)
-            step.given_up.append(give_up(step, step.input.failed, self._subscriptions, next_sequence))
+            step.given_up.append(self._dispatcher.give_up_failed(step, step.input.failed))
         if has_keys(step.input.segment):
-            self._keys.warm_loaded(step.input.segment, step.moment)
+            self._keys.warm_loaded(step.input.segment)
         return moved
 
-    def _release(self, step: TickInProgress, short_notice: pa.Table, moved: pa.Table) -> None:
-        """Releases due messages, and sends rejects to their topics.
+    def _dispatch_due(self, step: TickInProgress, short_notice: pa.Table, moved: pa.Table) -> None:
+        """Dispatches due messages, and sends rejects to their topics.
 
         Args:
             step: the tick.
@@ -285,7 +304,7 @@ class Shard:
         step.n_left_out = int(left_out.sum())
         rejects = [where(step.effects.rejects, ~left_out), *(one.rejects for one in step.given_up)]
         again = self._rejects_sent_again(tick, step.input.rejected)
-        rejects = concat([sent_rejects(tick.unwritable, concat(rejects)), again])
+        rejects = concat([select_writable_rejects(tick.unwritable, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         if (most := self._budget(tick)) is not None and at_once.num_rows:
             fits = most.fitting(at_once)
@@ -294,17 +313,17 @@ class Shard:
         self.due = concat([at_once, planned])
         at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
-            self._shaper.postpone_late(concat([at_once, planned]), step.moment)
-            self._shaper.assign(tick.places, self._tracker.queue_lengths)
+            self._shaper.postpone_late(concat([at_once, planned]))
+            self._shaper.assign_places(tick.places, self._tracker.queue_lengths)
         if self._tracker.queue_lengths:
-            is_set_back = tick.cutoff < step.moment.released
+            is_set_back = tick.cutoff < self._context.released
             waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
             self.due = concat([self.due, waited])
             at_once, waited = self._without_failed(step, at_once, waited)
             planned = in_order(concat([waited, planned]))
-        step.n_short_notice = self._releasing.release(step, 0, at_once) - int(is_rejected(at_once).sum())
-        step.n_planned = self._releasing.release(step, PLANNED, planned)
-        self._releasing.release_in_order(step)
+        step.n_short_notice = self._dispatcher.dispatch_due(step, 0, at_once) - int(is_rejected(at_once).sum())
+        step.n_planned = self._dispatcher.dispatch_due(step, PLANNED, planned)
+        self._dispatcher.dispatch_in_order(step)
 
     @staticmethod
     def _budget(tick: Tick) -> Budget | None:
@@ -315,24 +334,23 @@ class Shard:
         """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""
         if not step.input.why_failed:
             return at_once, planned
-        at_once, first = without_failed(step, at_once)
-        planned, second = without_failed(step, planned)
-        next_sequence = partial(self._control.next_sequence, step.moment)
-        given_up = give_up(step, concat([first, second]), self._subscriptions, next_sequence)
+        at_once, first = split_failed(step, at_once)
+        planned, second = split_failed(step, planned)
+        given_up = self._dispatcher.give_up_failed(step, concat([first, second]))
         step.given_up.append(given_up)
-        return in_order(concat([at_once, sent_rejects(step.tick.unwritable, given_up.rejects)])), planned
+        return in_order(concat([at_once, select_writable_rejects(step.tick.unwritable, given_up.rejects)])), planned
 
     def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.
 
-        The whole queue of a subscription that is held back comes due, to be held back: else the first rows of the queue
-        would come after the rest of it. When the clock has been set back all is taken, too: what is due later now can
-        be cancelled, and in the queue its turn would go to what comes due after the rest.
+        The whole queue of a subscription whose messages are parked comes due, to be parked: else the first rows of the
+        queue would come after the rest of it. When the clock has been set back all is taken, too: what is due later now
+        can be cancelled, and in the queue its turn would go to what comes due after the rest.
         """
         topic, name = queue
-        names = self._names.get(topic, ())
-        is_held = name in names and self._control.held_back(topic) >> names.index(name) & 1
-        return None if is_held or is_set_back else self._shaper.max_from_queue(queue)
+        names = self._context.subscriptions.names.get(topic, ())
+        is_parked = name in names and self._parking.parked_mask(topic) >> names.index(name) & 1
+        return None if is_parked or is_set_back else self._shaper.max_from_queue(queue)
 
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.
@@ -344,40 +362,40 @@ class Shard:
         times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
-    def _add_moves_of_release(self, step: TickInProgress) -> None:
-        """Adds the rows of messages that the release moved, and seals those that could not be found again otherwise."""
+    def _add_moves_of_dispatch(self, step: TickInProgress) -> None:
+        """Adds the rows of messages that dispatching moved, and seals those that could not be found again otherwise."""
         tick, effects = step.tick, step.effects
-        moved = self._control.take_moves()
+        moved = self._state.take_moves()
         near = self._tracker.select_near(moved, tick.cutoff)
         self._tracker.add_moved(moved, tick.cutoff)
-        if self._shaper.n_moved or self._control.n_queued_behind:
-            others = self._tracker.seal(tick.load_horizon, tick.near_until)
+        if self._shaper.n_moved or self._parking.n_queued_behind:
+            others = self._tracker.seal_bucket(tick.load_horizon, tick.near_until)
             effects.bucket = concat([effects.bucket, others, near])
-            effects.cancels = concat([effects.cancels, self._control.take_cancels()], CANCEL_ROWS)
+            effects.cancels = concat([effects.cancels, self._state.take_cancels()], CANCEL_ROWS)
 
     def _forget_past(self, step: TickInProgress) -> None:
         """Drops state that is kept until a time which is past. Called at the end of a seal epoch."""
-        # Not before due messages have been handed out: after a standstill they may be long past. Rows that wait for the
-        # next tick's places are due and not handed out.
+        # Not before due messages have been dispatched: after a standstill they may be long past. Rows that wait for the
+        # next tick's places are due and not dispatched.
         cutoff, next_due = step.tick.cutoff, self._tracker.next_due
         past = cutoff if next_due is None else min(cutoff, next_due - 1)
         if (after := LargeRows.from_json(step.tick.large).after) is not None:
             past = min(past, after[0] - 1)  # large messages due from then on wait in the delayed index
         self._tracker.drop_expired(past)
-        self._control.drop_expired(past)
+        self._state.drop_expired(past)
         self._shaper.forget_past(step.tick.now)
-        self._keys.sweep(step.moment, self._tracker.load_horizon, self._tracker.complete_until)
+        self._keys.sweep_keys(self._tracker.load_horizon, self._tracker.complete_until)
 
-    def _effects(self, step: TickInProgress) -> Effects:
+    def _complete_effects(self, step: TickInProgress) -> Effects:
         """Returns the tick's effects, after all its stages."""
         tick, given_up, effects = step.tick, step.given_up, step.effects
         effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
-        effects.failures += self._control.occurrences.failed.noted
+        effects.failures += self._occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
-        effects.waiting = self._shaper.waiting(self._tracker.queue_lengths)
-        effects.paused = self._subscriptions.names_by_topic(self._control.paused)
+        effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths)
+        effects.paused = self._context.subscriptions.names_by_topic(self._state.paused)
         effects.status = {
             "tick": tick.tick,
             "now": tick.now,
@@ -390,31 +408,33 @@ class Shard:
             "planned": step.n_planned,
             "sealed": effects.bucket.num_rows,
             "segment": step.input.segment.num_rows,
-            "delayed": self._tracker.number_of_delayed_messages - self._control.unwanted + self._in_flight.open,
+            "delayed": self._tracker.number_of_delayed_messages - self._state.unwanted + self._in_flight.open,
             "loaded": self._tracker.number_of_loaded_messages,
             "large_bytes": self._tracker.large_bytes,
             "in_flight": len(self._in_flight),
             "commands": step.commands.num_rows,
-            "waiting_commands": self._control.waiting,
-            "taken_back": self._control.cancelled.count,
-            "taken_back_bytes": self._control.cancelled.n_bytes,
+            "waiting_commands": self._control.n_waiting,
+            "taken_back": self._state.cancelled.count,
+            "taken_back_bytes": self._state.cancelled.n_bytes,
             "shaped": self._shaper.n_moved,
             "schedule_keys": len(self._keys),
             "cold_schedule_keys": self._keys.n_cold,
-            "misfires": self._control.occurrences.n_misfires,
+            "misfires": self._occurrences.n_misfires,
         }
         return effects
 
     def _last_tick(self) -> _LastTick:
-        seal_epoch, cutoff, run_id, *highest = (self._store.get("shard", (0, 0)) or b"0 0 ").decode().split(" ")
+        seal_epoch, cutoff, run_id, *highest = (self._context.store.get(_TABLE, (0, 0)) or b"0 0 ").decode().split(" ")
         return _LastTick(int(seal_epoch), int(cutoff), run_id, int(highest[0] if highest else cutoff))
 
     def _save(self, tick: Tick) -> None:
         highest_cutoff = max(tick.cutoff, self._last_tick().highest_cutoff)
         last = f"{tick.seal_epoch} {tick.cutoff} {tick.run_id} {highest_cutoff}".encode()
-        if last != self._store.get("shard", (0, 0)):
-            self._store.put("shard", (0, 0), last)
+        if last != self._context.store.get(_TABLE, (0, 0)):
+            self._context.store.put(_TABLE, (0, 0), last)
         self._tracker.save()
+        self._state.save()
+        self._occurrences.save()
         self._control.save()
         self._shaper.save()
         self._in_flight.save()

@@ -48,14 +48,14 @@ def shards_of(rows: pa.Table, shards: int) -> Int64Array:
     """
     numbers = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
     if shards > 1 and has_keys(rows):
-        of_keys: dict[tuple[str, str], int] = {}
+        key_shards: dict[tuple[str, str], int] = {}
         pairs = zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True)
         for i, (topic, key) in enumerate(pairs):
             if key is not None:
                 pair = topic, key
-                if pair not in of_keys:
-                    of_keys[pair] = key_hash(topic, key)[1] % shards
-                numbers[i] = of_keys[pair]
+                if pair not in key_shards:
+                    key_shards[pair] = key_hash(topic, key)[1] % shards
+                numbers[i] = key_shards[pair]
     return numbers
 
 

@@ -66,7 +66,7 @@ class Subscriptions:
     """The subscriptions of all source topics, by number. State and commands name a subscription by its number.
 
     A subscription that is removed from the settings keeps its number, and gets no further messages. A topic whose route
-    is missing keeps its subscriptions: messages that come due for them are held back until the route is back.
+    is missing keeps its subscriptions: messages that come due for them are parked until the route is back.
 
     Attributes:
         names: by topic: the names of its subscriptions; the index is the number.
@@ -92,14 +92,14 @@ class Subscriptions:
     @property
     def retried_topics(self) -> list[str]:
         """The topics with a subscription that has a backoff: a retry by id finds all of their messages."""
-        return [topic for topic, of_topic in self.backoffs.items() if of_topic]
+        return [topic for topic, topic_backoffs in self.backoffs.items() if topic_backoffs]
 
     def most_retries(self, subscription: int, topic: str) -> int:
         """Returns how many retries a message gets at most for a topic's subscription, given by its number."""
         return self.backoff(topic, subscription).attempts
 
     @staticmethod
-    def of(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
+    def from_names(names: Subscriptions | Mapping[str, Sequence[str]]) -> Subscriptions:
         """Makes `Subscriptions` of names by topic, all of them in the settings; returns `Subscriptions` unchanged."""
         return names if isinstance(names, Subscriptions) else Subscriptions(names)
 
@@ -161,9 +161,9 @@ def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
     if not rows.num_rows:
         return np.zeros(0, np.int64)
     topics = rows["topic"].combine_chunks().dictionary_encode()
-    of_topics = np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)
-    of_rows: Int64Array = of_topics[topics.indices.to_numpy()]
-    return of_rows
+    topic_masks = np.array([bits(topic) for topic in topics.dictionary.to_pylist()], np.int64)
+    row_masks: Int64Array = topic_masks[topics.indices.to_numpy()]
+    return row_masks
 
 
 # Suffix of a subscription's name, or of a topic's in `tracker.in_flight.OpenReleases`, that stands for its dead letters

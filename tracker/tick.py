@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 
 from tracker.commands.repeats import FirstAnswers, no_answers
-from tracker.context import Moment
 from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
 from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import Release
@@ -37,21 +36,21 @@ class Tick:
     load_horizon: int  # time: all messages due before it are in state
     near_until: int  # time: new messages due before it go to a time slot, later ones to the mutable bucket
     run_id: str  # the run of the query that made the tick
-    confirmed: int  # a tick's number: its and earlier releases have arrived and are written down, or are open
+    confirmed: int  # a tick's number: its and earlier releases have arrived and are recorded, or are open
     durable_through: int  # a seal epoch's number: it and all earlier ones are durable
     now: int = 0  # time: the job's clock
     ingested_through: int = 0  # a tick's number: all messages published before its and earlier commands have come in
-    sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are handed out again
+    sending: str = "{}"  # JSON: how this tick's releases are sent, also when they are dispatched again
     # Unwritable destinations, by source topic and subscription ("" is the topic for rejects). `open`: the releases
-    # [tick, kind] that have not arrived there. `recalled`: those of which nothing was sent there, and which are held
-    # back from this tick on. `rejects`: the reason why messages that come due for the destination
-    # are rejected; without it they are held back.
+    # [tick, kind] that have not arrived there. `recalled`: those of which nothing was sent there, and which are parked
+    # from this tick on. `rejects`: the reason why messages that come due for the destination
+    # are rejected; without it they are parked.
     unwritable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Bytes that a shard seals at the latest, and the bytes of large rows that it hands out at most on short notice, and
-    # again at most of what is planned; 0: any number.
+    # Bytes that a shard seals at the latest, and the bytes of large rows that it dispatches at most on short notice,
+    # and again at most of what is planned; 0: any number.
     max_bytes: int = 0
     large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
-    # Slow destinations that get some of the messages that are held back for them, in this tick: by source topic and
+    # Slow destinations that get some of the messages that are parked for them, in this tick: by source topic and
     # subscription the most messages that a shard adds to those of `TickInput.drained`.
     drains: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
@@ -82,15 +81,15 @@ class TickInput:
     find_keyed: FindKeyed = none_sealed  # reads the version of the delayed index that `segment` was read from
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # Topics with a route again, or with a new subscription: `payload_rows` has the rows held back for them.
+    # Topics with a route again, or with a new subscription: `payload_rows` has the rows parked for them.
     reinstated: Collection[str] = ()
-    # The first sealed rows that are held back for the targets in `Tick.drains`; and by source topic and subscription
+    # The first sealed rows that are parked for the targets in `Tick.drains`; and by source topic and subscription
     # when the last of them was due, over all shards, ms since the epoch; None: these are all.
     drained: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     drained_until: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
-    pace: Pace = field(default_factory=dict)  # the pace at which rows that were held back go out, over all shards
+    pace: Pace = field(default_factory=dict)  # the pace at which rows that were parked go out, over all shards
     # Where the tick has failed without these: rows that are rejected instead of being loaded, and the positions (ledger
-    # id, entry id, batch index) of those that are rejected instead of being handed out.
+    # id, entry id, batch index) of those that are rejected instead of being dispatched.
     failed: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     fails: frozenset[tuple[int, int, int]] = frozenset()
     # Why, for both, by position: one line, a sentence without its subject.
@@ -126,7 +125,6 @@ class TickInProgress:
 
     tick: Tick
     input: TickInput
-    moment: Moment
     giving_up: GivingUp
     ends_seal_epoch: bool
     commands: pa.Table  # as COMMAND_ROWS: the input's and those of messages sent back, with schedule keys resolved

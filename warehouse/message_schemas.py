@@ -1,7 +1,7 @@
 """Stores the schemas of source topics: when a message is delivered, the source topic's registry may be gone.
 
 A receiver writes a schema to the table `schemas` before it ingests the first message with it. A sender registers the
-schema with the destination, and makes its producer with it. A re-drive does so with Pulsar's client.
+schema with the destination, and makes its producer with it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import _pulsar
-import pulsar
 import pyarrow as pa
 
 from broker.client import NoAnswerError
@@ -49,9 +47,7 @@ _MOST_INFOS = 20_000  # schemas of destinations that a sender remembers: all of 
 _AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at the broker, which others need, too
 _TURN_SECONDS = 2.0  # how long a thread waits to be one of these
 
-# The types of schemas with which Pulsar's C++ client can send. Messages with other types are sent without a schema.
 _WITHOUT = ("NONE",)  # the type of topics without a schema
-_CARRIED = ("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE")
 
 
 def version_bytes(version: int) -> bytes:
@@ -124,11 +120,11 @@ class SchemaKeeper:
 
     def _has_room(self, topic: str, schema: MessageSchema | None) -> bool:
         """Whether the table may have a further version of a topic; None: one that its registry does not have."""
-        of_topic = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
+        topic_schemas = [schema for (name, _), schema in (self._stored or {}).items() if name == topic]
         if schema is None:
-            return len(of_topic) < MOST_VERSIONS and of_topic.count(None) < _MOST_UNKNOWN
-        n_bytes = sum(one.n_bytes for one in [*of_topic, schema] if one is not None)
-        return len(of_topic) < MOST_VERSIONS and n_bytes <= MOST_BYTES
+            return len(topic_schemas) < MOST_VERSIONS and topic_schemas.count(None) < _MOST_UNKNOWN
+        n_bytes = sum(one.n_bytes for one in [*topic_schemas, schema] if one is not None)
+        return len(topic_schemas) < MOST_VERSIONS and n_bytes <= MOST_BYTES
 
     def _write(self, topic: str, version: bytes, schema: MessageSchema | None) -> None:
         self._tables.create({TABLE: COLUMNS})
@@ -150,7 +146,7 @@ def read(warehouse: str, topic: str | None = None) -> dict[tuple[str, bytes], Me
     """
     if not exists(warehouse, TABLE):
         return {}
-    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("of_topic", topic=topic))
+    rows = Tables(warehouse).query(TABLE, _SQL("all_schemas") if topic is None else _SQL("in_topic", topic=topic))
     return {
         (row["topic"], row["schema_version"]): None
         if row["type"] is None
@@ -237,71 +233,3 @@ def on_the_wire(schema: MessageSchema) -> Schema | None:
             definition += len(text).to_bytes(4, "big") + text
     properties = [{"key": name, "value": value} for name, value in schema.properties.items()]
     return Schema(name="", type=schema.type, definition=definition, properties=properties)
-
-
-_PLAIN = pulsar.schema.BytesSchema().schema_info()
-
-
-def registered(admin: AdminClient, client: pulsar.Client, topic: str, schema: MessageSchema) -> _pulsar.SchemaInfo:
-    """Registers a schema with a topic, and returns it for a producer.
-
-    Returns:
-        the schema for Pulsar's client; plain bytes, unregistered, if the client can't send the schema's type.
-
-    Raises:
-        PulsarError: the broker does not answer, or the topic does not take the schema.
-    """
-    if schema.type not in _CARRIED:
-        return _PLAIN
-    # The client can't set a schema's properties, but gets them from the broker's registry.
-    at = admin.register_schema(topic, schema.type, schema.definition, schema.properties)
-    return client._client.get_schema_info(topic, at)
-
-
-def producer_with_schema(client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> Any:
-    """Makes a producer with a schema for payloads that are encoded already.
-
-    Args:
-        info: the schema that `DestinationSchemas.info` returned.
-        options: options of `pulsar.Client.create_producer`; for a KEY_VALUE schema of `_pulsar.ProducerConfiguration`.
-    """
-    if info.schema_type() == _pulsar.SchemaType.KEY_VALUE:
-        return KeyValueProducer(client, topic, info, **options)
-    return client.create_producer(topic, schema=AsItIs(info), **options)
-
-
-class AsItIs(pulsar.schema.BytesSchema):  # type: ignore[misc]  # the client has no types
-    """A schema for a producer whose payloads are encoded already."""
-
-    def __init__(self, info: _pulsar.SchemaInfo) -> None:
-        super().__init__()
-        self._schema_info = info
-
-
-class KeyValueProducer:
-    """A producer with a KEY_VALUE schema for pairs that are encoded already.
-
-    Pulsar's C++ client would encode each message again. It looks at the configuration's schema in `send_async`, so that
-    is set to plain bytes during the call.
-    """
-
-    def __init__(self, client: pulsar.Client, topic: str, info: _pulsar.SchemaInfo, **options: Any) -> None:
-        self._info = info
-        self._configuration = _pulsar.ProducerConfiguration()
-        for name, value in options.items():
-            getattr(self._configuration, name)(value)
-        self._configuration.schema(info)
-        self._inner = client._client.create_producer(topic, self._configuration)
-        self._producer = self
-        self.flush_async = self._inner.flush_async
-        self.flush = self._inner.flush
-        self.close = self._inner.close
-        self.last_sequence_id = self._inner.last_sequence_id
-
-    def send_async(self, message: _pulsar.Message, callback: Any) -> None:
-        """Sends a message whose payload is encoded already; `callback` gets the result and the message id."""
-        self._configuration.schema(_PLAIN)
-        try:
-            self._inner.send_async(message, callback)
-        finally:
-            self._configuration.schema(self._info)

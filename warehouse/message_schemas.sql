@@ -1,5 +1,5 @@
 -- all_schemas --
 SELECT * FROM schemas ORDER BY seen_at DESC
 
--- of_topic --
+-- in_topic --
 SELECT * FROM schemas WHERE topic = :topic ORDER BY seen_at DESC

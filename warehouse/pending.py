@@ -57,9 +57,9 @@ def effects_of(outcomes: pa.Table) -> pa.Array:
         outcomes: columns result, as text, and operation; and effect, except of rows that are not written yet.
     """
     known, effects = pa.array(list(_EFFECTS)), pa.array([str(effect) for effect in _EFFECTS.values()])
-    of_operation = effects.take(pc.index_in(outcomes["operation"], known))
+    operation_effects = effects.take(pc.index_in(outcomes["operation"], known))
     is_applied = pc.is_in(outcomes["result"], pa.array(_APPLIED))
-    found = pc.if_else(is_applied, of_operation, pa.scalar(None, pa.string()))
+    found = pc.if_else(is_applied, operation_effects, pa.scalar(None, pa.string()))
     return pc.coalesce(outcomes["effect"], found) if "effect" in outcomes.column_names else found
 
 

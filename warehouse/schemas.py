@@ -153,7 +153,7 @@ SUBSCRIPTION_CHANGES = pa.schema(
     ]
 )
 
-# Items of other systems that were imported; see recovery/other_systems/importing.py.
+# Items of other systems that were imported; see checkpoint_from_tables/other_systems/importing.py.
 IMPORTED = pa.schema(
     [
         ("topic", pa.string()),

@@ -139,29 +139,22 @@ class AsyncControlClient:
         import pulsar
 
         await self._first_connection()
-        window = Window(requests, _MESSAGES_AHEAD)
+        window = Window(requests, _MESSAGES_AHEAD, timeout_seconds, deadline)
         coming: _Coming = asyncio.Queue()
         try:
             while True:
-                while request := window.next():
-                    producer = self._producer
-                    if producer is None or not self.is_connected:
-                        raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
-                    self._waiting[request.request_id].append(coming)
-                    producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
+                for request in window.to_send(self._loop.time):
+                    self._publish(request, coming)
                     await asyncio.sleep(0)  # lets others run: to make a command of a thousand messages takes some ms
                 if not window.waiting:
                     return
-                until = deadline or self._loop.time() + timeout_seconds
                 try:
-                    async with asyncio.timeout_at(until - timeout_seconds / 2):
+                    async with asyncio.timeout_at(window.wait_until(self._loop.time())):
                         published = await coming.get()
                 except TimeoutError:
-                    if (again := self._producer) is not None:
-                        for request in window.repeat():
-                            again.send_async(request.command.SerializeToString(), partial(self._sent, coming))
-                    async with asyncio.timeout_at(until):
-                        published = await coming.get()
+                    if window.is_late(self._loop.time()):
+                        raise NoOutcomeError(window.no_answer()) from None
+                    continue
                 if isinstance(published, ControlUnavailableError):
                     raise published
                 outcomes = window.take(published)
@@ -171,11 +164,25 @@ class AsyncControlClient:
                     yield outcome
         except pulsar.PulsarException as error:
             raise ControlUnavailableError(f"the broker did not take the command: {error}") from error
-        except TimeoutError:
-            raise NoOutcomeError(window.no_answer(timeout_seconds)) from None
         finally:
             for request_id in window.waiting:
                 self._forget(request_id, coming)
+
+    def _publish(self, request: ControlRequest, coming: _Coming) -> None:
+        """Publishes a request, and has its outcomes go to `coming`.
+
+        Raises:
+            ControlUnavailableError: the broker can't be reached; a repeated request is left out then.
+        """
+        producer = self._producer
+        is_repeated = coming in self._waiting.get(request.request_id, ())
+        if producer is None or not (is_repeated or self.is_connected):
+            if is_repeated:
+                return
+            raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
+        if not is_repeated:
+            self._waiting[request.request_id].append(coming)
+        producer.send_async(request.command.SerializeToString(), partial(self._sent, coming))
 
     async def _first_connection(self) -> None:
         """Waits until the client has connected, or has failed to for the first time."""

@@ -113,27 +113,19 @@ class ControlClient:
             requests: the commands.
             timeout_seconds: maximum time from one outcome to the next.
         """
-        window = Window(requests, _MESSAGES_AHEAD)
-        deadline = 0.0
+        window = Window(requests, _MESSAGES_AHEAD, timeout_seconds)
         while True:
-            while request := window.next():
+            for request in window.to_send(time.monotonic):
                 self._producer.send_async(request.command.SerializeToString(), None)
-                deadline = time.monotonic() + timeout_seconds
             if not window.waiting:
                 return
             try:
-                try:
-                    published = self._next_outcome(deadline - timeout_seconds / 2)
-                except pulsar.Timeout:
-                    for request in window.repeat():
-                        self._producer.send_async(request.command.SerializeToString(), None)
-                    published = self._next_outcome(deadline)
+                published = self._next_outcome(window.wait_until(time.monotonic()))
             except pulsar.Timeout:
-                raise ControlError(window.no_answer(timeout_seconds)) from None
-            # The topic has outcomes of others' commands, too.
-            if published.request_id in window.waiting:
+                if window.is_late(time.monotonic()):
+                    raise ControlError(window.no_answer()) from None
+            else:
                 yield from window.take(published)
-                deadline = time.monotonic() + timeout_seconds
 
     def _next_outcome(self, deadline: float) -> ControlOutcome:
         """Returns the next outcome of anybody's commands.

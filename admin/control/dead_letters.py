@@ -6,17 +6,19 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import _pulsar
-import pulsar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
-from broker.entries.message_ids import MessageIdError, MessageRef, parse_triplet
-from conf.partitions import partition_name
+from broker.entries.message_ids import MessageIdError, MessageRef, NumberError, parse_number, parse_triplet
+from broker.position import Position
+from broker.protocol.building import OutgoingMessage, encoded_property
+from broker.protocol.entries import Message
+from broker.protocol.reading import texts_of
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+from conf.partitions import java_string_hash, partition_name
 from conf.settings import Subscription
 from tracker.properties import (
     ATTEMPT,
-    BASE64,
     DEAD_LETTER_OF,
     KEY_ENCODING,
     MESSAGE_ID,
@@ -26,6 +28,7 @@ from tracker.properties import (
     RESERVED_PREFIX,
     RETRY_OF,
     RETRY_SUBSCRIPTION,
+    SOURCE,
 )
 
 # The sequence id with which a dead letter is sent back rises with its position in its topic partition:
@@ -79,7 +82,9 @@ class DeadLetter:
         ref: id of the message in its source topic.
         subscription: the subscription whose consumers failed on it; None: unknown, as an older job did not write it.
         properties: the message's properties without the service's.
-        ordering_key: the ordering key; empty: none.
+        key: the key; None: the message has none.
+        is_key_base64: whether `key` is the base64 of a key that is bytes.
+        ordering_key: the ordering key; None: the message has none.
         payload: the payload; None: the message has none.
         schema_version: version in the topic of dead letters, as messages have it; empty: none.
     """
@@ -89,9 +94,9 @@ class DeadLetter:
     subscription: str | None
     attempt: str
     reasons: list[str]
-    key: str
-    is_key_bytes: bool
-    ordering_key: bytes
+    key: str | None
+    is_key_base64: bool
+    ordering_key: bytes | None
     properties: dict[str, str]
     payload: bytes | None
     event_time: int
@@ -99,12 +104,12 @@ class DeadLetter:
     schema_version: bytes
 
     @classmethod
-    def of(cls, message: Any) -> DeadLetter | None:
-        """Makes a dead letter of a message of Pulsar's client; None: it is not a dead letter of the job's."""
+    def of(cls, message: Message, metadata: MessageMetadata) -> DeadLetter | None:
+        """Makes a dead letter of a message and the metadata of its entry; None: it is none of the job's."""
         try:
-            properties, key = message.properties(), message.partition_key()
+            properties, key = texts_of(message), None if message.key is None else message.key.decode()
             ref = parse_triplet(properties[MESSAGE_ID])
-            source = properties["delaylake.source"]
+            source = properties[SOURCE]
         except (KeyError, MessageIdError, UnicodeDecodeError):
             return None
         return cls(
@@ -114,19 +119,32 @@ class DeadLetter:
             properties.get(ATTEMPT, ""),
             _listed(properties.get(REASONS)),
             key,
-            KEY_ENCODING in properties,
-            _bytes_of(message.ordering_key),
+            message.is_key_base64 or KEY_ENCODING in properties,
+            message.ordering_key,
             {name: value for name, value in properties.items() if not name.startswith(RESERVED_PREFIX)},
-            None if message.has_null_value() else message.data(),
-            message.event_timestamp(),
-            message.publish_timestamp(),
-            _bytes_of(message.schema_version),
+            message.payload,
+            message.event_time,
+            metadata.publish_time,
+            metadata.schema_version,
         )
 
+    def target(self, n_partitions: int) -> str | None:
+        """Returns the partition of the source topic to which the dead letter is sent back; None: there is none.
+
+        Args:
+            n_partitions: of the source topic; 0: it is not partitioned.
+        """
+        partition = self.ref.partition
+        if partition < 0 < n_partitions:  # the message was imported
+            partition = self.ref.entry_id if self.key is None else java_string_hash(self.key)
+            partition %= n_partitions
+        return None if partition >= n_partitions and partition >= 0 else partition_name(self.source, partition)
+
     @property
-    def target(self) -> str:
-        """The partition of the source topic to which the dead letter is sent back."""
-        return partition_name(self.source, self.ref.partition)
+    def n_shown_bytes(self) -> int:
+        """About the bytes of `to_json`."""
+        texts = [self.key or "", *self.reasons, *(text for pair in self.properties.items() for text in pair)]
+        return sum(map(len, texts))
 
     def matches(self, wanted: DeadLetterFilter, refs: dict[tuple[int, int], set[int]]) -> bool:
         """Whether a filter's conditions hold, without that on the subscription.
@@ -138,7 +156,7 @@ class DeadLetter:
         indexes = refs.get((self.ref.ledger_id, self.ref.entry_id), set())
         return (
             (wanted.message_ids is None or bool(indexes & {-1, max(self.ref.batch_index, 0), self.ref.batch_index}))
-            and wanted.key in (None, self.key)
+            and wanted.key in (None, self.key or "")
             and all(self.properties.get(name) == value for name, value in wanted.properties.items())
             and (wanted.reason is None or any(wanted.reason in reason for reason in self.reasons))
             and (wanted.published_from is None or self.publish_time >= wanted.published_from)
@@ -152,12 +170,12 @@ class DeadLetter:
             "subscription": subscription,
             "key": self.key or None,
             "properties": self.properties,
-            "attempt": int(self.attempt) if self.attempt.isdecimal() else None,
+            "attempt": _number(self.attempt),
             "reasons": self.reasons,
             "publishTime": self.publish_time,
         }
 
-    def sent_back(self, subscription: str, request_id: str, issued_by: str, sequence_id: int) -> _pulsar.Message:
+    def sent_back(self, subscription: str, request_id: str, issued_by: str, sequence_id: int) -> OutgoingMessage:
         """Builds the message that goes back to the source topic."""
         properties = self.properties | {
             RETRY_OF: str(self.ref),
@@ -165,23 +183,15 @@ class DeadLetter:
             REDRIVE_REQUEST: request_id,
             REDRIVE_BY: issued_by,
         }
-        if self.is_key_bytes:
-            properties[KEY_ENCODING] = BASE64
-        builder = _pulsar.MessageBuilder()
-        if self.payload is None:
-            builder.set_null_value()
-        else:
-            builder.content(self.payload)
-        for name, value in properties.items():
-            builder.property(name, value)
-        if self.key:
-            builder.partition_key(self.key)
-        if self.ordering_key:
-            builder.ordering_key(self.ordering_key)
-        if self.event_time:
-            builder.event_timestamp(self.event_time)
-        builder.sequence_id(sequence_id)
-        return builder.build()
+        return OutgoingMessage(
+            sequence_id,
+            self.payload,
+            [encoded_property(name, value) for name, value in properties.items()],
+            None if self.key is None else self.key.encode(),
+            self.is_key_base64,
+            self.ordering_key,
+            self.event_time,
+        )
 
 
 def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Subscription, ...]) -> bool:
@@ -199,29 +209,34 @@ def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Sub
     return sum(one.destination == subscription.destination for one in others) == 1
 
 
-def sequence_id(message_id: pulsar.MessageId) -> int:
+def sequence_id(entry: Position, batch_index: int) -> int:
     """Returns the sequence id with which a dead letter is sent back; it rises with the position.
+
+    Args:
+        entry: of the dead letter; of a chunked one its last.
+        batch_index: its place in its batch; -1: the entry is one message.
 
     Raises:
         OverflowError: the ids of ledger, entry or batch index are too large.
     """
-    ledger, entry, index = message_id.ledger_id(), message_id.entry_id(), message_id.batch_index() + 1
-    if ledger >> _LEDGER_BITS or entry >> _ENTRY_BITS or index >> _BATCH_BITS:
-        raise OverflowError(f"{ledger}:{entry}:{index - 1} has too large a number to be re-driven")
-    return int(((ledger << _ENTRY_BITS | entry) << _BATCH_BITS) | index) + 1
+    ledger_id, entry_id = entry
+    index = batch_index + 1
+    if ledger_id >> _LEDGER_BITS or entry_id >> _ENTRY_BITS or index >> _BATCH_BITS:
+        raise OverflowError(f"{ledger_id}:{entry_id}:{batch_index} has too large a number to be re-driven")
+    return ((ledger_id << _ENTRY_BITS | entry_id) << _BATCH_BITS | index) + 1
 
 
 def _listed(text: str | None) -> list[str]:
     try:
         found = json.loads(text or "[]")
+        texts = [str(one) for one in found] if isinstance(found, list) else []
     except (ValueError, RecursionError):
         return []
-    return [str(one) for one in found] if isinstance(found, list) else []
+    return [one.encode(errors="replace").decode() for one in texts]  # half a surrogate can't be in an answer
 
 
-def _bytes_of(get: Any) -> bytes:
-    """Returns the bytes of the text that a getter returns, also if it is not UTF-8."""
+def _number(text: str) -> int | None:
     try:
-        return bytes(get(), "utf-8")
-    except UnicodeDecodeError as error:
-        return error.object
+        return parse_number(text)
+    except NumberError:
+        return None

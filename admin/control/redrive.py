@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
-
-import pulsar
+from typing import Any, NamedTuple
 
 from admin.control.async_client import ControlUnavailableError
 from admin.control.bulk import MAX_MATCHED, TooManyError
 from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to, sequence_id
-from broker import dead_letter_subscription
-from broker.client import PulsarError, close_quietly, connect
+from broker.client import PulsarError, SchemaRefusedError
+from broker.dead_letter_subscription import DeadLetterConsumer, UnacknowledgedEntry, is_busy
+from broker.protocol.brokers import Brokers
+from broker.protocol.building import single_entry
+from broker.protocol.entries import Message
+from broker.protocol.producer import EntryProducer, EntryTooLargeError
+from broker.protocol.session import RefusedError
+from broker.protocol.wire.pulsar_pb2 import Schema, ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
-from conf.errors import one_line
+from conf.errors import DelayLakeError, one_line
 from conf.settings import Route, Settings, Subscription
 from tracker.commands.decode import resolve_topic
-from warehouse.message_schemas import MessageSchema, producer_with_schema, registered, version_number
+from warehouse.message_schemas import MessageSchema, UnknownSchemaError, on_the_wire, version_number
 from warehouse.queries.listing import PendingError, UnknownTopicError
 
+_log = logging.getLogger(__name__)
+
 _SHOWN = 100  # dead letters that a dry run shows
+_SHOWN_BYTES = 4 << 20  # of these in an answer
 _AT_ONCE = 100  # dead letters that are sent, and then acknowledged, at a time
-_POLL_MILLIS = 200
-_SILENT_SECONDS = 5.0  # if a connected broker sends no message for this long, there are no more
-_GIVE_UP_SECONDS = 30.0
+_AT_ONCE_BYTES = 32 << 20
+_MOST_LINES = 100  # producers at a time
+_MOST_LOGGED = 20  # dead letters that are refused
+_SEND_SECONDS = 30.0  # as Pulsar's clients wait for a receipt
+_CLOSE_SECONDS = 5.0
 _BUSY_SECONDS = 5.0  # how long to wait for another re-drive of the same dead letters
 
 
@@ -35,13 +46,24 @@ class RedriveBusyError(PendingError):
     """Another re-drive of the same dead letters is at work."""
 
 
-class _Line:
+class _RefusedError(DelayLakeError):
+    """A dead letter can't be sent back, while others can."""
+
+
+class _Line(NamedTuple):
     """A producer that sends dead letters back to one source topic partition, with its sequence ids."""
 
-    def __init__(self, producer: Any) -> None:
-        self.producer = producer
-        self.before: int = producer.last_sequence_id()  # the last one that an earlier run has sent; -1: none
-        self.last = self.before  # the last one that was handed to the client
+    producer: EntryProducer
+    before: int  # the last sequence id that an earlier run has sent; -1: none
+
+
+class _SentBack(NamedTuple):
+    """A dead letter that was sent back, by this run or an earlier one, and is not acknowledged."""
+
+    entry: UnacknowledgedEntry
+    message: Message
+    line: _Line
+    sequence_id: int
 
 
 @dataclass
@@ -67,10 +89,12 @@ class Redrive:
     request_id: str
     max_matched: int = MAX_MATCHED
     on_progress: Callable[[int], None] = lambda n: None
-    _lines: dict[tuple[str, bytes], _Line] = field(default_factory=dict)
+    _lines: dict[tuple[str, bytes], _Line | _RefusedError] = field(default_factory=dict)
+    _progress: threading.Event = field(default_factory=threading.Event)
+    _logged: int = 0  # dead letters that were refused
 
     def dry_run(self) -> dict[str, Any]:
-        """Returns the number of matching dead letters, and the first of them.
+        """Returns the number of matching dead letters, the first of them, and how many entries can't be read.
 
         Raises:
             UnknownTopicError: there is no such topic or subscription.
@@ -78,16 +102,18 @@ class Redrive:
             ControlUnavailableError: the broker does not answer, or refuses.
         """
         shown: list[dict[str, Any]] = []
-        matched = 0
-        with _Broker(self.settings) as broker:
+        matched = n_bytes = n_unreadable = 0
+        with _connected(self.settings) as broker:
             for partition in broker.partitions(self._subscription.dead_letter_topic):
                 with broker.consumer(partition) as consumer:
-                    for _, letter in self._matching(broker, consumer, partition):
+                    for _, _, letter in self._matching(consumer):
                         matched += 1
-                        if len(shown) < _SHOWN:
+                        n_bytes += letter.n_shown_bytes if matched <= _SHOWN else 0
+                        if matched <= _SHOWN and n_bytes <= _SHOWN_BYTES:
                             shown.append(letter.to_json(self.wanted.subscription))
                         self.on_progress(matched)
-        return {"matched": matched, "messages": shown}
+                    n_unreadable += consumer.n_unreadable
+        return {"matched": matched, "unreadable": n_unreadable, "messages": shown}
 
     def run(self) -> dict[str, Any]:
         """Sends the matching dead letters back, and acknowledges them; returns counts.
@@ -96,14 +122,16 @@ class Redrive:
             TooManyError: too many dead letters match; nothing was done.
             UnknownTopicError, RedriveBusyError, ControlUnavailableError: as `dry_run`; some may have been sent back.
         """
-        matched = self.dry_run()["matched"]
+        found = self.dry_run()
+        matched = found["matched"]
         if matched > self.max_matched:
             raise TooManyError(f"{matched:,} dead letters match, and at most {self.max_matched:,} may")
         counts = {"matched": matched, "redriven": 0, "alreadyRedriven": 0, "refused": 0}
-        with _Broker(self.settings) as broker:
+        counts["unreadable"] = found["unreadable"]
+        with _connected(self.settings) as broker:
             for partition in broker.partitions(self._subscription.dead_letter_topic) if matched else ():
                 with broker.consumer(partition) as consumer:
-                    self._redrive(broker, consumer, partition, counts)
+                    self._redrive(broker, consumer, counts)
         return counts | {"requestId": self.request_id}
 
     @property
@@ -121,159 +149,182 @@ class Redrive:
             raise UnknownTopicError(f"no route has the topic {self.topic[:300]!r}")
         return route
 
-    def _matching(
-        self, broker: _Broker, consumer: pulsar.Consumer, partition: str
-    ) -> Iterator[tuple[pulsar.Message, DeadLetter]]:
+    def _matching(self, consumer: DeadLetterConsumer) -> Iterator[tuple[UnacknowledgedEntry, Message, DeadLetter]]:
         route, subscription, refs = self._route, self._subscription, self.wanted.refs
-        _, of_partition = resolve_topic(self.topic, {route.source})
-        for message in broker.messages(consumer, partition):
-            letter = DeadLetter.of(message)
+        _, asked_partition = resolve_topic(self.topic, {route.source})
+        for entry, message in consumer.messages():
+            letter = DeadLetter.of(message, entry.metadata)
             if (
                 letter is not None
                 and letter.source == route.source
-                and of_partition in (-1, letter.ref.partition)
+                and asked_partition in (-1, letter.ref.partition)
                 and belongs_to(letter, subscription, route.subscriptions)
                 and letter.matches(self.wanted, refs)
             ):
-                yield message, letter
+                yield entry, message, letter
 
-    def _redrive(self, broker: _Broker, consumer: pulsar.Consumer, partition: str, counts: dict[str, int]) -> None:
-        self._lines = {}
-        chunk: list[pulsar.Message] = []
+    def _redrive(self, broker: _Broker, consumer: DeadLetterConsumer, counts: dict[str, int]) -> None:
+        n_partitions = broker.admin.partitions(self._route.source) or 0
+        most_bytes = min(consumer.max_message_bytes, broker.admin.max_message_bytes(self._route.source) or 2**63)
+        pending: list[_SentBack] = []
+        n_bytes = 0
         try:
-            for message, letter in self._matching(broker, consumer, partition):
-                number = sequence_id(message.message_id())
-                line = self._line(broker, letter, partition)
-                if number <= line.before:
-                    counts["alreadyRedriven"] += 1
-                else:
+            for entry, message, letter in self._matching(consumer):
+                try:
+                    target = letter.target(n_partitions)
+                    if target is None:
+                        raise _RefusedError(f"its source topic has no partition {letter.ref.partition}")
+                    number = sequence_id(entry.position, message.batch_index)
+                    line = self._line(broker, letter, target, consumer.topic)
                     back = letter.sent_back(self.wanted.subscription, self.request_id, self.issued_by, number)
-                    try:
-                        line.producer.send_async(back, None)
-                    except pulsar.MessageTooBig:
-                        counts["refused"] += 1
-                        continue
-                    line.last = number
-                    counts["redriven"] += 1
-                chunk.append(message)
-                if len(chunk) == _AT_ONCE:
-                    self._settle(broker, consumer, chunk)
+                    producer = line.producer
+                    data = single_entry(back, producer.name, time.time_ns() // 1_000_000, producer.schema_version)
+                    # Before it is known whether it was sent: what was refused was not, though later ones were.
+                    if len(data.data) > most_bytes:
+                        raise _RefusedError(f"it has {len(data.data)} bytes, its source topic takes {most_bytes}")
+                    if number > line.before:
+                        producer.send(data, is_more=True)
+                except (_RefusedError, EntryTooLargeError, OverflowError) as error:
+                    self._refuse(counts, consumer.topic, entry, error)
+                    continue
+                counts["redriven" if number > line.before else "alreadyRedriven"] += 1
+                pending.append(_SentBack(entry, message, line, number))
+                n_bytes += len(data.data)
+                if len(pending) >= _AT_ONCE or n_bytes > _AT_ONCE_BYTES:
+                    self._settle(consumer, pending, counts)
+                    n_bytes = 0
                     self.on_progress(counts["redriven"])
-            self._settle(broker, consumer, chunk)
+            self._settle(consumer, pending, counts)
             self.on_progress(counts["redriven"])
         finally:
-            for line in self._lines.values():
-                close_quietly(line.producer)
+            self._close_lines()
 
-    def _settle(self, broker: _Broker, consumer: pulsar.Consumer, chunk: list[pulsar.Message]) -> None:
+    def _settle(self, consumer: DeadLetterConsumer, pending: list[_SentBack], counts: dict[str, int]) -> None:
         """Waits until the broker has the messages that were sent back, and acknowledges their dead letters."""
-        for line in self._lines.values():
+        deadline = time.monotonic() + _SEND_SECONDS
+        lines = [line for line in self._lines.values() if isinstance(line, _Line)]
+        refused: dict[tuple[EntryProducer, int], PulsarError] = {}
+        for line in lines:
             line.producer.flush()
-            if line.producer.last_sequence_id() < line.last:
-                raise ControlUnavailableError("the broker has not taken all: ask again, with the same request id")
-        for message in chunk:
-            consumer.acknowledge(message)
-        broker.acknowledged += len(chunk)
-        chunk.clear()
+        for line in lines:
+            producer = line.producer
+            while producer.n_pending and producer.error is None and (left := deadline - time.monotonic()) > 0:
+                self._progress.wait(min(left, 1.0))
+                self._progress.clear()
+            refused |= {(producer, one.entry.sequence_id): one.error for one in producer.take_refused()}
+            if producer.n_pending or producer.error is not None:
+                why = "" if producer.error is None else f" ({one_line(producer.error)})"
+                raise ControlUnavailableError(f"the broker has not taken all{why}: ask again, with the same request id")
+        arrived = [one for one in pending if (one.line.producer, one.sequence_id) not in refused]
+        for one in pending:
+            if (error := refused.get((one.line.producer, one.sequence_id))) is not None:
+                counts["redriven"] -= 1
+                self._refuse(counts, consumer.topic, one.entry, error)
+        consumer.acknowledge([(one.entry, one.message) for one in arrived])
+        pending.clear()
+        if len(self._lines) > _MOST_LINES:
+            self._close_lines()
 
-    def _line(self, broker: _Broker, letter: DeadLetter, partition: str) -> _Line:
-        key = (letter.target, letter.schema_version)
-        if key not in self._lines:
+    def _refuse(
+        self, counts: dict[str, int], topic: str, entry: UnacknowledgedEntry, error: DelayLakeError | OverflowError
+    ) -> None:
+        counts["refused"] += 1
+        self._logged += 1
+        if self._logged <= _MOST_LOGGED:
+            _log.warning("%s: the dead letter %s is not sent back: %s", topic, entry.position, one_line(error))
+
+    def _line(self, broker: _Broker, letter: DeadLetter, target: str, partition: str) -> _Line:
+        """Returns the line of a dead letter.
+
+        Raises:
+            _RefusedError: the source topic does not take its schema.
+        """
+        key = (target, letter.schema_version)
+        found = self._lines.get(key)
+        if found is None:
             asked = (self.request_id, self.topic, self.wanted.model_dump_json(), partition, letter.schema_version.hex())
             name = f"delaylake-redrive-{hashlib.blake2b(chr(0).join(asked).encode(), digest_size=12).hexdigest()}"
-            self._lines[key] = _Line(broker.producer(letter, self._subscription.dead_letter_topic, name))
-        return self._lines[key]
+            try:
+                schema = broker.schema(letter, self._subscription.dead_letter_topic)
+                producer = broker.brokers.produce(target, name, schema, self._progress.set)
+                found = _Line(producer, producer.last_sequence_id)
+            except (SchemaRefusedError, UnknownSchemaError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.error != ServerError.IncompatibleSchema:
+                    raise
+                found = _RefusedError(f"its source topic does not take its schema: {one_line(error)}")
+            self._lines[key] = found
+        if isinstance(found, _RefusedError):
+            raise found
+        return found
+
+    def _close_lines(self) -> None:
+        closing = [line.producer.close() for line in self._lines.values() if isinstance(line, _Line)]
+        self._lines.clear()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for wait in closing:  # else the next one could not have the name
+            wait(max(deadline - time.monotonic(), 0))
 
 
+@dataclass(frozen=True)
 class _Broker:
-    """The connections of a re-drive. A context manager that turns Pulsar's errors into ControlUnavailableError."""
+    """The connections of a re-drive."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.acknowledged = 0  # the number of messages that the current consumer has acknowledged
-
-    def __enter__(self) -> _Broker:
-        self._admin = AdminClient(self._settings.pulsar)
-        self._client = connect(self._settings.pulsar)
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        close_quietly(self._client)
-        self._admin.close()
-        if isinstance(error, pulsar.ConsumerBusy):
-            raise RedriveBusyError("another re-drive of these dead letters is at work") from error
-        if isinstance(error, (pulsar.PulsarException, PulsarError, OverflowError)):
-            raise ControlUnavailableError(f"the dead letters can't be re-driven now: {one_line(error)}") from error
+    brokers: Brokers
+    admin: AdminClient
 
     def partitions(self, topic: str) -> list[str]:
         """Returns a topic's partitions, or the topic itself; empty if there is no such topic."""
-        if self._admin.partitions(topic) is None:
-            return []
-        found: list[str] = self._client.get_topic_partitions(topic)
-        return found
+        return [] if self.admin.partitions(topic) is None else self.brokers.partition_names(topic)
 
     @contextmanager
-    def consumer(self, partition: str) -> Iterator[pulsar.Consumer]:
+    def consumer(self, partition: str) -> Iterator[DeadLetterConsumer]:
         """Opens a consumer of the unacknowledged dead letters of a topic partition, for the block."""
-        consumer = dead_letter_subscription.subscribe(self._client, partition, _BUSY_SECONDS)
+        try:
+            consumer = DeadLetterConsumer(self.brokers, self.admin, partition, _BUSY_SECONDS)
+        except PulsarError as error:
+            if is_busy(error):
+                raise RedriveBusyError("another re-drive of these dead letters is at work") from error
+            raise
         try:
             yield consumer
         finally:
-            close_quietly(consumer)
+            consumer.close()
 
-    def messages(self, consumer: pulsar.Consumer, partition: str) -> Iterator[pulsar.Message]:
-        """Yields the unacknowledged messages that are there now, in order, each once.
-
-        Raises:
-            pulsar.Timeout: the broker does not answer.
-        """
-        self.acknowledged = 0
-        end = consumer.get_last_message_id()
-        last = (-1, -1, -1)
-        heard_at, n = time.monotonic(), 0
-        while end.ledger_id() >= 0:
-            try:
-                message = consumer.receive(_POLL_MILLIS)
-            except pulsar.Timeout:
-                silent = time.monotonic() - heard_at
-                if self._backlog(partition) <= n - self.acknowledged or (
-                    silent > _SILENT_SECONDS and consumer.is_connected()
-                ):
-                    return
-                if silent > _GIVE_UP_SECONDS:
-                    raise
-                continue
-            heard_at, message_id = time.monotonic(), message.message_id()
-            at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
-            if at <= last:
-                continue  # after a lost connection the broker begins again
-            if at[:2] > (end.ledger_id(), end.entry_id()):
-                return
-            n, last = n + (at[:2] != last[:2]), at
-            yield message
-            if at == (end.ledger_id(), end.entry_id(), -1):
-                return
-
-    def producer(self, letter: DeadLetter, topic: str, name: str) -> Any:
-        """Makes a producer for the source topic of a dead letter, with its schema.
+    def schema(self, letter: DeadLetter, topic: str) -> Schema | None:
+        """Registers the schema of a dead letter with its source topic, and returns it; None: the letter has none.
 
         Args:
             letter: the dead letter.
             topic: the topic of dead letters, which has the schema.
-            name: the producer's name.
+
+        Raises:
+            SchemaRefusedError: the source topic does not take it.
+            UnknownSchemaError: its definition is none of its type.
         """
-        # Unbatched, since the broker remembers only the first sequence id of a batch.
-        options = {"producer_name": name, "batching_enabled": False, "max_pending_messages": 0}
         found = None
         if letter.schema_version:
-            found = self._admin.schema(topic, version_number(letter.schema_version))
-        if found is None:
-            return self._client.create_producer(letter.target, **options)._producer
-        info = registered(self._admin, self._client, letter.source, MessageSchema(*found))
-        return producer_with_schema(self._client, letter.target, info, **options)._producer
+            found = self.admin.schema(topic, version_number(letter.schema_version))
+        schema = None if found is None else MessageSchema(*found)
+        own = None if schema is None else on_the_wire(schema)
+        if schema is not None and own is not None:
+            # Not by the producer alone: the namespace may let nobody but the admin API register schemas.
+            self.admin.register_schema(letter.source, schema.type, schema.definition, schema.properties)
+        return own
 
-    def _backlog(self, partition: str) -> int:
+
+@contextmanager
+def _connected(settings: Settings) -> Iterator[_Broker]:
+    """Opens the connections, for the block.
+
+    Raises:
+        ControlUnavailableError: instead of each error of Pulsar's.
+    """
+    try:
+        brokers = Brokers(settings.pulsar)
         try:
-            return self._admin.backlog(partition, dead_letter_subscription.SUBSCRIPTION) or 0
-        except PulsarError:
-            return 2**31  # unknown
+            with AdminClient(settings.pulsar) as admin:
+                yield _Broker(brokers, admin)
+        finally:
+            brokers.close()
+    except PulsarError as error:
+        raise ControlUnavailableError(f"the dead letters can't be re-driven now: {one_line(error)}") from error

@@ -76,7 +76,7 @@ def changes_log(
     conditions = [is_in("topic", topics)]
     conditions += [_equals(column, value) for column, value in asked.items() if value and column != "request_id"]
     if request := asked.get("request_id"):
-        conditions.append(_SQL("of_call", request=request))
+        conditions.append(_SQL("is_call", request=request))
     sql = _SQL("changes", conditions=all_of(conditions), n_read=n_read, n=limit)
     rows: list[dict[str, Any]] = Snapshot(settings.warehouse, {"outcomes": None}).sql(sql).to_pylist()
     return rows
@@ -92,7 +92,7 @@ def outcomes_of(
     """
     sql = _SQL(
         "outcomes_of_row",
-        of_topics=is_in("topic", topics),
+        in_topics=is_in("topic", topics),
         request=request,
         result=result,
         subscription=subscription,

@@ -6,7 +6,7 @@ regexp_replace(request_id, '[.][0-9]+$', '')
 -- The idempotency key of a call: its request id has a digest of role and topic behind it.
 regexp_replace(request_id, '~[0-9a-f]{12}([.][0-9]+)?$', '')
 
--- of_call --
+-- is_call --
 :request IN (request_id, :request_of_call, :key_of_call)
 
 -- changes --
@@ -30,7 +30,7 @@ request, topic, subscription, operation, result, issued_by, reason
 
 -- outcomes_of_row --
 SELECT * FROM outcomes
-WHERE :of_topics AND :request_of_call = :request AND result = :result
+WHERE :in_topics AND :request_of_call = :request AND result = :result
     AND coalesce(subscription, '') = :subscription
 ORDER BY sequence, entry_id, batch_index LIMIT :n
 

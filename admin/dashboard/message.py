@@ -115,18 +115,18 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         the new time of a message that was rescheduled, else None.
     """
     snapshot = Snapshot(settings.warehouse, dict.fromkeys(("entries", "outcomes", "deliveries", "delayed_index")))
-    of_entry = _is_of(topic, replace(ref, batch_index=-1))
-    of_message = _is_of(topic, ref)
+    is_entry = _is_of(topic, replace(ref, batch_index=-1))
+    is_message = _is_of(topic, ref)
     events: list[dict[str, Any]] = []
 
     def add(at: int, what: str, who: str = "", subscription: str = "", detail: str = "", to: int | None = None) -> None:
         event = {"at": at, "what": what, "who": who, "subscription": subscription, "detail": detail, "to": to}
         events.append(event)
 
-    for row in snapshot.sql(_SQL("published", condition=of_entry)).to_pylist():
+    for row in snapshot.sql(_SQL("published", condition=is_entry)).to_pylist():
         add(row["publish_time"], "published", detail="" if row["batch_size"] == 1 else f"{row['batch_size']} messages")
-    rows = snapshot.sql(_SQL("index_rows", condition=of_message)).to_pylist()
-    outcomes = snapshot.sql(_SQL("outcomes", condition=of_message)).to_pylist()
+    rows = snapshot.sql(_SQL("index_rows", condition=is_message)).to_pylist()
+    outcomes = snapshot.sql(_SQL("outcomes", condition=is_message)).to_pylist()
     for row in rows:
         if not row["sequence"]:
             add(
@@ -144,7 +144,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
         to = row["deliver_at"] if row["had_effect"] == Effect.MOVE else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     destinations = known_destinations(settings, known_status(settings.warehouse))
-    for row in snapshot.sql(_SQL("deliveries", condition=of_message)).to_pylist():
+    for row in snapshot.sql(_SQL("deliveries", condition=is_message)).to_pylist():
         destination = destinations.get((topic, row["subscription"]))
         is_dead = row["attempt"] and is_dead_letter(row["destination"] or "", destination)
         numbers = [f"{name} {row[name]}, " for name in ("occurrence", "attempt") if row[name]]
@@ -178,5 +178,5 @@ def _held_at(held: dict[str, Any], rows: list[dict[str, Any]], outcomes: list[di
 
 def _is_of(topic: str, ref: MessageRef) -> Sql:
     """Returns the SQL condition that a row is of a message, or of its whole entry."""
-    query = "of_entry" if ref.batch_index < 0 else "of_message"
+    query = "is_entry" if ref.batch_index < 0 else "is_message"
     return _SQL(query, topic=topic, ledger=ref.ledger_id, entry=ref.entry_id, batch_index=ref.batch_index)

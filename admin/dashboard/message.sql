@@ -1,7 +1,7 @@
--- of_entry --
+-- is_entry --
 topic = :topic AND ledger_id = :ledger AND entry_id = :entry
 
--- of_message --
+-- is_message --
 -- A row is of a message, or of its whole entry.
 topic = :topic AND ledger_id = :ledger AND entry_id = :entry AND batch_index IN (-1, :batch_index)
 

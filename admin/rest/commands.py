@@ -61,7 +61,7 @@ def chosen_request_id(request: Request, role: str, target: Target) -> str:
 
 
 async def refuse_body(request: Request, why: str) -> None:
-    """Raises an AdminError (400) where a call that has no body comes with one: what that says would be passed over."""
+    """Raises an AdminError (400) where a call that has no body comes with one: what that says would be skipped."""
     if (await request.body()).strip() not in (b"", b"{}", b"null"):
         raise AdminError(400, f"the call goes without a body: {why}")
 

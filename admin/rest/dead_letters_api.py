@@ -24,10 +24,11 @@ router = APIRouter()
     TOPIC_PATH + "/dlq/redrive",
     summary="Deliver dead letters once more",
     description="Sends the dead letters of a subscription that match the filter back to the topic, from where they are"
-    " delivered to that subscription at once; their attempts begin anew. Answers when all have been sent back, with"
-    " `matched`, `redriven`, `alreadyRedriven`, `refused` and `requestId`; the table `outcomes` has them as REDRIVE"
-    " under the request id `redrive-<requestId>`. With `dryRun` nothing is done: it answers with `matched`, and"
-    " `messages`, the first 100."
+    " delivered to that subscription at once; their attempts begin again. Answers when all have been sent back, with"
+    " `matched`, `redriven`, `alreadyRedriven`, `refused`, `requestId`, and `unreadable`: how many entries of the topic"
+    " of dead letters can't be read, and stay. The table `outcomes` has them as REDRIVE under the request id"
+    " `redrive-<requestId>`. With `dryRun` nothing is done: it answers with `matched`, `unreadable`, and `messages`,"
+    " the first 100, of very large ones fewer."
     f"\n\nWith the header `{IDEMPOTENCY_KEY}`, a text that no other call has, a call that was broken off can be"
     " repeated: dead letters that were sent back are not sent again.",
     responses=error_responses(

@@ -65,7 +65,7 @@ def pending_filter(
     state: Annotated[
         State,
         Query(
-            description="`held`: only what is held back; `takenBack`, or `cancelled`: what was cancelled or skipped and"
+            description="`held`: only what is parked; `takenBack`, or `cancelled`: what was cancelled or skipped and"
             " is not past."
         ),
     ] = (State.WAITING),
@@ -146,7 +146,7 @@ def _stream(target: Target, question: Pending, limit: int | None, control: Async
         target.refuse_whole(control)
     else:
         _check_partition(target, first)
-    kind = CANCEL if question.is_of_cancelled else DELAY
+    kind = CANCEL if question.lists_cancelled else DELAY
 
     def parts() -> Iterator[bytes]:
         left = limit
@@ -250,7 +250,7 @@ async def skip_next(
 async def _skip_next(request: Request, role: str, target: Target, question: Pending, n: int) -> Tally:
     """Skips the next n messages of a listing, or all if there are fewer.
 
-    Messages that were handed out or cancelled since the table was written do not count: later ones are skipped instead.
+    Messages that were dispatched or cancelled since the table was written do not count: later ones are skipped instead.
     """
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
@@ -293,7 +293,7 @@ def _check_partition(target: Target, rows: pa.Table) -> None:
 
 
 def _not_handed_out(request: Request, target: Target, subscription: str) -> Pending:
-    """Returns the pending messages of a subscription that are not handed out yet, by the job's lookahead."""
+    """Returns the pending messages of a subscription that are not dispatched yet, by the job's lookahead."""
     settings: Settings = request.app.state.settings
     status = known_status(settings.warehouse)
     horizon = time.time_ns() // 1_000_000 + (status.lookahead_millis if status else 0)

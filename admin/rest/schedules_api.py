@@ -25,7 +25,7 @@ from admin.rest.topics_schema import (
     Canceller,
     Reader,
     SubscriptionNames,
-    description_of,
+    operation_text,
 )
 from admin.security.policy import requires
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
@@ -181,7 +181,7 @@ def _add_change(operation: Operation) -> None:
             methods=["POST"],
             name=own_name,
             summary=f"{operation.summary} {what}",
-            description=description_of(operation),
+            description=operation_text(operation),
             status_code=204,
             responses=ACTION_RESPONSES,
         )

@@ -53,9 +53,9 @@ from admin.rest.topics_schema import (
     Subscription,
     SubscriptionNames,
     UnusedDeliverAt,
-    body_of,
-    description_of,
     fields_body,
+    operation_body,
+    operation_text,
 )
 from admin.security.policy import open_to_all, requires
 from broker.entries.message_ids import MessageIdError
@@ -235,10 +235,10 @@ def _add_route(operation: Operation) -> None:
         methods=["POST"],
         name=operation.kind,
         summary=operation.summary,
-        description=description_of(operation),
+        description=operation_text(operation),
         status_code=204,
         responses=RETRY_RESPONSES if operation.kind == RETRY else ACTION_RESPONSES,
-        openapi_extra=body_of(operation),
+        openapi_extra=operation_body(operation),
     )
 
 

@@ -129,25 +129,25 @@ ACKNOWLEDGE_RESPONSES = _DONE | error_responses(
     _400=f"{IDEMPOTENCY_KEY} is not allowed.",
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
-    _412="An id is negative, the message was handed out already (TOO_LATE), or a subscription's type acknowledges"
+    _412="An id is negative, the message was dispatched already (TOO_LATE), or a subscription's type acknowledges"
     " cumulatively (NOT_ALLOWED). What could be acknowledged on other subscriptions was.",
 )
 
 SKIP_TEXT = (
-    "A message that was handed out already, some seconds before it is due, can't be skipped: like one that never was,"
+    "A message that was dispatched already, some seconds before it is due, can't be skipped: like one that never was,"
     " it is not in the subscription's backlog, which is 404, and the reason says TOO_LATE. So 204 always means that"
     " none of the messages will be delivered. If only some can be skipped, these are." + _HEADERS
 )
 SKIP_RESPONSES = _DONE | error_responses(
     **CHANGE_ERRORS,
     _400="The body is not JSON, or has none of the forms, or an id is wrong.",
-    _404="No such topic, subscription or message, or the message was handed out already.",
+    _404="No such topic, subscription or message, or the message was dispatched already.",
     _405="The subscription's type acknowledges cumulatively, or the topic is not persistent.",
 )
 
 SKIP_NEXT_TEXT = (
     "Skips the next n messages that wait for the subscription, soonest first, or all if fewer wait. Messages that were"
-    " handed out, cancelled or skipped before do not count. A message is known here when the job has sealed it, a few"
+    " dispatched, cancelled or skipped before do not count. A message is known here when the job has sealed it, a few"
     " seconds after it came. Unlike in Pulsar messages are counted, and not entries: n may end within a batch. With the"
     " header `Prefer: return=representation` the status of success is 200, with counts by result."
 )
@@ -170,13 +170,13 @@ _OR_FILTER = (
 DELIVER_NOW_TEXT = "Delivers messages that wait for the subscription at once." + _OR_FILTER + _HEADERS
 END_TEXT = (
     "Ends a schedule, on all subscriptions or those named: no further occurrence is delivered, except one that is"
-    " handed out already. A subscription that is added later gets a schedule that has not begun, unless that was ended"
+    " dispatched already. A subscription that is added later gets a schedule that has not begun, unless that was ended"
     " for `*`. It is a cancel of the message: `restore` takes the schedule up again until the cancelled occurrence"
     " would be due." + _HEADERS
 )
 
 
-def description_of(operation: Operation) -> str:
+def operation_text(operation: Operation) -> str:
     """Returns what is said of the route of an operation that is made of its description."""
     return operation.text + (_OR_FILTER if operation.by_filter else "") + _HEADERS
 
@@ -186,7 +186,7 @@ ACTION_RESPONSES = _DONE | error_responses(
     _400="The body is not JSON, or has none of the forms, or an id is wrong.",
     _404="No such topic, subscription or message.",
     _405="The topic is not persistent.",
-    _412="A message was handed out already (TOO_LATE), or was cancelled (INVALID). The change is done for the others.",
+    _412="A message was dispatched already (TOO_LATE), or was cancelled (INVALID). The change is done for the others.",
 )
 
 RETRY_RESPONSES = _DONE | error_responses(
@@ -261,7 +261,7 @@ FILTER_BODY = _json_body(
 SKIP_MAP_BODY = _json_body(_MAP, {"map of ledger to entry": {"7": "0"}}, required=False)
 
 
-def body_of(operation: Operation) -> dict[str, Any]:
+def operation_body(operation: Operation) -> dict[str, Any]:
     """Describes the body of an operation's route; empty: it has none."""
     if operation.is_of_subscription:
         return {}

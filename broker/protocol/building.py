@@ -25,6 +25,8 @@ _ALONE |= {"ordering_key": b"\x92\x01", "is_null": b"\xc8\x01\x01"}
 _BATCHED = {"properties": b"\x0a", "key": b"\x12", "event_time": b"\x28", "is_base64": b"\x30\x01"}
 _BATCHED |= {"ordering_key": b"\x3a", "is_null": b"\x48\x01"}
 
+_LONGEST_KEPT = 256  # characters of a property's name that is remembered: whoever publishes chooses it
+
 _SHORT = [bytes([n]) for n in range(128)]  # varints of one byte
 
 
@@ -53,7 +55,8 @@ def encoded_property(name: str, value: str) -> bytes:
     """Returns a property as a message's metadata has it, without the field's number."""
     data = value.encode()
     size = len(data)
-    text = _named(name) + (_SHORT[size] if size < 128 else _varint(size)) + data
+    first = _named(name) if len(name) <= _LONGEST_KEPT else _name_field(name)
+    text = first + (_SHORT[size] if size < 128 else _varint(size)) + data
     size = len(text)
     return (_SHORT[size] if size < 128 else _varint(size)) + text
 
@@ -159,11 +162,13 @@ def _entry(metadata: bytes, payload: bytes) -> bytes:
     return b"%b%b%b" % (_CHECKSUM, _SIZE.pack(google_crc32c.value(body)), body)
 
 
-@lru_cache(maxsize=10_000)
-def _named(name: str) -> bytes:
+def _name_field(name: str) -> bytes:
     """Returns a property's first field, its name, and the number of its second."""
     data = name.encode()
     return b"\x0a%b%b\x12" % (_varint(len(data)), data)
+
+
+_named = lru_cache(maxsize=10_000)(_name_field)
 
 
 def _varint(number: int) -> bytes:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from broker.position import Position
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 
+_PART_BYTES = 200  # of a part in memory beside its own, of which it may have none
+
 
 @dataclass
 class _Begun:
@@ -18,7 +20,8 @@ class _Begun:
     since: float  # when its first chunk came, seconds
     n_parts: int = 0
     parts: list[bytes] | None = field(default_factory=list)  # None: they are too many bytes
-    n_bytes: int = 0  # of the parts
+    entries: list[Position] = field(default_factory=list)  # of the parts
+    n_bytes: int = 0  # of the parts, and _PART_BYTES for each
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,14 @@ class Whole:
         first: the entry of its first chunk.
         metadata: of its last chunk.
         payload: of all chunks; perhaps compressed. None: it has more bytes than may wait.
+        entries: of all chunks; empty where the payload is None.
     """
 
     before: Position
     first: Position
     metadata: MessageMetadata
     payload: bytes | None
+    entries: tuple[Position, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class ChunkAssembler:
     """Collects chunks by message, in any interleaving, bounded in bytes, messages and time. Not thread-safe.
 
     Args:
-        max_bytes: the most bytes of incomplete messages together. Where there are more, the largest one's are dropped.
+        max_bytes: the most bytes of incomplete messages together, with 200 for each chunk. Where there are more, the
+            largest one's are dropped.
         max_message_bytes: the most bytes of a message; those of a larger one are dropped.
         max_messages: the most incomplete messages.
         max_seconds: how long a message waits for its last chunk.
@@ -101,12 +107,12 @@ class ChunkAssembler:
             self._give_up(uuid, f"its chunk {begun.n_parts} did not come")
             return None
         begun.n_parts += 1
-        self._keep(begun, part)
+        self._keep(begun, position, part)
         if begun.n_parts < metadata.n_chunks:
             return None
         payload = None if begun.parts is None else b"".join(begun.parts)
         self._forget(uuid)
-        return Whole(begun.before, begun.first, metadata, payload)
+        return Whole(begun.before, begun.first, metadata, payload, tuple(begun.entries))
 
     def begin_anew(self, now: float) -> None:
         """Lets all messages wait from now on: a new consumer gets all of their chunks again."""
@@ -120,13 +126,14 @@ class ChunkAssembler:
                 return
             self._give_up(uuid, f"only {begun.n_parts} of its chunks came within {self._max_seconds:.0f} s")
 
-    def _keep(self, begun: _Begun, part: bytes) -> None:
+    def _keep(self, begun: _Begun, position: Position, part: bytes) -> None:
         """Keeps a part; drops the parts of a message that is too large, or for which there is no room."""
         if begun.parts is None:
             return
         begun.parts.append(part)
-        begun.n_bytes += len(part)
-        self._bytes += len(part)
+        begun.entries.append(position)
+        begun.n_bytes += len(part) + _PART_BYTES
+        self._bytes += len(part) + _PART_BYTES
         if begun.n_bytes > self._max_message_bytes:
             self._drop_parts(begun)
         while self._bytes > self._max_bytes:
@@ -134,7 +141,7 @@ class ChunkAssembler:
 
     def _drop_parts(self, begun: _Begun) -> None:
         self._bytes -= begun.n_bytes
-        begun.parts, begun.n_bytes = None, 0
+        begun.parts, begun.entries, begun.n_bytes = None, [], 0
 
     def _give_up(self, uuid: bytes, reason: str) -> None:
         self.given_up.append(Incomplete(self._begun[uuid].first, reason))

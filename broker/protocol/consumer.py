@@ -151,6 +151,19 @@ class EntryConsumer:
         ids = [{"ledger_id": last.ledger_id, "entry_id": last.entry_id}]
         self._request(Command.ACK, "ack", type=Ack.CUMULATIVE, ids=ids)
 
+    def acknowledge_each(self, entries: Sequence[tuple[Position, Sequence[int]]]) -> None:
+        """Acknowledges single entries, or messages of a batch, and waits until the broker has done so.
+
+        Args:
+            entries: positions, each with an ack set as `entries.ack_set_of` makes it; empty: the whole entry.
+                A broker without `acknowledgmentAtBatchIndexLevelEnabled` passes over those with an ack set.
+
+        Raises:
+            PulsarError: it has not.
+        """
+        ids = [{"ledger_id": at.ledger_id, "entry_id": at.entry_id, "ack_set": ack_set} for at, ack_set in entries]
+        self._request(Command.ACK, "ack", type=Ack.INDIVIDUAL, ids=ids)
+
     def last_entry(self) -> Position:
         """Asks for the topic partition's last entry; entry -1: it has none.
 

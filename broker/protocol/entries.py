@@ -9,7 +9,7 @@ Source: https://pulsar.apache.org/docs/next/developing-binary-protocol/#framing
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -214,6 +214,18 @@ def is_acknowledged(batch_index: int, ack_set: Sequence[int]) -> bool:
         return False
     word = batch_index >> 6
     return word >= len(ack_set) or not ack_set[word] >> (batch_index & 63) & 1
+
+
+def ack_set_of(batch_indexes: Iterable[int]) -> list[int]:
+    """Returns the ack set of an entry of which these messages are not acknowledged: signed words of 64 bits."""
+    bits = 0
+    for batch_index in batch_indexes:
+        bits |= 1 << batch_index
+    n_words = (bits.bit_length() + 63) >> 6
+    return [
+        int.from_bytes(bits.to_bytes(8 * n_words, "little")[8 * i : 8 * i + 8], "little", signed=True)
+        for i in range(n_words)
+    ]
 
 
 def _size(data: bytes, at: int) -> int:

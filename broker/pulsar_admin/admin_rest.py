@@ -192,6 +192,13 @@ class AdminClient:
             raise SchemaRefusedError(str(self._admin.refused(response)))
         return int(self._admin.body(response)["version"]["version"])
 
+    def max_message_bytes(self, topic: str) -> int | None:
+        """Returns the largest message that a topic's own policy lets it take; None: it has no such policy."""
+        response = self._admin.request("GET", f"{_path(topic)}/maxMessageSize")
+        # A broker without policies of topics answers 405.
+        found = response.json() if response.status_code == 200 and response.content else None
+        return found if isinstance(found, int) and found > 0 else None
+
     def internal_stats(self, topic: str) -> TopicLedgers | None:
         """Returns a topic partition's ledgers and cursors; None: there is no such topic."""
         response = self._admin.request("GET", f"{_path(topic)}/internalStats")

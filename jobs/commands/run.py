@@ -90,7 +90,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
-        from streaming.start import StartError
+        from streaming.crash_recovery import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
     folder = Path(local_path(settings.checkpoint))
@@ -112,7 +112,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
             try:
                 lock.acquire(timeout=_LOCK_SECONDS)
             except Timeout:
-                from streaming.start import StartError
+                from streaming.crash_recovery import StartError
 
                 raise StartError(f"another job runs on the checkpoint {folder}") from None
         try:
@@ -151,7 +151,7 @@ def _stand_by(
 
     from conf.settings import local_path
     from streaming.checkpoint.checkpoint import Checkpoint
-    from streaming.start import check_checkpoint
+    from streaming.crash_recovery import check_checkpoint
     from streaming.warm_up import warm_up
 
     check_checkpoint(settings, Checkpoint(Path(local_path(settings.checkpoint))))
@@ -251,7 +251,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
         RoutesError: the settings' routes don't fit the checkpoint.
     """
     from conf.settings import local_path
-    from streaming.checkpoint.last_routes import last_routes
+    from streaming.checkpoint.prepared import last_routes
     from warehouse.routes.known_routes import KnownRoutes, changes
     from warehouse.schedules.schedules_left_out import schedules_left_out
 

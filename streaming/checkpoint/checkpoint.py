@@ -81,7 +81,7 @@ class Checkpoint:
 
     @property
     def app_id(self) -> str:
-        """The app id of this checkpoint's job. A new checkpoint gets a new one, because its ticks begin anew."""
+        """The app id of this checkpoint's job. A new checkpoint gets a new one, because its ticks begin again."""
         file = self._query / "application"
         if not file.exists():
             write_durably(file, f"delaylake-{uuid.uuid4().hex[:12]}")

@@ -55,19 +55,19 @@ class Offset:
     lookup_versions: list[int] = field(default_factory=list)  # of the tables index_rows.LOOKED_UP; []: no commands
     barriers: list[Any] = field(default_factory=list)  # [tick, ends of the source topics when its commands were read]
     ingested_through: int = 0  # the barriers of this tick and earlier ones have been passed
-    positions: dict[str, str] = field(default_factory=dict)  # the last entry taken in, by topic partition
+    positions: dict[str, str] = field(default_factory=dict)  # the last entry ingested, by topic partition
     destinations: dict[str, int] = field(default_factory=dict)  # number of partitions of the partitioned ones, UNKNOWN
     lanes: int = 1
     batch_millis: int = 0
     routes: dict[str, Any] = field(default_factory=dict)  # as `KnownRoutes` has them
     reinstated: list[list[str]] = field(default_factory=list)  # [topic, subscription or ""] that get messages again
-    # The version of delayed_index with the messages held back for them, and for `drains`; 0: index_version
+    # The version of delayed_index with the messages parked for them, and for `drains`; 0: index_version
     held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
-    # Slow targets that get some of the messages held back for them: by source topic and subscription the most of them.
+    # Slow targets that get some of the messages parked for them: by source topic and subscription the most of them.
     drains: dict[str, dict[str, int]] = field(default_factory=dict)
-    rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are held back, by source
-    rejects_version: int = 0  # the version of rejects with the messages held back for the topics in `reinstated`
+    rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are parked, by source
+    rejects_version: int = 0  # the version of rejects with the messages parked for the topics in `reinstated`
     changed: dict[str, dict[str, Any]] = field(
         default_factory=dict
     )  # subscriptions, as `warehouse.routes.membership.Changes`

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.batch_schema import InputKind, Rows
+from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from tracker.messages import typed
 from tracker.rebuilt import Rebuilt
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
+from warehouse.routes.known_routes import KnownRoutes
 
 # Inside the query's folder, to be removed with it, so that no later query takes it for its own.
 FOLDER = Path("query/rebuild")
@@ -113,3 +115,16 @@ class PreparedState:
             if (file := self._folder / f"{name}.parquet").exists():
                 return typed(pq.read_table(file), schema)
         return schema.empty_table()
+
+
+def last_routes(checkpoint: Path) -> KnownRoutes | None:
+    """Returns the routes of the last batch, else of a rebuild; None: the checkpoint has neither.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+
+    Raises:
+        CheckpointError: the newest offset can't be read.
+    """
+    offset = Checkpoint(checkpoint).newest_offset() or PreparedState(checkpoint).offset
+    return None if offset is None else offset.known_routes

@@ -23,6 +23,7 @@ from tracker.message_state.cancelled import Compression
 from tracker.messages import concat
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import OUTCOME_ROWS
+from tracker.shard import StateOptions
 from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.tick import Effects
@@ -58,9 +59,8 @@ class Operator:
         self._settings = settings
         self._tables = Tables(warehouse)
         self._min_index_count = max(1, settings.min_index_count_per_bucket // len(shard_keys))
-        self._compression = Compression(
-            settings.taken_back_compression_type, settings.taken_back_compression_threshold_bytes
-        )
+        compression = Compression(settings.taken_back_compression_type, settings.taken_back_compression_threshold_bytes)
+        self._options = StateOptions(compression, settings.schedule_key_idle_millis)
 
     def apply(self, key: int, rows: Iterator[Any]) -> Iterator[Any]:
         """Applies a batch to a shard; yields rows of OUTPUT_SCHEMA.
@@ -84,9 +84,8 @@ class Operator:
                 offset.known_routes.subscriptions,
                 self._min_index_count,
                 self._settings.tick_time_millis,
-                self._compression,
+                self._options,
                 ShardId(number, len(self._shard_of)),
-                self._settings.schedule_key_idle_millis,
             )
 
         with using(received.get(InputKind.TIME_ZONES)):

@@ -107,7 +107,7 @@ class FailedProducer:
     reason: str
     is_refused: bool  # the broker has refused, rather than not answered
     foreign_id: int | None  # a sequence id that somebody else has published under the producer's name; None: none
-    # Messages up to this sequence id have arrived; -1: none. The broker knows it, too, unless the topic is made anew.
+    # Messages up to this sequence id have arrived; -1: none. The broker knows it, too, unless the topic is made again.
     arrived_to: int = -1
     is_behind: bool = False  # a message had to wait for one of another producer, which has failed
     is_slow: bool = False  # the broker has answered, but too late

@@ -15,17 +15,17 @@ from conf.files import replace_file
 class Feedback:
     """The progress of the releases, and the driver's instructions to the clock. Times are ms since the epoch."""
 
-    confirmed: int = 0  # releases up to this tick have arrived and are written down, or are open
-    settled: int = 0  # the cutoff of that tick: messages due by then have arrived and are written down, or are open
-    lookahead_millis: int = 0  # how long before its time a message is to be handed out; 0: as the settings say
+    confirmed: int = 0  # releases up to this tick have arrived and are recorded, or are open
+    settled: int = 0  # the cutoff of that tick: messages due by then have arrived and are recorded, or are open
+    lookahead_millis: int = 0  # how long before its time a message is to be dispatched; 0: as the settings say
     next_due: int | None = None  # no message in state is due before this time; None: not known
-    in_flight: int = 0  # messages handed out and not written down yet, due within the longest lookahead from now
-    in_flight_bytes: int = 0  # about the bytes of all messages handed out and not written down yet
+    in_flight: int = 0  # messages dispatched and not recorded yet, due within the longest lookahead from now
+    in_flight_bytes: int = 0  # about the bytes of all messages dispatched and not recorded yet
     large_bytes: int = 0  # bytes of large payloads in the state's time slots
     is_stopping: bool = False  # the clock is to make no more ticks
     # Unwritable targets, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
     # releases [tick, kind] with messages that have not arrived; `recalled`, those of which nothing was sent, and which
-    # the shards are to hold back; `round`, of a slow one, rises when it wants `most` of what is held back; `rejects`,
+    # the shards are to park; `round`, of a slow one, rises when it wants `most` of what is parked; `rejects`,
     # the reason with which due messages are rejected, absent where they wait. None: not known yet in this run.
     unwritable: dict[str, dict[str, Any]] | None = None
     # (tick, shards): after that tick, by source topic and subscription, for each shard [number of messages that wait

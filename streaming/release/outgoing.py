@@ -76,7 +76,7 @@ def delivered(
     if columns["occurrence"][row] is not None:
         properties[OCCURRENCE] = str(columns["occurrence"][row])
     if dead_letter_of is not None and columns["key_encoding"][row] is not None:
-        # Who re-drives it has a client that does not show it.
+        # Consumers have clients that do not show it.
         properties[KEY_ENCODING] = columns["key_encoding"][row]
     if columns["shaped_from"][row] is not None:
         properties[SHAPED_FROM] = str(columns["shaped_from"][row])

@@ -65,7 +65,7 @@ class BatchSink:
         self._checkpoint.sync_begun(batch_id)
         write_changes(self._tables, dict(first.changed), tick, now, self._app_id)
         # Due messages first: the tables can wait some milliseconds.
-        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run hands out again all
+        # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run dispatches again all
         # messages in flight, those of that tick, too, in the order in which the broker must get them.
         if first.run_id == self._run_id:
             next_due = min(status.next_due for status in statuses)

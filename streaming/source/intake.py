@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,12 +24,12 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
-from streaming.source.batch_shares import BatchShares, Waiting, is_too_much
-from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings, tick_seconds
+from streaming.source.batch_end import Acknowledgements, Backlog, BatchEnds, may_rest, why_not_taking
+from streaming.source.batch_shares import BatchShares, Waiting
+from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import concat, has_keys
 from tracker.packing import LARGE_BYTES
 from tracker.subscriptions import without_dead_letters
@@ -42,7 +40,6 @@ from warehouse.routes import membership
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-_MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
 
 
 class Intake:
@@ -97,14 +94,11 @@ class Intake:
         self._barriers = Barriers(
             self._receivers.open, settings.control.topic, self._sources, self._receivers.looked_up
         )
-        self._seal_epoch_positions: dict[int, dict[str, str]] = {}
-        self._acknowledged_seal_epoch = 0
-        self._durable_positions: dict[str, str] = {}  # the last entry of the last durable seal epoch, by partition
+        self._batch_ends = BatchEnds(settings.ingest, self._clock)
+        self._acknowledgements = Acknowledgements()
         # (version of delayed_index, time in ms): it has no row that is due from the load horizon to this time.
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
-        self._last_tick = 0.0
-        self._batch_seconds: deque[float] = deque([0.0], maxlen=_MEASURED_BATCHES)
 
     def next_offset(self, last: Offset) -> Offset:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
@@ -113,8 +107,7 @@ class Intake:
             NewClusterError: a topic was made anew, in another cluster.
         """
         self._start(last)
-        if self._last_tick:
-            self._batch_seconds.append(time.monotonic() - self._last_tick)
+        self._batch_ends.note_ready(time.monotonic())
         while True:
             self._receivers.check()
             feedback = self._feedback.read()
@@ -122,42 +115,28 @@ class Intake:
                 return last
             now = time.time_ns() // 1_000_000
             commands, ends = self._barriers.take() or ({}, None)
-            if ends is not None or self._is_time(last, now, feedback):
-                self._last_tick = time.monotonic()
+            if ends is not None or self._is_due(last, now, feedback):
+                self._batch_ends.note_end(time.monotonic())
                 positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
             self._receivers.arrived.wait(_POLL_SECONDS)
             self._receivers.arrived.clear()
 
-    def _is_time(self, last: Offset, now: int, feedback: Feedback) -> bool:
-        """Whether a batch is due: at once for urgent work, for any other work some time after the last batch."""
+    def _is_due(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether a batch is to end now."""
         receivers = [r for r in list(self._receivers.open.values()) if not self._receivers.is_control(r)]
-        waiting = sum(receiver.waiting for receiver in receivers)
-        takes_messages = self._takes_messages(feedback)
-        lookahead = self._clock.lookahead(feedback)
-        # Seconds; at most half the lookahead, so that each batch hands out what comes due until the next one.
-        interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
-        if time.monotonic() - self._last_tick >= interval:
-            return (takes_messages and waiting > 0) or self._clock.is_time(
-                last, now, time.monotonic(), feedback, partial(self._has_nothing_to_do, last, now, feedback)
-            )
-        soon = now + lookahead
-        return takes_messages and (
-            2 * waiting >= self._settings.ingest.max_messages_per_batch
-            or sum(receiver.waiting_bytes for receiver in receivers) >= self._settings.ingest.max_bytes_per_batch
-            or any(r.has_due(soon) for r in receivers)
+        backlog = Backlog(
+            sum(receiver.waiting for receiver in receivers),
+            sum(receiver.waiting_bytes for receiver in receivers),
+            lambda soon: any(receiver.has_due(soon) for receiver in receivers),
+            self._takes_messages(feedback),
         )
+        has_nothing_to_do = partial(self._has_nothing_to_do, last, now, feedback)
+        return self._batch_ends.is_due(backlog, last, now, time.monotonic(), feedback, has_nothing_to_do)
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether nothing in state comes due, nothing is in flight or loaded soon, and all that came in is durable."""
-        if (
-            last.positions != self._durable_positions
-            or last.barriers
-            or feedback.in_flight
-            or feedback.next_due is None
-            or feedback.next_due < HELD_DELIVER_AT
-            or last.large_rows.after is not None
-        ):
+        if not may_rest(last, self._acknowledgements.durable, feedback):
             return False
         # As far as a seal epoch would load before the next check. Another program may have added rows.
         load = now + self._settings.tracker.load_ahead_millis + self._settings.tracker.max_seal_interval_millis
@@ -194,13 +173,9 @@ class Intake:
         """Forgets the input of the batches up to an offset, and acknowledges durable entries in the background."""
         self._input.forget(end)
         self._receivers.forget(end.positions)
-        if end.durable_through > self._acknowledged_seal_epoch:
-            self._acknowledged_seal_epoch = end.durable_through
-            self._durable_positions = self._seal_epoch_positions.pop(end.durable_through, {})
-            self._receivers.acknowledge(self._durable_positions)
-            self._seal_epoch_positions = {
-                t: p for t, p in self._seal_epoch_positions.items() if t > end.durable_through
-            }
+        durable = self._acknowledgements.note_commit(end.durable_through)
+        if durable is not None:
+            self._receivers.acknowledge(durable)
 
     def stop(self) -> None:
         """Stops receiving, and closes the connection."""
@@ -238,24 +213,14 @@ class Intake:
     def _takes_messages(self, feedback: Feedback) -> bool:
         """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""
         return (
-            feedback.in_flight <= self._settings.release.max_in_flight_messages
-            and not is_too_much(feedback)
-            and self._disk.why_short() is None
+            why_not_taking(feedback, self._settings.release.max_in_flight_messages, self._disk.why_short()) is None
             and self._receivers.has_read_old_commands()
         )
 
     def _why_not_taking(self) -> str | None:
         """Returns why batches take no messages now; None: they do."""
-        feedback = self._feedback.read()
-        if feedback.in_flight > self._settings.release.max_in_flight_messages:
-            return f"the senders are behind, with {feedback.in_flight:,} messages in flight"
-        if is_too_much(feedback):
-            return f"the senders are behind, with {feedback.in_flight_bytes >> 20:,} MiB in flight"
-        if short := self._disk.why_short():
-            return short
-        if waits := self._receivers.old_commands:
-            return f"commands that were sent before the start have not all come: {', '.join(waits)}"
-        return None
+        most, short = self._settings.release.max_in_flight_messages, self._disk.why_short()
+        return why_not_taking(self._feedback.read(), most, short, self._receivers.old_commands)
 
     def _take_into_batch(self, last: Offset, takes_messages: bool, commands: Mapping[str, Position]) -> dict[str, str]:
         """Takes messages into a batch, up to its size, shared fairly among topic partitions.
@@ -336,7 +301,7 @@ class Intake:
         held = [topic for topic, names in offset.unwritable.items() if "" in names]
         offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
         if offset.seal_epoch != last.seal_epoch:
-            self._seal_epoch_positions[offset.seal_epoch] = positions
+            self._acknowledgements.note_seal_epoch(offset.seal_epoch, positions)
         self._late_large.look(offset)
         return offset
 

@@ -10,22 +10,14 @@ from tracker.messages import concat, where
 from tracker.schemas import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries
 from warehouse.pending import EFFECT
 from warehouse.queries.index_rows import LOOKED_UP, in_index_or_not_durable
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.routes.membership import Changes
 
-_FOR_LATER = f"""
-SELECT o.request_id, o.topic, o.partition, o.ledger_id, o.entry_id, o.batch_index, o.operation, o.deliver_at,
-       o.issued_by, o.issued_at, o.sequence, {EFFECT} AS effect
-FROM outcomes AS o
-LEFT ANTI JOIN (SELECT * FROM outcomes WHERE topic = {{topic}} AND subscription = {{name}}) AS own
-    ON own.request_id = o.request_id AND own.ledger_id = o.ledger_id AND own.entry_id = o.entry_id
-WHERE o.topic = {{topic}} AND o.subscription = {literal(ALSO_LATER)} AND {EFFECT} IS NOT NULL
-ORDER BY o.sequence, o.ledger_id, o.entry_id, o.batch_index
-"""  # noqa: S608
-
+_SQL = NamedQueries(__file__, effect=EFFECT, also_later=ALSO_LATER)
 
 # The command that has the effect again. An applied cancel has met its message, so a skip, which has no time, will do.
 _KINDS = {Effect.CANCEL: SKIP, Effect.RESTORE: RESTORE, Effect.MOVE: RESCHEDULE}
@@ -54,7 +46,7 @@ def later_commands(
         names = [s.name for s in routes.routes[topic].subscriptions]
         for name in (name for name, change in of_topic["subscriptions"].items() if change == "ADDED"):
             bits = 1 << names.index(name)
-            sql = _FOR_LATER.format(topic=literal(topic), name=literal(name))
+            sql = _SQL("commands_for_later", topic=topic, subscription=name)
             rows = tables.query("outcomes", sql, versions[LOOKED_UP.index("outcomes")])
             is_pause_change = pc.is_in(rows["effect"], pa.array([Effect.HOLD, Effect.RESUME]))
             pauses, rows = rows.filter(is_pause_change), rows.filter(pc.invert(is_pause_change))

@@ -33,7 +33,7 @@ class Buckets:
     def seal(self, load_horizon: int = 0) -> pa.Table:
         """Seals; what the load horizon has passed in earlier buckets is loaded."""
         before = self.tracker.load_horizon
-        bucket = self.tracker.seal(load_horizon, self.near_until)
+        bucket = self.tracker.seal_bucket(load_horizon, self.near_until)
         self.load(before, self.tracker.load_horizon)
         if bucket.num_rows:
             self.sealed.append(bucket)

@@ -98,7 +98,7 @@ def test_a_bucket_that_can_not_be_stored_is_sealed_again(buckets: Buckets) -> No
     buckets.add(*[(1, i, 100 + i) for i in range(6)])
     buckets.tracker.save()
     before = dict(buckets.store.values)
-    lost = buckets.tracker.seal(50, 0)
+    lost = buckets.tracker.seal_bucket(50, 0)
     buckets.store.values.clear()
     buckets.store.values.update(before)
     buckets.tracker = type(buckets.tracker)(buckets.store)

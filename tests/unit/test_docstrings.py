@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_FOLDERS = ("tracker", "warehouse", "broker", "status", "recovery", "streaming")
+_FOLDERS = ("tracker", "warehouse", "broker", "status", "checkpoint_from_tables", "streaming")
 
 Classes = Mapping[str, list[ast.ClassDef]]  # by name
 

@@ -11,9 +11,9 @@ import pytest
 
 import admin
 import broker
+import checkpoint_from_tables
 import conf
 import jobs
-import recovery
 import status
 import streaming
 import tracker
@@ -26,7 +26,9 @@ def modules_of(folder: ModuleType) -> Iterator[ModuleType]:
         yield importlib.import_module(found.name)
 
 
-@pytest.mark.parametrize("folder", [conf, tracker, status, broker, warehouse, streaming, recovery, admin, jobs])
+@pytest.mark.parametrize(
+    "folder", [conf, tracker, status, broker, warehouse, streaming, checkpoint_from_tables, admin, jobs]
+)
 def test_an_error_of_ours_is_a_delay_lake_error(folder: ModuleType) -> None:
     own = [
         kind

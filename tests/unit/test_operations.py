@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from delaylake import AsyncClient, Client, rest
-from delaylake.commands import OF_SCHEDULES, WAITING, Command, Commands, Ids, Keys, Named, done_results
+from delaylake.commands import SCHEDULE_OPERATIONS, WAITING, Command, Commands, Ids, Keys, Named, done_results
 from delaylake.control import RequestFactory
 from delaylake.message_ids import MessageId
 from delaylake.wire.delaylake_pb2 import ControlCommand
@@ -21,7 +21,7 @@ from admin.app import create_app
 from conf.api_settings import Operation as Right
 from conf.settings import Settings
 from jobs import cli
-from jobs.commands.messages.operations import name_of
+from jobs.commands.messages.operations import command_name
 from tracker.commands.kinds import OPERATIONS, Operation
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def test_it_goes_over_the_control_topic(operation: Operation) -> None:
 
 @each_operation
 def test_the_client_knows_what_the_description_says(operation: Operation) -> None:
-    assert (operation.kind in OF_SCHEDULES) == operation.is_of_schedule
+    assert (operation.kind in SCHEDULE_OPERATIONS) == operation.is_of_schedule
     assert (WAITING in done_results(operation.kind, IDS)) == operation.may_wait
 
 
@@ -105,7 +105,7 @@ def test_it_has_a_right_if_its_route_is_made_of_its_description(operation: Opera
 @each_operation
 def test_it_has_a_command_of_the_command_line(operation: Operation) -> None:
     groups: Any = get_command(cli.app)
-    name = PULSARS_COMMANDS.get(operation.kind, name_of(operation))
+    name = PULSARS_COMMANDS.get(operation.kind, command_name(operation))
     command = groups.commands["schedules" if operation.is_of_schedule else "topics"].commands[name]
     assert command.help
     options = {option for parameter in command.params for option in parameter.opts}
@@ -141,12 +141,10 @@ def arguments(method: Any, one: Named | None) -> dict[str, Any]:
 
 @each_operation
 def test_the_docs_have_it(operation: Operation) -> None:
-    control, clients, reference, api = (
-        (ROOT / "docs" / f"{name}.md").read_text() for name in ("control", "clients", "reference", "rest")
-    )
-    command = PULSARS_COMMANDS.get(operation.kind, name_of(operation))
+    control, reference, api = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("control", "reference", "rest"))
+    command = PULSARS_COMMANDS.get(operation.kind, command_name(operation))
     group = "schedules" if operation.is_of_schedule else "topics"
     assert f"### `delaylake {group} {command} " in reference
     assert re.search(rf"^`POST .*/{operation.path}`$", api, re.M)
     assert re.search(rf"`{operation.kind}\b", control)
-    assert re.search(rf"`{operation.kind}\b", clients)
+    assert f"| `{operation.kind}(topic, " in reference

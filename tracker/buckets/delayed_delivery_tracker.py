@@ -23,8 +23,8 @@ class DelayedDeliveryTracker:
     """Keeps messages until they are due: those due soon in time slots, the others in buckets.
 
     `add_messages` puts a new message into a time slot if it is due before `near_until`, else into the mutable bucket.
-    `seal` makes an immutable bucket of the mutable one, and the caller stores it. Rows of the bucket that are due
-    before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
+    `seal_bucket` makes an immutable bucket of the mutable one, and the caller stores it. Rows of the bucket that are
+    due before the load horizon stay in time slots here, too; the others are only in the bucket, until the caller passes
     them to `load_segment`. `get_scheduled_messages` removes the messages that are due.
 
     A recurring message is needed as long as it recurs, and a message that may be retried after its delivery. So the row
@@ -66,7 +66,7 @@ class DelayedDeliveryTracker:
         self.was_complete_until: int = meta.get("complete_until", self.load_horizon)
         self._saved = saved
 
-    def begin(self, large: LargeRows) -> None:
+    def begin_tick(self, large: LargeRows) -> None:
         """Begins a tick.
 
         Args:
@@ -74,7 +74,7 @@ class DelayedDeliveryTracker:
                 buckets that are from now on, and were not before.
         """
         self._large = large
-        self._slots.begin(large.rule)
+        self._slots.begin_tick(large.rule)
 
     @property
     def large_bytes(self) -> int:
@@ -146,7 +146,7 @@ class DelayedDeliveryTracker:
         is_new = ~self._bits.contains(ledger_ids, entry_ids)
         if not is_new.all():
             delayed, ledger_ids, entry_ids = where(delayed, is_new), ledger_ids[is_new], entry_ids[is_new]
-        self._bits.add(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
+        self._bits.add_entries(ledger_ids, entry_ids, int64(delayed, "deliver_at"))
         self.keep_to_seal(where(delayed, self._go_to_slots(delayed)))
         self._add(delayed)
         return due
@@ -168,16 +168,16 @@ class DelayedDeliveryTracker:
 
     def put_back(self, queue: Queue, rows: pa.Table) -> None:
         """Adds due rows to the end of a queue, where they wait until `take_waiting`."""
-        self._waiting.add(queue, rows)
+        self._waiting.add_rows(queue, rows)
 
     def take_waiting(self, limit: Callable[[Queue], int | None], cutoff: int) -> pa.Table:
-        """Removes and returns the first rows of each queue: see `WaitingRows.take`.
+        """Removes and returns the first rows of each queue: see `WaitingRows.take_rows`.
 
         Rows due after the cutoff (ms) go to their time slots instead: there are some if the clock has been set back.
         """
-        rows = self._waiting.take(limit)
+        rows = self._waiting.take_rows(limit)
         is_due = int64(rows, "deliver_at") <= cutoff
-        self._slots.add(where(rows, ~is_due))
+        self._slots.add_rows(where(rows, ~is_due))
         return where(rows, is_due)
 
     @property
@@ -199,32 +199,32 @@ class DelayedDeliveryTracker:
             return moved
         return where(moved, self._are_due(moved, cutoff) | self._go_to_slots(moved))
 
-    def find(self, times: Iterable[int]) -> pa.Table:
+    def find_rows(self, times: Iterable[int]) -> pa.Table:
         """Returns all rows of the mutable bucket, and other rows in state that may be due at some times; keeps them.
 
         Args:
             times: ms since the epoch.
         """
         times = set(times)
-        return concat([self._mutable.all(), *self._slots.find(times), *self._waiting.find(times)])
+        return concat([self._mutable.all_rows(), *self._slots.find_rows(times), *self._waiting.find_rows(times)])
 
     def find_to_seal(self) -> pa.Table:
         """Returns the rows of `keep_to_seal` that are not sealed yet, except recurring ones; keeps them."""
-        rows = self._to_seal.all()
+        rows = self._to_seal.all_rows()
         return rows.filter(pc.is_null(rows["occurrence"]))
 
     def find_due(self, start: int, end: int) -> pa.Table:
         """Returns the rows in state that are due from `start` to `end`, both included, ms; keeps them."""
         within = (*self._slots.within(start, end), *self._waiting.within(start, end))
-        rows = concat([self._mutable.all(), *within])
+        rows = concat([self._mutable.all_rows(), *within])
         due = int64(rows, "deliver_at")
         return where(rows, (due >= start) & (due <= end))
 
     def _add(self, delayed: pa.Table) -> None:
         if delayed.num_rows:
             is_near = self._go_to_slots(delayed)
-            self._slots.add(where(delayed, is_near))
-            self._mutable.add(where(delayed, ~is_near))
+            self._slots.add_rows(where(delayed, is_near))
+            self._mutable.add_rows(where(delayed, ~is_near))
 
     def _are_due(self, rows: pa.Table, cutoff: int) -> BoolArray:
         """Tells which new rows come due at once, because they are due at the cutoff (ms) or before: bool, (rows,)."""
@@ -241,9 +241,9 @@ class DelayedDeliveryTracker:
         if not len(self._retried_topics) and not has_occurrences(rows):
             return
         is_kept = pc.or_(pc.is_in(rows["topic"], self._retried_topics), pc.is_valid(rows["occurrence"]))
-        self._to_seal.add(rows.filter(pc.and_(is_kept, pc.is_null(rows["sequence"]))))
+        self._to_seal.add_rows(rows.filter(pc.and_(is_kept, pc.is_null(rows["sequence"]))))
 
-    def seal(self, load_horizon: int, near_until: int) -> pa.Table:
+    def seal_bucket(self, load_horizon: int, near_until: int) -> pa.Table:
         """Makes an immutable bucket of the mutable one, and advances the load horizon.
 
         The caller then passes to `load_segment` the rows of earlier buckets that are due from the old load horizon
@@ -262,13 +262,13 @@ class DelayedDeliveryTracker:
         self.near_until = near_until
         bucket = in_order(self._mutable.take_all())
         is_near = (int64(bucket, "deliver_at") < self.load_horizon) & ~self._large.wait(bucket)
-        self._slots.add(where(bucket, is_near))
+        self._slots.add_rows(where(bucket, is_near))
         self._sealed += int((~is_near).sum())
         return concat([bucket, self._to_seal.take_all()])
 
     def load_segment(self, rows: pa.Table) -> None:
         """Adds rows of immutable buckets that are due before the new load horizon."""
-        self._slots.add(rows)
+        self._slots.add_rows(rows)
         self._sealed -= rows.num_rows
 
     def rebuild(self, sealed: int) -> None:
@@ -288,13 +288,13 @@ class DelayedDeliveryTracker:
             rows = self._mutable.take_all()
             is_near = int64(rows, "deliver_at") < self.near_until
             self.keep_to_seal(where(rows, is_near))
-            self._slots.add(where(rows, is_near))
-            self._mutable.add(where(rows, ~is_near))
+            self._slots.add_rows(where(rows, is_near))
+            self._mutable.add_rows(where(rows, ~is_near))
         return self._slots.take_due(cutoff, most)
 
     def put_off(self, rows: pa.Table) -> None:
         """Adds due rows, which `get_scheduled_messages` returns with a later call."""
-        self._slots.add(rows)
+        self._slots.add_rows(rows)
 
     def drop_expired(self, cutoff: int) -> None:
         """Forgets the positions of ledgers whose last message was due at the cutoff (ms) or before.

@@ -55,7 +55,7 @@ class IndexBits:
             known[rows] = among(entries, bits)
         return known
 
-    def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, deliver_at: Int64Array) -> None:
+    def add_entries(self, ledger_ids: Int64Array, entry_ids: Int64Array, deliver_at: Int64Array) -> None:
         """Adds positions.
 
         Args:

@@ -25,7 +25,7 @@ class LargeRule(NamedTuple):
         n_bytes: of a large row's payload, at least; 0: no row is large.
         others: source topics without rows that wait, because their messages come in the order of keys.
         in_order: source topics of which all rows wait for their turn, also small ones: their messages come in the order
-            of keys, and some are large. What is loaded of them is handed out whatever its bytes.
+            of keys, and some are large. What is loaded of them is dispatched whatever its bytes.
         is_whole: whether rows with a schedule key and those of recurring messages may be large, and large rows wait for
             their turn also if they are due when they come in. False: so an earlier program did.
 

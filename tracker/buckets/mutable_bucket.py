@@ -27,21 +27,21 @@ class Chunks:
         self.n_chunks = n_chunks
         self.n_rows = n_rows
 
-    def add(self, rows: pa.Table) -> None:
+    def add_rows(self, rows: pa.Table) -> None:
         """Adds rows as one value; does nothing if there are none."""
         if rows.num_rows:
             self._store.put(self._table, (self.n_chunks, 0), pack(rows))
             self.n_chunks += 1
             self.n_rows += rows.num_rows
 
-    def all(self) -> pa.Table:
+    def all_rows(self) -> pa.Table:
         """Returns all rows, and keeps them."""
         chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
         return concat(chunks, self._schema)
 
     def take_all(self) -> pa.Table:
         """Removes and returns all rows."""
-        rows = self.all()
+        rows = self.all_rows()
         for chunk in range(self.n_chunks):
             self._store.remove(self._table, (chunk, 0))
         self.n_chunks = self.n_rows = 0
@@ -77,17 +77,17 @@ class MutableBucket:
         """The earliest `deliver_at`, ms since the epoch; None: the bucket is empty."""
         return self._earliest if len(self) else None
 
-    def add(self, rows: pa.Table) -> None:
+    def add_rows(self, rows: pa.Table) -> None:
         """Adds rows of MESSAGES."""
         if rows.num_rows:
             earliest = int(int64(rows, "deliver_at").min())
             self._earliest = min(earliest, self._earliest) if len(self) else earliest
             self.n_bytes += int(payload_sizes(rows).sum())
-            self._chunks.add(rows)
+            self._chunks.add_rows(rows)
 
-    def all(self) -> pa.Table:
+    def all_rows(self) -> pa.Table:
         """Returns all rows, and keeps them."""
-        return self._chunks.all()
+        return self._chunks.all_rows()
 
     def take_all(self) -> pa.Table:
         """Removes and returns all rows."""

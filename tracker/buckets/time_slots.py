@@ -85,7 +85,7 @@ class TimeSlots:
         """The bytes of large payloads."""
         return sum(self.large.values()) + sum(pile.n_bytes for pile in self.piles.values())
 
-    def begin(self, rule: LargeRule) -> None:
+    def begin_tick(self, rule: LargeRule) -> None:
         """Begins a tick, in which rows are large by a rule."""
         self._rule = rule
         if not self.piles:
@@ -93,7 +93,7 @@ class TimeSlots:
         elif self.pile_rule != rule:
             self.pile_rule = None
 
-    def add(self, rows: pa.Table) -> None:
+    def add_rows(self, rows: pa.Table) -> None:
         """Adds rows of MESSAGES, each to the slot of its `deliver_at`."""
         if not rows.num_rows:
             return
@@ -129,17 +129,17 @@ class TimeSlots:
             rows = self._take(slot)
             if not is_whole:
                 is_due = int64(rows, "deliver_at") <= cutoff
-                self.add(where(rows, ~is_due))
+                self.add_rows(where(rows, ~is_due))
                 rows = where(rows, is_due)
             if most is not None:
                 rows = in_order(rows)
                 fits = most.fitting(rows)
-                self.add(where(rows, ~fits))
+                self.add_rows(where(rows, ~fits))
                 rows = where(rows, fits)
             due += [rows, *self._take_from_pile(slot, cutoff, most)]
         return in_order(concat(due))
 
-    def find(self, times: Iterable[int]) -> list[pa.Table]:
+    def find_rows(self, times: Iterable[int]) -> list[pa.Table]:
         """Returns the rows of the slots that contain any of some times, and keeps them.
 
         Args:
@@ -261,12 +261,12 @@ class WaitingRows:
         """The earliest `deliver_at`, ms since the epoch; None: there are no rows."""
         return min((first for pieces in self._pieces.values() for _, _, first, _ in pieces), default=None)
 
-    def add(self, queue: Queue, rows: pa.Table) -> None:
+    def add_rows(self, queue: Queue, rows: pa.Table) -> None:
         """Adds rows of MESSAGES to the end of a queue."""
         for piece in in_parts(rows, PIECE_ROWS):
             self._pieces.setdefault(queue, []).append(self._put(piece))
 
-    def take(self, limit: Callable[[Queue], int | None]) -> pa.Table:
+    def take_rows(self, limit: Callable[[Queue], int | None]) -> pa.Table:
         """Removes and returns the first rows of each queue, queue by queue.
 
         Args:
@@ -292,7 +292,7 @@ class WaitingRows:
             self._next = 0
         return concat(taken)
 
-    def find(self, times: Iterable[int]) -> list[pa.Table]:
+    def find_rows(self, times: Iterable[int]) -> list[pa.Table]:
         """Returns the rows of the pieces that overlap the time slots of some times, ms since the epoch; keeps them."""
         slots = sorted({time // SLOT_MILLIS for time in times}) if self._pieces else []
         return self._where(

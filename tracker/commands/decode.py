@@ -142,18 +142,18 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
             keys = _keys(command)
             positions = _positions(command)
             _check_times(command, positions, published, limits.max_delay_millis)
-            of_command, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
-            answers = sum(part.answers for part in of_command)
+            command_parts, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
+            answers = sum(part.answers for part in command_parts)
             _check_answers(answers, room)
             room -= answers
             body = _body(command, positions, keys)
             shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
                 shared["kind"] = REPEAT
-            elif change is not None or any(part.shared["kind"] != ANSWER for part in of_command):
+            elif change is not None or any(part.shared["kind"] != ANSWER for part in command_parts):
                 seen[command.request_id] = body
                 pause_changes += [change] if change is not None else []
-            rows += [replace(part, shared=part.shared | shared) for part in of_command]
+            rows += [replace(part, shared=part.shared | shared) for part in command_parts]
         except DecodeError:
             reason = "the bytes are no command"
         except _NoRequestIdError as error:
@@ -238,11 +238,11 @@ def _rows(
     if partition >= 0:
         is_other = ~np.isin(positions[:, 0], (-1, partition))
         for other in np.unique(positions[is_other, 0]).tolist():
-            of_other = positions[positions[:, 0] == other]
-            of_other[:, _POSITION.index("partition")] = -1
-            of_other[:, _POSITION.index("deliver_at")] = 0
+            other_positions = positions[positions[:, 0] == other]
+            other_positions[:, _POSITION.index("partition")] = -1
+            other_positions[:, _POSITION.index("deliver_at")] = 0
             reason = f"partition {other} is not {command.topic}"
-            rows += _answers(command, topic, [None], Result.INVALID, reason, of_other)
+            rows += _answers(command, topic, [None], Result.INVALID, reason, other_positions)
         positions = positions[~is_other]
         positions[:, 0] = partition
     newest = newest_ledgers.get(topic, FIRST_IMPORTED_LEDGER)

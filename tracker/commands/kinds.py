@@ -119,7 +119,18 @@ OPERATIONS = {
         Operation(
             CANCEL, "cancelDelayedMessage", Effect.CANCEL, "cancelled", may_wait=True, by_key=True, by_filter=True
         ),
-        Operation(SKIP, "skipByMessageIds", Effect.CANCEL, "skipped", by_key=True, by_filter=True),
+        Operation(
+            SKIP,
+            "skipByMessageIds",
+            Effect.CANCEL,
+            "skipped",
+            by_key=True,
+            by_filter=True,
+            command="Skip messages that wait, by their ids: whole entries, or single messages of a batch.\n\nIt is"
+            " TOO_LATE for messages that are dispatched already, which is some seconds before they are due, and at once"
+            " if they are due when they come. To have time, pause the subscription first.\n\nWith --from-file each line"
+            " is a triplet, an id that `delaylake produce` printed, or base64.",
+        ),
         Operation(
             RESCHEDULE,
             "reschedule",
@@ -156,7 +167,7 @@ OPERATIONS = {
             right="deliver",
             summary="Deliver messages later",
             text="Delivers messages that wait for the subscription so much later than each would be, or sooner with a"
-            " negative `byMillis`, but not before now. A message that is held back counts from the time at which it"
+            " negative `byMillis`, but not before now. A message that is parked counts from the time at which it"
             " came due. Of a recurring message it is the next occurrence alone. Each call adds up.",
             command="Deliver messages so much later than each would be: those named, or those to which all options"
             " given apply.\n\nWith a negative --by they come sooner, but not before now. Of a recurring message it is"
@@ -234,9 +245,9 @@ OPERATIONS = {
             right="skip",
             summary="Pause",
             text="Pauses a schedule, on all subscriptions or those named: its next occurrence waits until the schedule"
-            " is resumed. An occurrence that is handed out already is delivered. An occurrence that was rescheduled"
+            " is resumed. An occurrence that is dispatched already is delivered. An occurrence that was rescheduled"
             " gets its time by the rule back. Pausing a paused schedule does nothing.",
-            command="Pause a schedule: its next occurrence waits until `resume`.\n\nAn occurrence that is handed out"
+            command="Pause a schedule: its next occurrence waits until `resume`.\n\nAn occurrence that is dispatched"
             " already is delivered.",
         ),
         Operation(
@@ -261,11 +272,10 @@ OPERATIONS = {
             "paused",
             is_of_subscription=True,
             right="admin",
-            summary="Hold back what comes due",
-            text="Messages that come due for the subscription are held back from now on, until they are rescheduled or"
-            " delivered now, or the pause ends. Messages that were handed out already are delivered.",
-            command="Hold back messages that come due for a subscription, until it is resumed, or they are"
-            " rescheduled.",
+            summary="Park what comes due",
+            text="Messages that come due for the subscription are parked from now on, until they are rescheduled or"
+            " delivered now, or the pause ends. Messages that were dispatched already are delivered.",
+            command="Park messages that come due for a subscription, until it is resumed, or they are rescheduled.",
         ),
         Operation(
             RESUME,
@@ -275,9 +285,9 @@ OPERATIONS = {
             is_of_subscription=True,
             right="admin",
             summary="End a pause",
-            text="Messages that were held back are delivered now, 10,000 messages a second for each subscription, and"
+            text="Messages that were parked are delivered now, 10,000 messages a second for each subscription, and"
             " those that come due from now on at their time.",
-            command="End a pause: messages that were held back are delivered now.",
+            command="End a pause: messages that were parked are delivered now.",
         ),
     )
 }

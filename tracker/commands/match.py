@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,31 +13,54 @@ import pyarrow.compute as pc
 from tracker.commands.kinds import (
     ANSWER,
     CANCEL,
-    PAUSE_SCHEDULE,
     POSTPONE,
     REPEAT,
     RESCHEDULE,
-    RESTORE,
-    RESUME_SCHEDULE,
-    RETRY,
-    SCHEDULE_KINDS,
     SKIP,
     SKIP_NEXT,
 )
-from tracker.messages import BoolArray, Int64Array, has_occurrences, int64, message_ids, where
+from tracker.messages import MESSAGES, BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.schemas import KNOWN, PAST
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
 
-# Why a message can't be retried by its id.
-NOT_KEPT = "its payload is not kept: send the message back with the property retryOf"
 
-# Why a command for a schedule can't be applied to a message that does not recur.
-_NO_SCHEDULE = {
-    SKIP_NEXT: "the message does not recur: skip it",
-    PAUSE_SCHEDULE: "the message does not recur: reschedule it, or pause the subscription",
-    RESUME_SCHEDULE: "the message does not recur: resume the subscription",
-}
+class Named(NamedTuple):
+    """The known messages of the entries that commands name.
+
+    Attributes:
+        known: as KNOWN.
+        are_dispatched: bool, (known,): the message has been dispatched, assuming that it was not moved.
+        payload_rows: as MESSAGES: rows of the messages that commands move or restore.
+        in_state: as MESSAGES: those of the payload rows that have not been dispatched.
+    """
+
+    known: pa.Table
+    are_dispatched: BoolArray
+    payload_rows: pa.Table = MESSAGES.empty_table()
+    in_state: pa.Table = MESSAGES.empty_table()
+
+
+class Pairs(NamedTuple):
+    """Pairs of a command and a known message that it names.
+
+    Attributes:
+        commands: as COMMAND_ROWS.
+        command: int64, (pairs,): the index of the command.
+        named: the known messages.
+        row: int64, (pairs,): the index of the known message.
+    """
+
+    commands: pa.Table
+    command: Int64Array
+    named: Named
+    row: Int64Array
+
+    @property
+    def known(self) -> pa.Table:
+        """The known messages, as KNOWN."""
+        return self.named.known
+
 
 _ADD_UP = (POSTPONE, SKIP_NEXT)  # each command has an effect of its own on the same message
 
@@ -63,76 +86,20 @@ def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
         zip(*(commands[name].to_pylist() for name in names), strict=True)
     ):
         kind = "cancel or skip" if kind in (CANCEL, SKIP) else kind
-        of_entry, times = moved.get((ledger, entry), ({}, set()))
+        entry_times, times = moved.get((ledger, entry), ({}, set()))
         # An index of -1 means all messages of the entry.
-        is_moved_elsewhere = any(of_entry.get(named, time) != time for named in (index, -1)) or (
+        is_moved_elsewhere = any(entry_times.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
-        is_again = kind in _ADD_UP and (index in of_entry or -1 in of_entry or (index < 0 and of_entry != {}))
+        is_again = kind in _ADD_UP and (index in entry_times or -1 in entry_times or (index < 0 and entry_times != {}))
         if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_again:
             starts.append(i)
-            group, moved, of_entry, times = kind, {}, {}, set()
+            group, moved, entry_times, times = kind, {}, {}, set()
         if kind in (RESCHEDULE, *_ADD_UP):
-            of_entry[index] = time
+            entry_times[index] = time
             times.add(time)
-            moved[ledger, entry] = of_entry, times
+            moved[ledger, entry] = entry_times, times
     return list(itertools.pairwise([*starts, commands.num_rows]))
-
-
-def results_of(
-    kind: str,
-    cancelled: BoolArray,
-    is_late: BoolArray,
-    has_payload: BoolArray,
-    recurs: BoolArray,
-    is_paused: BoolArray,
-) -> tuple[Int64Array, list[str]]:
-    """Returns the results of commands of one kind for n messages and one subscription.
-
-    Args:
-        kind: of the command: CANCEL, SKIP, RESCHEDULE, POSTPONE, RESTORE, RETRY or one of SCHEDULE_KINDS.
-        cancelled: bool, (n,): the message is cancelled.
-        is_late: bool, (n,): the message has been handed out.
-        has_payload: bool, (n,): the message has a payload row, so that it can be moved.
-        recurs: bool, (n,): the message is a recurring one, and has a payload row.
-        is_paused: bool, (n,): the message is a recurring one that is paused.
-
-    Returns:
-        numbers of the enum Result, int64, (n,), and n reasons, empty where the command is applied.
-    """
-    if kind == RESTORE:
-        cases = [
-            (~cancelled, Result.ALREADY_APPLIED, ""),
-            (is_late, Result.TOO_LATE, "its time is past"),
-            (~has_payload, Result.TOO_LATE, "not kept any more"),
-        ]
-    elif kind in (RESCHEDULE, POSTPONE, *SCHEDULE_KINDS):
-        cases = [
-            (cancelled, Result.INVALID, "cancelled: restore it first"),
-            (is_late, Result.TOO_LATE, "released"),
-            (~has_payload, Result.TOO_LATE, "not kept any more"),
-        ]
-        if kind in (RESCHEDULE, POSTPONE):
-            cases.insert(1, (is_paused, Result.INVALID, "paused: resume it first"))
-        else:
-            cases.insert(1, (has_payload & ~recurs, Result.INVALID, _NO_SCHEDULE[kind]))
-        if kind == PAUSE_SCHEDULE:
-            cases.insert(1, (is_paused, Result.ALREADY_APPLIED, ""))
-        elif kind == RESUME_SCHEDULE:
-            cases.append((~is_paused, Result.ALREADY_APPLIED, "it is not paused"))
-    elif kind == RETRY:
-        cases = [
-            (recurs, Result.INVALID, "a recurring message is not retried by its id: send the delivered one back"),
-            (~is_late & cancelled, Result.INVALID, "cancelled: restore it first"),
-            (~is_late, Result.ALREADY_APPLIED, "it waits"),
-            (~has_payload, Result.NOT_FOUND, NOT_KEPT),
-        ]
-    else:
-        cases = [(cancelled, Result.ALREADY_APPLIED, ""), (is_late, Result.TOO_LATE, "released")]
-    conditions = [condition for condition, _, _ in cases]
-    result = np.select(conditions, [int(r) for _, r, _ in cases], int(Result.APPLIED))
-    reason = np.select(conditions, [text for _, _, text in cases], "")
-    return result.astype(np.int64), reason.tolist()
 
 
 def payload_rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, names: pa.Array) -> Int64Array:
@@ -150,22 +117,22 @@ def payload_rows_of(known: pa.Table, payload_rows: pa.Table, moves: Int64Array, 
     """
     if not payload_rows.num_rows:
         return np.full(known.num_rows, -1, dtype=np.int64)
-    there: dict[tuple[int, int, int], int] = {}
+    rows_by_position: dict[tuple[int, int, int], int] = {}
     if not has_occurrences(payload_rows):
         for i, position in enumerate(_keys(payload_rows)):
-            there.setdefault(position, i)
-        return np.array([there.get(position, -1) for position in _keys(known)], dtype=np.int64)
+            rows_by_position.setdefault(position, i)
+        return np.array([rows_by_position.get(position, -1) for position in _keys(known)], dtype=np.int64)
     # A recurring message has rows of several occurrences: that of the last move is the next one. After a rebuild, rows
     # of several subscriptions may share a sequence.
-    of_move: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
+    move_rows: dict[tuple[tuple[int, int, int], int, str | None], int] = {}
     columns = (payload_rows[name].to_pylist() for name in ("sequence", "subscription", "occurrence"))
     for i, (position, sequence, name, number) in enumerate(zip(_keys(payload_rows), *columns, strict=True)):
         if number is None:
-            there.setdefault(position, i)
+            rows_by_position.setdefault(position, i)
         else:
-            of_move.setdefault((position, sequence or 0, name if sequence else None), i)
+            move_rows.setdefault((position, sequence or 0, name if sequence else None), i)
     found = [
-        of_move.get((position, sequence, name if sequence else None), there.get(position, -1))
+        move_rows.get((position, sequence, name if sequence else None), rows_by_position.get(position, -1))
         for position, sequence, name in zip(_keys(known), moves.tolist(), names.to_pylist(), strict=True)
     ]
     return np.array(found, dtype=np.int64)
@@ -182,17 +149,17 @@ def last_payload_rows_of(rows: pa.Table, payload_rows: pa.Table, names: pa.Array
     Returns:
         int64, (n,): the index of a payload row; -1: there is none.
     """
-    there: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
+    last_rows: dict[tuple[tuple[int, int, int], str | None], tuple[int, int, int]] = {}
     columns = zip(
         *(payload_rows[c].to_pylist() for c in ("subscription", "attempt", "sequence", "reason")), strict=True
     )
     for i, (position, (name, attempt, sequence, reason)) in enumerate(zip(_keys(payload_rows), columns, strict=True)):
         if reason is None:
             place = (attempt or 0, sequence or 0, i)
-            there[position, name] = max(place, there.get((position, name), place))
+            last_rows[position, name] = max(place, last_rows.get((position, name), place))
     nowhere = (0, 0, -1)
-    of_rows = zip(_keys(rows), names.to_pylist(), strict=True)
-    found = [max(there.get((at, None), nowhere), there.get((at, name), nowhere))[2] for at, name in of_rows]
+    row_keys = zip(_keys(rows), names.to_pylist(), strict=True)
+    found = [max(last_rows.get((at, None), nowhere), last_rows.get((at, name), nowhere))[2] for at, name in row_keys]
     return np.array(found, dtype=np.int64)
 
 
@@ -202,7 +169,7 @@ def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
 
 
-def match(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
+def match_messages(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
     """Pairs each command with all known messages of the entry that it names, in its topic and partition.
 
     Args:
@@ -284,10 +251,10 @@ def each_subscription(
             strict=True,
         )
     ):
-        of_command: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
-        of_command = of_command + [ALSO_LATER] * bool(also_later) or [own]
-        index += [i] * len(of_command)
-        names += of_command
+        command_names: list[str | None] = [s for bit, s in enumerate(subscriptions.get(topic, ())) if mask >> bit & 1]
+        command_names = command_names + [ALSO_LATER] * bool(also_later) or [own]
+        index += [i] * len(command_names)
+        names += command_names
     return np.array(index, dtype=np.int64), names
 
 
@@ -310,7 +277,7 @@ def times_of(outcomes: pa.Table, rows: pa.Table, due: Int64Array) -> Int64Array:
 
 
 def with_released(known: pa.Table) -> pa.Table:
-    """Adds the missing messages of known entries: those that are in no bucket, because they were handed out.
+    """Adds the missing messages of known entries: those that are in no bucket, because they were dispatched.
 
     Args:
         known: as KNOWN: durable messages. A row with batch_index -1 and a batch_size above 1 stands for an entry that
@@ -326,12 +293,12 @@ def with_released(known: pa.Table) -> pa.Table:
     if not missing.num_rows:
         return known
     parts = known.join(missing.select(["ledger_id", "entry_id"]), ["ledger_id", "entry_id"], join_type="inner")
-    there: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    rows_by_position: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in parts.to_pylist():
-        there.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
+        rows_by_position.setdefault((row["ledger_id"], row["entry_id"]), []).append(row)
     rest = [
         {**rows[0], "batch_index": index, "deliver_at": PAST, "schedule_key": None}
-        for rows in there.values()
+        for rows in rows_by_position.values()
         for index in set(range(rows[0]["batch_size"])) - {row["batch_index"] for row in rows}
     ]
     is_stand_in = (int64(known, "batch_index") < 0) & (int64(known, "batch_size") > 1)

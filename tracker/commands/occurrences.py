@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.kinds import PAUSE_SCHEDULE, SKIP_NEXT
 from tracker.commands.outcomes import NOT_DELIVERED
-from tracker.context import Moment
+from tracker.context import Context
 from tracker.message_state.moves import PAUSED_DELIVER_AT
-from tracker.message_state.operations import Operations
+from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -156,7 +155,7 @@ class CurrentOccurrences:
         recurrences: the rules of the messages.
         numbers: int64, (rows,): numbers of the occurrences.
         since: int64, (rows,): the next occurrences are later than this.
-        was_due: int64, (rows,): when the occurrences were due before they were held back or shaped.
+        was_due: int64, (rows,): when the occurrences were due before they were parked or shaped.
         by_rule: int64, (rows,): when the occurrences are due by the rule.
         is_paused: bool, (rows,): the message is paused.
     """
@@ -206,7 +205,7 @@ class FailedSchedules:
         self._rejects: list[pa.Table] = []
         self.noted: list[tuple[str, str, str]] = []
 
-    def find(
+    def find_failed(
         self,
         rows: pa.Table,
         masks: Int64Array,
@@ -254,7 +253,7 @@ class FailedSchedules:
                     )
                 )
 
-    def take(self) -> pa.Table:
+    def take_rejects(self) -> pa.Table:
         """Removes and returns the rejects, as MESSAGES: a row for each message and subscription, with the reason."""
         taken, self._rejects = concat(self._rejects), []
         return taken
@@ -263,42 +262,40 @@ class FailedSchedules:
 # An occurrence that is later than this, ms, was missed: with the misfire policy `skip` it is not delivered.
 MISFIRE_GRACE_MILLIS = 60_000
 
-# The most following occurrences, of all messages, that a shard hands out in a tick; the others come in the next tick.
+# The most following occurrences, of all messages, that a shard dispatches in a tick; the others come in the next tick.
 MOST_AT_ONCE = 5_000
 
 
 class Occurrences:
-    """Hands out the occurrences of recurring messages, and moves each message on to its next one.
+    """Dispatches the occurrences of recurring messages, and moves each message on to its next one.
 
     A recurring message has one row that counts for each subscription: that of its pending occurrence. The next one
     follows from it, the message's properties and the tick. Numbers rise by one, however many occurrences were missed.
 
     Args:
-        store: where the occurrences that were done before a rebuild are kept.
-        operations: collects the moves.
-        subscriptions: the subscriptions of each source topic.
+        context: of the shard.
+        state: records the moves.
 
     Attributes:
         failed: the messages whose rule fails.
         n_misfires: how often missed occurrences of a message were left out, counted for each subscription.
     """
 
-    def __init__(self, store: Store, operations: Operations, subscriptions: Subscriptions) -> None:
-        self._operations = operations
-        self.failed = FailedSchedules(subscriptions)
-        self._earlier = EarlierOccurrences(store)
+    def __init__(self, context: Context, state: MessageState) -> None:
+        self._context = context
+        self._state = state
+        self.failed = FailedSchedules(context.subscriptions)
+        self._earlier = EarlierOccurrences(context.store)
         self.n_misfires = 0
 
-    def hand_out(
-        self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, shaped: Int64Array
+    def dispatch_occurrences(
+        self, rows: pa.Table, masks: Int64Array, shaped: Int64Array
     ) -> tuple[pa.Table, Int64Array]:
-        """Moves recurring messages that are handed out on to their next occurrence.
+        """Moves recurring messages that are dispatched on to their next occurrence.
 
         Args:
             rows: as MESSAGES, in order, due at the cutoff or before.
             masks: int64, (rows,): the subscriptions to which each row goes now, as bits.
-            moment: of this tick.
-            cutoff: ms since the epoch.
             shaped: int64, (rows,): the subscriptions of the row's topic that are shaped, as bits. If there are any, no
                 further occurrence of the row's message goes out in this tick.
 
@@ -308,15 +305,16 @@ class Occurrences:
         """
         if not has_occurrences(rows):
             return rows, masks
+        now, cutoff = self._context.now, self._context.cutoff
         if self._earlier:
             index, masks = _each_subscription(rows, masks)
             rows, shaped = rows.take(pa.array(index)), shaped[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
         masks, wanted = masks.copy(), masks
         current = CurrentOccurrences(_take(rows, chosen), masks[chosen])
-        is_skipped = self._are_skipped(current, moment.now)
-        following = self._next_times(current, moment.now)
-        self.n_misfires += _misfires(current, following, is_skipped, moment.now, masks[chosen])
+        is_skipped = self._are_skipped(current)
+        following = self._next_times(current)
+        self.n_misfires += _misfires(current, following, is_skipped, now, masks[chosen])
         further: list[tuple[int, Occurrence]] = []
         pending = PendingOccurrences(np.where(is_skipped, current.numbers, current.numbers + 1), following)
         # Rows are looked at one by one unless all that they need is to wait for the next occurrence.
@@ -324,17 +322,17 @@ class Occurrences:
         for i in np.flatnonzero(is_due | is_skipped | self._have_done(current)).tolist():
             row = current.one(i)
             room = 0 if shaped[chosen[i]] else MOST_AT_ONCE - len(further)
-            others, last = self._following(row, not is_skipped[i], moment.now, cutoff, room)
+            others, last = self._following(row, not is_skipped[i], room)
             further += [(int(chosen[i]), one) for one in others]
             pending.put(i, last)
         ended = np.flatnonzero(pending.times == NEVER)
         if len(ended):
             out = {int(at): (one.number, one.due if one.at is None else one.at) for at, one in further}
             last_out = {i: out[int(chosen[i])] for i in ended.tolist() if int(chosen[i]) in out}
-            self.failed.find(_take(rows, chosen), wanted[chosen], current, ended, last_out, moment.now)
+            self.failed.find_failed(_take(rows, chosen), wanted[chosen], current, ended, last_out, now)
         masks[chosen[is_skipped]] = 0
-        self._move_on(rows, wanted, chosen, pending, is_skipped, moment)
-        # Occurrences that were held back, or put off to a later tick, go out late: in the order in which they were due.
+        self._move_on(rows, wanted, chosen, pending, is_skipped)
+        # Occurrences that were parked, or put off to a later tick, go out late: in the order in which they were due.
         is_late = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["was_due"]))
         is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # those with a place go out at their place
         if not further and not pc.any(is_late).as_py():
@@ -356,52 +354,57 @@ class Occurrences:
         both = in_order(concat([rows, more], rows.schema).append_column(name, pa.array(all_masks)))
         return both.drop_columns([name]), int64(both, name)
 
-    def apply_command(self, kind: str, rows: pa.Table, subscription: int, sequence: int, moment: Moment) -> Int64Array:
-        """Applies a command to the pending occurrences of messages.
+    def skip_next(self, rows: pa.Table, subscription: int, sequence: int) -> Int64Array:
+        """Moves messages on to the occurrence after the pending one, which is not delivered. A paused one stays paused.
 
         Args:
-            kind: of the command. SKIP_NEXT moves a message on to the occurrence after the pending one, which is not
-                delivered; PAUSE_SCHEDULE has the pending one wait; RESUME_SCHEDULE gives it its time by the rule back.
-            rows: as MESSAGES: those that count for the subscription; with RESUME_SCHEDULE all are paused.
+            rows: as MESSAGES: those that count for the subscription.
             subscription: its number.
             sequence: of the moves.
-            moment: of this tick.
 
         Returns:
-            int64, (rows,), ms since the epoch. SKIP_NEXT: the next occurrence is later than this. Other kinds: when the
-            pending occurrence is due now.
+            int64, (rows,), ms since the epoch: the next occurrence is later than this.
+        """
+        masks = np.full(rows.num_rows, 1 << subscription)
+        current = CurrentOccurrences(rows, masks)
+        following = self._next_times(current)
+        self.failed.find_failed(rows, masks, current, np.flatnonzero(following == NEVER), {}, self._context.now)
+        times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
+        pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))
+        self._replace_all(rows, subscription, pending, sequence)
+        return current.since
+
+    def pause_schedules(self, rows: pa.Table, subscription: int, sequence: int) -> Int64Array:
+        """Has the pending occurrences of messages wait; the arguments are those of `skip_next`.
+
+        Returns:
+            int64, (rows,), ms since the epoch: when the pending occurrences are due now.
         """
         current = CurrentOccurrences(rows, np.full(rows.num_rows, 1 << subscription))
-        if kind == SKIP_NEXT:
-            following = self._next_times(current, moment.now)
-            self.failed.find(
-                rows,
-                np.full(rows.num_rows, 1 << subscription),
-                current,
-                np.flatnonzero(following == NEVER),
-                {},
-                moment.now,
-            )
-            # A paused message stays paused.
-            times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
-            pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))
-        elif kind == PAUSE_SCHEDULE:
-            pending = PendingOccurrences(current.numbers, np.full(len(current), PAUSED_DELIVER_AT), current.by_rule)
-        else:
-            # A late occurrence is treated like one that was held back: by the misfire policy.
-            was_due = np.where(current.by_rule < moment.now, current.by_rule, NEVER)
-            times = np.maximum(current.by_rule, moment.now)
-            pending = PendingOccurrences(current.numbers, times, current.by_rule, was_due)
-        self._replace(rows, subscription, pending, np.ones(rows.num_rows, np.bool_), sequence, moment)
-        return current.since if kind == SKIP_NEXT else pending.times
+        pending = PendingOccurrences(current.numbers, np.full(len(current), PAUSED_DELIVER_AT), current.by_rule)
+        self._replace_all(rows, subscription, pending, sequence)
+        return pending.times
 
-    def without_done(self, rows: pa.Table, subscription: int, now: int) -> pa.Table:
+    def resume_schedules(self, rows: pa.Table, subscription: int, sequence: int) -> Int64Array:
+        """Gives pending occurrences back their time by the rule; arguments and result are as of `pause_schedules`."""
+        now = self._context.now
+        current = CurrentOccurrences(rows, np.full(rows.num_rows, 1 << subscription))
+        # A late occurrence is treated like one that was parked: by the misfire policy.
+        was_due = np.where(current.by_rule < now, current.by_rule, NEVER)
+        pending = PendingOccurrences(current.numbers, np.maximum(current.by_rule, now), current.by_rule, was_due)
+        self._replace_all(rows, subscription, pending, sequence)
+        return pending.times
+
+    def _replace_all(self, rows: pa.Table, subscription: int, pending: PendingOccurrences, sequence: int) -> None:
+        is_replaced = np.ones(rows.num_rows, np.bool_)
+        self._state.replace_occurrences(rows, subscription, pending, is_replaced, sequence)
+
+    def without_done(self, rows: pa.Table, subscription: int) -> pa.Table:
         """Replaces occurrences that were done before a rebuild by the next ones that were not.
 
         Args:
             rows: as MESSAGES.
             subscription: its number.
-            now: ms since the epoch.
 
         Returns:
             as MESSAGES: the rows, without messages that have no such occurrence.
@@ -413,7 +416,7 @@ class Occurrences:
         following: dict[int, Occurrence | None] = {}
         for i in range(len(current)):
             if int(current.numbers[i]) in self._earlier.done(current.message(i)):
-                following[int(chosen[i])] = self._first_not_done(current.one(i), now)
+                following[int(chosen[i])] = self._first_not_done(current.one(i))
         if not following:
             return rows
         columns = {name: rows[name].to_pylist() for name in ("occurrence", "deliver_at", "occurrence_at", "was_due")}
@@ -427,9 +430,10 @@ class Occurrences:
         is_left[[i for i, one in following.items() if one is None]] = False
         return where(changed, is_left)
 
-    def _first_not_done(self, row: CurrentOccurrence, now: int) -> Occurrence | None:
+    def _first_not_done(self, row: CurrentOccurrence) -> Occurrence | None:
         """Returns the first occurrence after `row` that was not done before a rebuild; None: all were done."""
-        done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
+        now, done = self._context.now, self._earlier.done(row.message)
+        times = self._earlier.rescheduled(row.message)
         found = self._next(row, row.number, *done[row.number].since(now), times)
         while found is not None and found.number in done:
             found = self._next(row, found.number, *done[found.number].since(now), times)
@@ -443,9 +447,9 @@ class Occurrences:
         """Writes the changes to the store."""
         self._earlier.save()
 
-    def _are_skipped(self, current: CurrentOccurrences, now: int) -> BoolArray:
+    def _are_skipped(self, current: CurrentOccurrences) -> BoolArray:
         """Tells which occurrences are skipped, because they were missed or done before a rebuild: bool, (rows,)."""
-        is_late: BoolArray = now - current.was_due > MISFIRE_GRACE_MILLIS
+        is_late: BoolArray = self._context.now - current.was_due > MISFIRE_GRACE_MILLIS
         is_skipped = current.recurrences.have_misfire(Misfire.SKIP) & is_late
         for i in np.flatnonzero(self._have_done(current)).tolist():
             is_skipped[i] |= int(current.numbers[i]) in self._earlier.done(current.message(i))
@@ -457,25 +461,22 @@ class Occurrences:
             return np.zeros(len(current), np.bool_)
         return np.array([current.message(i) in self._earlier for i in range(len(current))], np.bool_)
 
-    def _next_times(self, current: CurrentOccurrences, now: int) -> Int64Array:
+    def _next_times(self, current: CurrentOccurrences) -> Int64Array:
         """Returns when the next occurrences are: int64, (rows,), ms since the epoch; NEVER: there is none."""
         # Even with the policy `all` nothing is missed before the publish time; the producer's clock may be ahead.
-        recurrences = current.recurrences
+        now, recurrences = self._context.now, current.recurrences
         not_missed = np.where(recurrences.have_misfire(Misfire.ALL), np.minimum(recurrences.published, now), now)
         return recurrences.following(current.numbers, np.maximum(current.since, not_missed))
 
-    def _following(
-        self, row: CurrentOccurrence, is_out: bool, now: int, cutoff: int, most: int
-    ) -> tuple[list[Occurrence], Occurrence | None]:
+    def _following(self, row: CurrentOccurrence, is_out: bool, most: int) -> tuple[list[Occurrence], Occurrence | None]:
         """Returns the following occurrences that are due, and the one that is pending after them; None: none is.
 
         Args:
             row: the current occurrence.
-            is_out: whether it is handed out, not skipped.
-            now: ms since the epoch.
-            cutoff: ms since the epoch.
-            most: how many following occurrences may be handed out.
+            is_out: whether it is dispatched, not skipped.
+            most: how many following occurrences may be dispatched.
         """
+        now, cutoff = self._context.now, self._context.cutoff
         due: list[Occurrence] = []
         # A missed occurrence that is skipped passes its number to the next one.
         done, times = self._earlier.done(row.message), self._earlier.rescheduled(row.message)
@@ -494,7 +495,7 @@ class Occurrences:
             if found.due > cutoff:
                 break
             elif len(due) >= most:
-                # It is put off beyond the cutoff, because what is due by the cutoff counts as handed out.
+                # It is put off beyond the cutoff, because what is due by the cutoff counts as dispatched.
                 at = found.due if found.at is None else found.at
                 found = Occurrence(found.number, cutoff + 1, at, found.due)
                 break
@@ -534,7 +535,6 @@ class Occurrences:
         chosen: Int64Array,
         pending: PendingOccurrences,
         is_replaced: BoolArray,
-        moment: Moment,
     ) -> None:
         """Gives messages a new row, that of their pending occurrence, for each subscription to which they went.
 
@@ -543,43 +543,20 @@ class Occurrences:
             masks: int64, (rows,): these subscriptions, as bits.
             chosen: int64, (n,): the indexes of the messages' rows.
             pending: the pending occurrences of the n messages.
-            is_replaced: bool, (n,): the old row is not handed out.
-            moment: of this tick.
+            is_replaced: bool, (n,): the old row is not dispatched.
         """
-        # A row that is handed out and has no successor needs no new row.
+        # A row that is dispatched and has no successor needs no new row.
         moves_on = (pending.times != NEVER) | is_replaced
         for subscription in numbers_in(masks[chosen]):
             at = np.flatnonzero((masks[chosen] >> subscription & 1 > 0) & moves_on)
             if len(at):
-                sequence = self._operations.next_sequence(moment)
-                of_subscription = _take(rows, chosen[at])
-                self._replace(of_subscription, subscription, pending.take(at), is_replaced[at], sequence, moment)
-
-    def _replace(
-        self,
-        rows: pa.Table,
-        subscription: int,
-        pending: PendingOccurrences,
-        is_replaced: BoolArray,
-        sequence: int,
-        moment: Moment,
-    ) -> None:
-        """Replaces rows by those of pending occurrences.
-
-        Args:
-            rows: as MESSAGES.
-            subscription: its number.
-            pending: the pending occurrences, (rows,).
-            is_replaced: bool, (rows,): the old row is not handed out, so the tables have to say that it is not pending.
-            sequence: of the moves.
-            moment: of this tick.
-        """
-        has_next = pending.times != NEVER
-        times = np.where(has_next, pending.times, moment.released)
-        numbers = pa.array(pending.numbers, mask=~has_next)
-        by_rule = pa.array(pending.by_rule, mask=pending.by_rule == NEVER)
-        was_due = pa.array(pending.was_due, mask=pending.was_due == NEVER)
-        self._operations.move_on(rows, subscription, times, numbers, by_rule, was_due, has_next, is_replaced, sequence)
+                self._state.replace_occurrences(
+                    _take(rows, chosen[at]),
+                    subscription,
+                    pending.take_rows(at),
+                    is_replaced[at],
+                    self._context.next_sequence(),
+                )
 
 
 def _misfires(
@@ -590,7 +567,7 @@ def _misfires(
     Args:
         current: the current occurrences, (rows,).
         following: int64, (rows,), ms since the epoch: when the next occurrences are.
-        is_skipped: bool, (rows,): the occurrence is not handed out.
+        is_skipped: bool, (rows,): the occurrence is not dispatched.
         now: ms since the epoch.
         masks: int64, (rows,): the subscriptions, as bits.
     """
@@ -621,5 +598,5 @@ def _each_subscription(rows: pa.Table, masks: Int64Array) -> tuple[Int64Array, I
         [1 << b for b in range(mask.bit_length()) if mask >> b & 1] if repeats and mask > 0 else [mask]
         for mask, repeats in zip(masks.tolist(), recurs.tolist(), strict=True)
     ]
-    index = np.repeat(np.arange(len(bits)), [len(of_row) for of_row in bits])
-    return index, np.array([bit for of_row in bits for bit in of_row], np.int64)
+    index = np.repeat(np.arange(len(bits)), [len(row_bits) for row_bits in bits])
+    return index, np.array([bit for row_bits in bits for bit in row_bits], np.int64)

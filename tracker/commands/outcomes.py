@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import CANCEL
-from tracker.commands.match import each_subscription
+from tracker.commands.match import Pairs, each_subscription
 from tracker.messages import (
     BoolArray,
     Int64Array,
@@ -26,64 +25,65 @@ from tracker.wire.delaylake_pb2 import Result
 ISSUED_BY = "delaylake"
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of a command and a known message that it names."""
+class Verdicts(NamedTuple):
+    """What commands get to hear of n pairs of a command and a message that it names. Pairs of one command are adjacent.
 
-    commands: pa.Table  # as COMMAND_ROWS
-    command: Int64Array  # (pairs,): index of the command
-    known: pa.Table  # as KNOWN
-    row: Int64Array  # (pairs,): index of the known message
-    is_released: BoolArray  # (known,): the message has been handed out, assuming that it was not moved
-    payload_rows: pa.Table  # as MESSAGES: rows of the messages that commands move or restore
-
-
-def outcomes_of(
-    subscriptions: Subscriptions,
-    pairs: Pairs,
-    chosen: Int64Array,
-    result: Int64Array,
-    reason: Sequence[str],
-    is_shared: BoolArray,
-    starts: BoolArray,
-    subscription: int | str,
-) -> pa.Table:
-    """Builds an outcome for each chosen pair, or one for all pairs of an entry that share one result.
-
-    Args:
-        subscriptions: the subscriptions of each source topic.
-        pairs: of commands and messages.
-        chosen: int64, (n,): indexes of pairs; those of one command are adjacent.
+    Attributes:
+        chosen: int64, (n,): the indexes of these pairs among all `Pairs`.
         result: int64, (n,): numbers of the enum Result.
         reason: n reasons, one line each, or empty.
         is_shared: bool, (n,): the pair shares one result with its entry: that of the command's first pair.
         starts: bool, (n,): the pair is the first of its command.
+    """
+
+    chosen: Int64Array
+    result: Int64Array
+    reason: list[str]
+    is_shared: BoolArray
+    starts: BoolArray
+
+    @property
+    def answered(self) -> Int64Array:
+        """The indexes of the pairs that get an outcome of their own, int64."""
+        return np.flatnonzero(self.starts | ~self.is_shared)
+
+
+def outcomes_of(subscriptions: Subscriptions, pairs: Pairs, verdicts: Verdicts, subscription: int | str) -> pa.Table:
+    """Builds an outcome for each pair with a verdict, or one for all pairs of an entry that share one result.
+
+    Args:
+        subscriptions: the subscriptions of each source topic.
+        pairs: of commands and messages.
+        verdicts: on some of them.
         subscription: its number, or ALSO_LATER.
 
     Returns:
         as OUTCOME_ROWS; deliver_at and sequence are null, batch_index is -1 where a row is for a whole entry.
     """
-    answered = np.flatnonzero(starts | ~is_shared)
-    of_command = pairs.commands.take(pa.array(pairs.command[chosen[answered]]))
-    of_row = pairs.known.take(pa.array(pairs.row[chosen[answered]]))
+    answered = verdicts.answered
+    is_shared, pair = verdicts.is_shared[answered], verdicts.chosen[answered]
+    commands = pairs.commands.take(pa.array(pairs.command[pair]))
+    rows = pairs.known.take(pa.array(pairs.row[pair]))
     # A client counts an entry that it named whole as one: so outcomes of its single messages are not summed up.
-    is_named = is_shared[answered] | (int64(of_command, "batch_index") >= 0) | (int64(of_row, "batch_index") < 0)
+    is_named = is_shared | (int64(commands, "batch_index") >= 0) | (int64(rows, "batch_index") < 0)
     values = {
-        **{name: of_command[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "body")},
-        "schedule_key": of_command["schedule_key"],
-        "sum_up": pc.and_(of_command["sum_up"], pa.array(is_named)),
-        "subscription": subscriptions.names_of(of_command["topic"], subscription),
-        "partition": of_row["partition"],
-        "ledger_id": of_row["ledger_id"],
-        "entry_id": of_row["entry_id"],
-        "batch_index": pa.array(np.where(is_shared[answered], -1, int64(of_row, "batch_index")), pa.int32()),
-        "result": pa.array(result[answered], pa.int32()),
-        "reason": pa.array([reason[i] for i in answered.tolist()], pa.string()),
+        **{name: commands[name] for name in ("request_id", "topic", "operation", "issued_by", "issued_at", "body")},
+        "schedule_key": commands["schedule_key"],
+        "sum_up": pc.and_(commands["sum_up"], pa.array(is_named)),
+        "subscription": subscriptions.names_of(commands["topic"], subscription),
+        "partition": rows["partition"],
+        "ledger_id": rows["ledger_id"],
+        "entry_id": rows["entry_id"],
+        "batch_index": pa.array(np.where(is_shared, -1, int64(rows, "batch_index")), pa.int32()),
+        "result": pa.array(verdicts.result[answered], pa.int32()),
+        "reason": pa.array([verdicts.reason[i] for i in answered.tolist()], pa.string()),
     }
     return typed(values, OUTCOME_ROWS)
 
 
-def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None = None, reason: str = "") -> pa.Table:
+def answers_of(
+    subscriptions: Subscriptions, commands: pa.Table, result: int | None = None, reason: str = ""
+) -> pa.Table:
     """Builds an outcome for each command and subscription; deliver_at and sequence are null.
 
     Args:
@@ -106,7 +106,7 @@ def answer(subscriptions: Subscriptions, commands: pa.Table, result: int | None 
 
 
 def command_steps(answers: pa.Table) -> Int64Array:
-    """Numbers the commands of some outcomes from 0 on, for `Operations.next_sequences`: those of one share a sequence.
+    """Numbers the commands of some outcomes from 0 on, for `Context.next_sequences`: those of one share a sequence.
 
     Args:
         answers: as OUTCOME_ROWS; those of one command are adjacent.
@@ -120,7 +120,7 @@ def command_steps(answers: pa.Table) -> Int64Array:
     return steps
 
 
-def superseded(
+def superseded_outcomes(
     rows: pa.Table, names: pa.Array, yields_to: pa.Array, since: pa.Array, sequence: int, now: int
 ) -> pa.Table:
     """Builds the outcomes of superseded messages, as OUTCOME_ROWS.
@@ -151,7 +151,7 @@ def superseded(
     return typed(values, OUTCOME_ROWS)
 
 
-def out_of_batch(
+def out_of_batch_outcomes(
     subscriptions: Subscriptions,
     commands: pa.Table,
     command: Int64Array,
@@ -174,7 +174,9 @@ def out_of_batch(
     left = np.flatnonzero((sizes > 0) & ~named)
     if not len(left):
         return []
-    return [answer(subscriptions, commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")]
+    return [
+        answers_of(subscriptions, commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")
+    ]
 
 
 # The reason in `rejects` begins with this and the subscription's name.

@@ -51,7 +51,7 @@ class RequestLog:
         # [number, count of ids, when the last id was added, when the first was]; earlier versions lack the last value.
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
-    def find(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
+    def find_ids(self, request_ids: Iterable[str], now: int) -> dict[str, set[int]]:
         """Finds ids that are remembered.
 
         Args:
@@ -73,12 +73,12 @@ class RequestLog:
             known = np.frombuffer(self._store.get(_TABLE, (number, 0)) or b"", np.int64)
             is_found = wanted[np.minimum(np.searchsorted(wanted, known), len(wanted) - 1)] == known
             if is_found.any():
-                of_chunk = np.frombuffer(self._bodies(number, n), np.int64)
-                for found, body in zip(known[is_found].tolist(), of_chunk[is_found].tolist(), strict=True):
+                chunk_bodies = np.frombuffer(self._bodies(number, n), np.int64)
+                for found, body in zip(known[is_found].tolist(), chunk_bodies[is_found].tolist(), strict=True):
                     bodies.setdefault(found, set()).add(body)
         return {i: bodies[h] for i, h in zip(ids, hashes.tolist(), strict=True) if h in bodies}
 
-    def add(self, bodies: Mapping[str, int], now: int) -> None:
+    def add_ids(self, bodies: Mapping[str, int], now: int) -> None:
         """Remembers ids, and forgets the oldest beyond the limits.
 
         Args:
@@ -91,14 +91,14 @@ class RequestLog:
         if self._chunks:
             number, before, last, *begun = self._chunks[-1]
             first = begun[0] if begun else last
-        data = of_before = b""
+        data = bodies_before = b""
         if before < _CHUNK_REQUESTS and now - first < _CHUNK_MILLIS:
-            data, of_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
+            data, bodies_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
             self._chunks.pop()
         else:
             number, before, first = number + 1, 0, now
         self._store.put(_TABLE, (number, 0), data + _hashes(bodies).tobytes())
-        self._store.put(_BODIES, (number, 0), of_before + np.array(list(bodies.values()), np.int64).tobytes())
+        self._store.put(_BODIES, (number, 0), bodies_before + np.array(list(bodies.values()), np.int64).tobytes())
         self._chunks.append([number, before + len(bodies), now, first])
         total = sum(chunk[1] for chunk in self._chunks)
         while total - self._chunks[0][1] >= KEPT_REQUESTS or self._chunks[0][2] < now - KEPT_MILLIS:
@@ -167,7 +167,9 @@ class Repeats:
         repeats: BoolArray = is_repeat.to_numpy(zero_copy_only=False)
         return repeats
 
-    def answer(self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int) -> tuple[pa.Table, pa.Table]:
+    def answer_again(
+        self, commands: pa.Table, named: Int64Array, outcomes: pa.Table, tick: int
+    ) -> tuple[pa.Table, pa.Table]:
         """Answers repeats.
 
         Args:
@@ -180,11 +182,13 @@ class Repeats:
             two tables, as OUTCOME_ROWS: the first answers once more; and INVALID for commands whose body differs from
             that of the first command with their id.
         """
-        of_tick = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
-        own = pc.is_in(of_tick["request_id"], pc.unique(commands["request_id"]))
-        of_tick = of_tick.filter(own)
+        tick_outcomes = where(outcomes, ~pc.fill_null(outcomes["is_repeat"], False).to_numpy(zero_copy_only=False))
+        own = pc.is_in(tick_outcomes["request_id"], pc.unique(commands["request_id"]))
+        tick_outcomes = tick_outcomes.filter(own)
         published = _last(
-            pa.concat_tables([self._answers, of_tick.append_column("tick", pa.repeat(tick, of_tick.num_rows))])
+            pa.concat_tables(
+                [self._answers, tick_outcomes.append_column("tick", pa.repeat(tick, tick_outcomes.num_rows))]
+            )
         )
         bodies = list(zip(commands["request_id"].to_pylist(), commands["body"].to_pylist(), strict=True))
         is_same = np.array([body in self._bodies.get(request_id, ()) for request_id, body in bodies], np.bool_)

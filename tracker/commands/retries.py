@@ -37,7 +37,7 @@ BY_WORD = "re-driven, as the message says, by "  # begins the reason of REDRIVE 
 _DETAILS = ("request_id", "subscription", "operation", "reason", "issued_by", "retry_of")
 
 # The largest difference of the clocks of the sending and the reading machine. A message that is due later than this
-# from now has reached no consumer yet, even if it has been handed out.
+# from now has reached no consumer yet, even if it has been dispatched.
 CLOCKS_MILLIS = 1_000
 
 

@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from tracker.buckets.index_bits import by_ledger
 from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, SKIP
 from tracker.commands.match import each_subscription
-from tracker.commands.outcomes import answer, command_steps
-from tracker.context import Moment
+from tracker.commands.outcomes import answers_of, command_steps
+from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.operations import Operations
+from tracker.message_state.state import MessageState
 from tracker.messages import BoolArray, concat, empty_table, int64, is_among, typed, where, with_columns
 from tracker.packing import pack, unpack
 from tracker.schemas import COMMAND_ROWS, MAX_MESSAGES
 from tracker.store import Store, get_present
-from tracker.subscriptions import Subscriptions, by_topic
+from tracker.subscriptions import by_topic
 from tracker.wire.delaylake_pb2 import Result
 
 _TABLE = "waiting"
@@ -92,14 +92,14 @@ class WaitingCommands:
                 counts.update(keys)
         return has_room
 
-    def add(self, commands: pa.Table, tick: int) -> None:
+    def add_commands(self, commands: pa.Table, tick: int) -> None:
         """Adds commands of a tick, as COMMAND_ROWS."""
         if not commands.num_rows:
             return
         self._counts.update(key for keys in _keys_of(commands) for key in keys)
         self._add(commands.append_column("tick", pa.array([tick] * commands.num_rows, pa.int64())))
 
-    def take(self, messages: pa.Table) -> pa.Table:
+    def take_commands(self, messages: pa.Table) -> pa.Table:
         """Removes and returns the commands that wait for the entries of some messages.
 
         Args:
@@ -112,14 +112,14 @@ class WaitingCommands:
             return empty_table(WAITING)
         ledgers = int64(messages, "ledger_id")
         taken = []
-        for place, of_place in by_ledger(ledgers // _LEDGERS_TOGETHER):
+        for place, place_rows in by_ledger(ledgers // _LEDGERS_TOGETHER):
             if place in self._stored:
-                entries = messages.select(_ENTRY).take(pa.array(of_place))
+                entries = messages.select(_ENTRY).take(pa.array(place_rows))
                 taken.append(self._take_where(place, partial(is_among, others=entries, keys=_ENTRY)))
         found = concat(taken, WAITING)
         return found.take(pa.array(np.argsort(int64(found, "ledger_id"), kind="stable")))
 
-    def take_where(self, is_taken: Callable[[pa.Table], BoolArray], time: int) -> pa.Table:
+    def take_commands_where(self, is_taken: Callable[[pa.Table], BoolArray], time: int) -> pa.Table:
         """Removes and returns, as WAITING, the commands that a function chooses.
 
         Args:
@@ -130,7 +130,7 @@ class WaitingCommands:
         places = [place for place, stored in self._stored.items() if stored.first <= time]
         return concat([self._take_where(place, is_taken) for place in places], WAITING)
 
-    def wait_anew(self, topics: Collection[str], tick: int) -> None:
+    def wait_again(self, topics: Collection[str], tick: int) -> None:
         """Sets the tick since which commands for some topics wait: their messages may have been published until now."""
         for place in list(self._stored):
             rows = self._get(place)
@@ -157,8 +157,8 @@ class WaitingCommands:
         self._add(rows)
 
     def _add(self, rows: pa.Table) -> None:
-        for place, of_place in by_ledger(int64(rows, "ledger_id") // _LEDGERS_TOGETHER):
-            self._put(place, concat([self._get(place), rows.take(pa.array(of_place))], WAITING))
+        for place, place_rows in by_ledger(int64(rows, "ledger_id") // _LEDGERS_TOGETHER):
+            self._put(place, concat([self._get(place), rows.take(pa.array(place_rows))], WAITING))
 
     def _take_where(self, place: int, is_taken: Callable[[pa.Table], BoolArray]) -> pa.Table:
         rows = self._get(place)
@@ -196,105 +196,98 @@ def _keys_of(commands: pa.Table) -> Iterator[list[tuple[str, int]]]:
 _NO_ROOM = "no such message is known, and too many commands wait already for others that have not come"
 
 
-class InAdvance:
+class EarlyCommands:
     """Decides which commands wait for their message, for how long, and how they are answered.
 
     Args:
+        context: of the shard.
+        state: records the cancels that wait, for the delayed index.
         waiting: keeps the commands that wait.
-        subscriptions: the subscriptions of each source topic.
-        operations: collects the cancels that wait, for the delayed index.
-        is_home: tells which commands this shard answers if it does not know their message: bool, (rows,).
-        remembered_millis: how long a cancel waits after the time that it names, ms.
     """
 
-    def __init__(
-        self,
-        waiting: WaitingCommands,
-        subscriptions: Subscriptions,
-        operations: Operations,
-        is_home: Callable[[pa.Table], BoolArray],
-        remembered_millis: int,
-    ) -> None:
+    def __init__(self, context: Context, state: MessageState, waiting: WaitingCommands) -> None:
+        self._context = context
+        self._subscriptions = context.subscriptions
+        self._state = state
         self._waiting = waiting
-        self._subscriptions = subscriptions
-        self._operations = operations
-        self._is_home = is_home
-        self._remembered_millis = remembered_millis
 
-    def wait(self, commands: pa.Table, moment: Moment) -> list[pa.Table]:
+    def answer_unmatched(self, commands: pa.Table) -> list[pa.Table]:
         """Answers commands whose message is not known, and keeps those whose message may still come in.
 
         Args:
             commands: as COMMAND_ROWS, at least one.
-            moment: of this tick.
 
         Returns:
             tables as OUTCOME_ROWS.
         """
         is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
-        has_all_come = (moment.ingested_through >= moment.tick) & ~self._is_without_route(commands)
-        is_past = is_cancel & (int64(commands, "deliver_at") <= moment.released) & has_all_come
+        has_all_come = (self._context.ingested_through >= self._context.tick) & ~self._is_without_route(commands)
+        is_past = is_cancel & (int64(commands, "deliver_at") <= self._context.released) & has_all_come
         is_nowhere = ~is_cancel & has_all_come
         waits = ~is_past & ~is_nowhere
         has_room = np.ones(commands.num_rows, np.bool_)
         has_room[waits] = self._waiting.have_room(where(commands, waits))
         waiting = where(commands, waits & has_room)
-        self._waiting.add(waiting, moment.tick)
+        self._waiting.add_commands(waiting, self._context.tick)
         # Several shards may get a command, because of schedule keys. The home of its entry answers it.
-        is_home = self._is_home(commands)
+        is_home = self._context.are_answered_here(commands)
         commands, has_room = where(commands, is_home), has_room[is_home]
         is_past, is_nowhere = is_past[is_home], is_nowhere[is_home]
-        waiting = where(waiting, self._is_home(waiting))
+        waiting = where(waiting, self._context.are_answered_here(waiting))
         outcomes = [
-            answer(
+            answers_of(
                 self._subscriptions,
                 where(commands, is_past),
                 Result.TOO_LATE,
                 "no such message is known, and its time is past",
             ),
-            answer(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"),
-            answer(self._subscriptions, where(commands, ~has_room), Result.INVALID, _NO_ROOM),
-            self._let_wait(waiting, moment),
+            answers_of(
+                self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, "the topic has no such message"
+            ),
+            answers_of(self._subscriptions, where(commands, ~has_room), Result.INVALID, _NO_ROOM),
+            self._answer_waiting(waiting),
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
         taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
         index, names = each_subscription(taking, self._subscriptions.names)
-        due = np.maximum(int64(taking, "deliver_at") - self._remembered_millis, moment.now)[index]
+        due = np.maximum(int64(taking, "deliver_at") - self._context.remembered_millis, self._context.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-        self._operations.add("CANCEL", rows, self._operations.next_sequence(moment), due)
+        self._state.record_operation("CANCEL", rows, self._context.next_sequence(), due)
         return outcomes
 
-    def expire(self, moment: Moment) -> pa.Table:
+    def expire_waiting(self) -> pa.Table:
         """Removes waiting commands whose message can no longer come in; returns their outcomes, as OUTCOME_ROWS."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
             is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
-            is_past = int64(rows, "deliver_at") + self._remembered_millis <= moment.released
+            is_past = int64(rows, "deliver_at") + self._context.remembered_millis <= self._context.released
             return (
-                (int64(rows, "tick") <= moment.ingested_through)
+                (int64(rows, "tick") <= self._context.ingested_through)
                 & (~is_cancel | is_past)
                 & ~self._is_without_route(rows)
             )
 
-        expired = self._waiting.take_where(is_expired, moment.released - self._remembered_millis)
-        expired = where(expired, self._is_home(expired))
-        return answer(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
+        expired = self._waiting.take_commands_where(
+            is_expired, self._context.released - self._context.remembered_millis
+        )
+        expired = where(expired, self._context.are_answered_here(expired))
+        return answers_of(self._subscriptions, expired, Result.NOT_FOUND, "no such message has come")
 
-    def _let_wait(self, commands: pa.Table, moment: Moment) -> pa.Table:
+    def _answer_waiting(self, commands: pa.Table) -> pa.Table:
         """Builds the WAITING outcomes of commands, with the sequences and times that a rebuild needs.
 
         The rows of one command have the same sequence.
         """
-        answers = answer(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
+        answers = answers_of(self._subscriptions, commands, Result.WAITING, "no such message has come yet")
         if not answers.num_rows:
             return answers
-        sequences = self._operations.next_sequences(moment, command_steps(answers))
+        sequences = self._context.next_sequences(command_steps(answers))
         index, _ = each_subscription(commands, self._subscriptions.names)
         has_time = pc.is_in(commands["kind"], pa.array([CANCEL, POSTPONE, RESCHEDULE]))
         times = pc.if_else(has_time, commands["deliver_at"], None)
         # A retry has a time only after a rebuild. Until then its wait counts from now on.
         after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)
-        times = pc.if_else(after, pc.add(moment.now, commands["after_millis"]), times).take(pa.array(index))
+        times = pc.if_else(after, pc.add(self._context.now, commands["after_millis"]), times).take(pa.array(index))
         return with_columns(answers, sequence=pa.array(sequences), deliver_at=times)
 
     def _is_without_route(self, rows: pa.Table) -> BoolArray:

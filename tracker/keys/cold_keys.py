@@ -63,7 +63,7 @@ class ColdKeys:
         found: list[int] = np.unique(groups[fingerprints == fingerprint]).tolist()
         return found
 
-    def add(self, fingerprints: Int64Array, groups: Int64Array) -> None:
+    def add_keys(self, fingerprints: Int64Array, groups: Int64Array) -> None:
         """Adds keys.
 
         Args:

@@ -49,7 +49,7 @@ class LastMessage(NamedTuple):
     batch_index: int
     batch_size: int
     deliver_at: int  # the time with which it came, also if it was moved since
-    since: int  # publish time of the first message since the key began anew
+    since: int  # publish time of the first message since the key began again
 
     @property
     def position(self) -> MessagePosition:
@@ -263,8 +263,6 @@ def last_of_keys(rows: pa.Table) -> dict[tuple[str, str], LastMessage]:
     return found
 
 
-__all__ = ["KeyHash", "LastMessage", "LiveKeys", "last_messages", "positions"]
-
 # About how many rows a bucket has. More would mean more bytes for each key that is read or written, fewer more store
 # calls. _COLD_A_ROW cold keys count as one row.
 _BUCKET_ROWS = 256
@@ -332,7 +330,7 @@ class LiveKeys:
         """The number of keys that are cold."""
         return self._n_cold
 
-    def find(self, hashes: Iterable[KeyHash]) -> dict[KeyHash, LastMessage]:
+    def find_hot(self, hashes: Iterable[KeyHash]) -> dict[KeyHash, LastMessage]:
         """Returns the last messages of those keys that are hot."""
         found: dict[KeyHash, LastMessage] = {}
         if self._n_rows:
@@ -407,8 +405,8 @@ class LiveKeys:
         if chosen:
             past, rests = judge(pa.concat_tables([bucket.hot.positions() for _, bucket in chosen]))
             ends = np.cumsum([len(bucket.hot) for _, bucket in chosen])[:-1]
-            for (number, bucket), *of_bucket in zip(chosen, np.split(past, ends), np.split(rests, ends), strict=True):
-                self._sweep_bucket(number, bucket, *of_bucket)
+            for (number, bucket), *masks in zip(chosen, np.split(past, ends), np.split(rests, ends), strict=True):
+                self._sweep_bucket(number, bucket, *masks)
         if not len(self):
             self._reset()
 
@@ -426,7 +424,7 @@ class LiveKeys:
         becomes_cold = rests & ~past & (np.arange(len(hot)) < hot.n_old)
         if becomes_cold.any():
             groups = group_of(int64(hot.positions(), "deliver_at"))
-            bucket.cold.add((hot.hashes() & _FINGERPRINT_MASK)[becomes_cold], groups[becomes_cold])
+            bucket.cold.add_keys((hot.hashes() & _FINGERPRINT_MASK)[becomes_cold], groups[becomes_cold])
             self._n_cold += int(becomes_cold.sum())
         if (goes := past | becomes_cold).any():
             hot.remove_where(goes)

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, REPEAT
-from tracker.context import Moment
+from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.keyed_messages import KeyedMessages, TakenOver
@@ -26,11 +25,11 @@ from tracker.keys.live_keys import (
     none_sealed,
     positions,
 )
+from tracker.message_state.parking import Parking
+from tracker.message_state.state import MessageState
 from tracker.messages import BoolArray, Int64Array, are_recurring, empty_table, int64, typed, where, with_columns
 from tracker.properties import MessagePosition, Mode, key_hash, key_rule
 from tracker.schemas import KNOWN, OUTCOME_ROWS
-from tracker.store import Store
-from tracker.subscriptions import Subscriptions
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
@@ -47,20 +46,20 @@ class _KeyState:
         message: the last message of the key so far.
         row: the message's index among the tick's messages; None: it came in earlier.
         until: ms since the epoch: for messages published before, the message still waits for its time.
-        is_held: whether the message is held back: its time has come, but it still waits.
+        is_parked: whether the message is parked: its time has come, but it still waits.
     """
 
     message: LastMessage
     row: int | None
     until: int
-    is_held: bool = False
+    is_parked: bool = False
 
 
 class _DueHandling(NamedTuple):
     """How a topic's messages that are due when they come in are handled."""
 
-    is_held: bool  # they are held back for all subscriptions
-    may_wait: bool  # for some subscriptions they may be held back, or shaped
+    is_parked: bool  # they are parked for all subscriptions
+    may_wait: bool  # for some subscriptions they may be parked, or shaped
 
 
 @dataclass(frozen=True)
@@ -82,26 +81,28 @@ class Superseding:
     """Decides which message of a schedule key waits.
 
     The messages of a tick are decided on one after another: those of a partition in their order, those of several
-    partitions by publish time. A message that is due when it comes in is delivered, and the key begins anew with the
+    partitions by publish time. A message that is due when it comes in is delivered, and the key begins again with the
     next message that was published after its time.
 
     A key that no message or command has named for a while becomes cold: only the delayed index has its last message.
     The key becomes hot again when a message or command names it, or when its last message is loaded.
 
     Args:
-        store: where the last message of each key is kept.
-        control: knows which messages commands have cancelled and moved, and cancels superseded ones.
-        subscriptions: the subscriptions of each source topic.
+        context: of the shard.
+        state: knows which messages commands have cancelled and moved, and records which are superseded.
+        parking: knows which subscriptions' messages are parked.
         idle_millis: a key becomes cold when nothing has named it for at least this time, ms.
     """
 
-    def __init__(self, store: Store, control: Control, subscriptions: Subscriptions, idle_millis: int) -> None:
-        self._control = control
-        self._messages = KeyedMessages(control, subscriptions)
-        self._subscriptions = subscriptions
+    def __init__(self, context: Context, state: MessageState, parking: Parking, idle_millis: int) -> None:
+        self._context = context
+        self._subscriptions = context.subscriptions
+        self._state = state
+        self._parking = parking
+        self._messages = KeyedMessages(context, state)
         self._idle_millis = idle_millis
-        self._keys = LiveKeys(store)
-        self._taken_over = TakenOver(store)
+        self._keys = LiveKeys(context.store)
+        self._taken_over = TakenOver(context.store)
         self._new: set[KeyHash] = set()  # keys whose last message came in in this tick
         self._find_keyed: FindKeyed = none_sealed
         self._complete_until = 0
@@ -115,7 +116,7 @@ class Superseding:
         """The number of keys that are cold."""
         return self._keys.n_cold
 
-    def begin(self, find_keyed: FindKeyed, complete_until: int) -> None:
+    def begin_tick(self, find_keyed: FindKeyed, complete_until: int) -> None:
         """Begins a tick.
 
         Args:
@@ -124,34 +125,33 @@ class Superseding:
         """
         self._new, self._find_keyed, self._complete_until = set(), find_keyed, complete_until
 
-    def take(self, messages: pa.Table, is_new: BoolArray, moment: Moment) -> DecidedMessages:
+    def decide_new(self, messages: pa.Table, is_new: BoolArray) -> DecidedMessages:
         """Decides on new messages, before they are added to the tracker.
 
         Args:
             messages: as MESSAGES, in any order.
             is_new: bool, (messages,): the message is neither rejected nor known already.
-            moment: of this tick.
         """
         is_keyed = is_new & pc.is_valid(messages["schedule_key"]).to_numpy(zero_copy_only=False)
         chosen, times = _in_order(messages, np.flatnonzero(is_keyed))
         rows = messages.take(pa.array(chosen))
         topics, keys = rows["topic"].to_pylist(), rows["schedule_key"].to_pylist()
         hash_of = {pair: key_hash(*pair) for pair in set(zip(topics, keys, strict=True))}
-        states = self._states([(*pair, hashed) for pair, hashed in sorted(hash_of.items())], moment)
+        states = self._states([(*pair, hashed) for pair, hashed in sorted(hash_of.items())])
         due, published = int64(rows, "deliver_at").copy(), rows["publish_time"].to_pylist()
         counts_at, recurs = times.tolist(), are_recurring(rows).tolist()
         since = np.zeros(rows.num_rows, np.int64)
         dropped = np.zeros(rows.num_rows, np.bool_)
         # After a rebuild, messages that had been cancelled come in again.
         is_gone = (
-            self._control.subscription_mask(rows) == 0
-            if self._control.has_exceptions
+            self._state.subscription_masks(rows) == 0
+            if self._state.has_exceptions
             else np.zeros(rows.num_rows, np.bool_)
         )
         handling = {topic: self._due_handling(topic) for topic in set(topics)}
         ids = [rows[name].to_pylist() for name in LastMessage._fields[:5]]
         at = [MessagePosition(*position) for position in zip(*ids[:4], strict=True)]
-        own_since = self._taken_over.take(topics, at)
+        own_since = self._taken_over.take_since(topics, at)
         # Topic, key, the superseded message, and the message that it yields to.
         superseded: list[tuple[str, str, _KeyState, LastMessage]] = []
         for i, (topic, key, properties) in enumerate(zip(topics, keys, rows["properties"].to_pylist(), strict=True)):
@@ -173,31 +173,32 @@ class Superseding:
                 superseded.append((topic, key, _KeyState(message, i, _ALWAYS), before.message))
                 dropped[i] = True
                 continue
-            # With the mode `keep`, a new message yields only to one that waits for its time, not to one held back.
-            waits = before is not None and (waits_for_time or before.is_held) and not is_itself
+            # With the mode `keep`, a new message yields only to one that waits for its time, not to one parked.
+            waits = before is not None and (waits_for_time or before.is_parked) and not is_itself
             if before is not None and waits and rule.mode is not Mode.KEEP:
                 superseded.append((topic, key, before, message))
                 if before.row is not None:
                     dropped[before.row] = True
             # A recurring message waits also after it was due: for its next occurrence.
-            is_due = message.deliver_at <= moment.now and not recurs[i] and not is_itself
+            is_due = message.deliver_at <= self._context.now and not recurs[i] and not is_itself
             until = message.deliver_at if is_due else _ALWAYS
-            states[hashed] = _KeyState(message, i, until, is_due and handling[topic].is_held)
+            states[hashed] = _KeyState(message, i, until, is_due and handling[topic].is_parked)
         changed = {hashed: state for hashed, state in states.items() if state.row is not None}
         may_wait = {hash_of[pair] for pair in hash_of if handling[pair[0]].may_wait}
         self._keys.update(
             {h: state.message if state.until == _ALWAYS or h in may_wait else None for h, state in changed.items()}
         )
         self._new = set(changed)
-        outcomes = self._supersede(superseded, moment)
+        outcomes = self._supersede(superseded)
         return DecidedMessages(*_with_decisions(messages, chosen, due, since, dropped), outcomes)
 
-    def resolve(self, commands: pa.Table, moment: Moment) -> tuple[pa.Table, pa.Table]:
+    def resolve_commands(self, commands: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Finds the messages that commands name by schedule key, and sets the positions of these commands.
+
+        The messages of this tick have been decided on.
 
         Args:
             commands: as COMMAND_ROWS.
-            moment: of this tick, whose messages have been decided on.
 
         Returns:
             the commands, as COMMAND_ROWS, with a position of -1 if no message waits; and the found messages of
@@ -211,11 +212,11 @@ class Superseding:
         rows = commands.take(pa.array(chosen))
         pairs = list(zip(rows["topic"].to_pylist(), rows["schedule_key"].to_pylist(), strict=True))
         names = [(*pair, key_hash(*pair)) for pair in sorted(set(pairs))]
-        found = self._find(names, moment)
+        found = self._find(names)
         known = _as_known([(topic, key, found[hashed]) for topic, key, hashed in names if hashed in found])
         hashes = [key_hash(topic, key) for topic, key in zip(*_pairs(known), strict=True)]
         is_new = np.array([hashed in self._new for hashed in hashes], np.bool_)
-        is_past = self._messages.are_waiting(known, moment)[2]
+        is_past = self._messages.are_waiting(known)[2]
         is_there = ~is_past | is_new
         there = {hashed for hashed, is_one in zip(hashes, is_there.tolist(), strict=True) if is_one}
         columns = {name: int64(commands, name).copy() for name in _POSITION}
@@ -228,34 +229,31 @@ class Superseding:
         )
         return resolved, where(known, is_there & ~is_new)
 
-    def warm_named(self, known: pa.Table, moment: Moment) -> None:
+    def warm_named(self, known: pa.Table) -> None:
         """Makes the keys of messages that commands name by id hot again.
 
         Args:
             known: as KNOWN: messages of this shard.
-            moment: of this tick.
         """
-        self._find([(*pair, key_hash(*pair)) for pair in _keyed_pairs(known)], moment)
+        self._find([(*pair, key_hash(*pair)) for pair in _keyed_pairs(known)])
 
-    def warm_loaded(self, segment: pa.Table, moment: Moment) -> None:
+    def warm_loaded(self, segment: pa.Table) -> None:
         """Makes the keys hot again whose last messages are loaded.
 
         Args:
             segment: as MESSAGES: the rows that are loaded.
-            moment: of this tick, whose commands have been applied.
         """
         if not self._keys.n_cold:
             return
         rows = segment.filter(pc.and_(pc.is_valid(segment["schedule_key"]), pc.is_null(segment["sequence"])))
         hash_of = {pair: key_hash(*pair) for pair in _keyed_pairs(rows)}
         _, groups = self._look(hash_of.values())
-        self._warm(rows, hash_of, groups, moment)
+        self._warm(rows, hash_of, groups)
 
-    def sweep(self, moment: Moment, load_horizon: int, complete_until: int) -> None:
+    def sweep_keys(self, load_horizon: int, complete_until: int) -> None:
         """Forgets keys whose message is past, and makes idle ones cold, in a part of the map.
 
         Args:
-            moment: of this tick, which ends a seal epoch.
             load_horizon: of this tick, ms since the epoch.
             complete_until: ms since the epoch: messages due before it are in state.
         """
@@ -264,15 +262,15 @@ class Superseding:
             # A message due beyond the load horizon went to the mutable bucket, and was sealed by the last call. The key
             # of a cancelled one stays hot: the index does not find it, but commands that name it get an answer.
             rests = (int64(rows, "deliver_at") >= load_horizon) & ~self._messages.are_cancelled(rows)
-            return self._messages.are_past_for_all(rows, moment), rests
+            return self._messages.are_past_for_all(rows), rests
 
-        self._keys.sweep(judge, complete_until, moment.now, self._idle_millis)
-        self._taken_over.sweep(moment.now)
+        self._keys.sweep(judge, complete_until, self._context.now, self._idle_millis)
+        self._taken_over.sweep(self._context.now)
 
     def rebuild(self, rows: pa.Table) -> None:
         """Restores the keys after a rebuild, from LIVE_KEYS."""
         comes_again = pc.is_valid(rows["comes_again"]).to_numpy(zero_copy_only=False)
-        self._taken_over.add(where(rows, comes_again))
+        self._taken_over.add_messages(where(rows, comes_again))
         rows = where(rows, ~comes_again)
         hashes = [key_hash(*pair) for pair in zip(*_pairs(rows), strict=True)]
         self._keys.update(dict(zip(hashes, last_messages(rows), strict=True)))
@@ -282,13 +280,13 @@ class Superseding:
         self._keys.save()
         self._taken_over.save()
 
-    def _states(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, _KeyState]:
+    def _states(self, names: list[tuple[str, str, KeyHash]]) -> dict[KeyHash, _KeyState]:
         """Returns the states of keys (topic, key, hash) before this tick; keys without a last message are left out."""
-        found = self._find(names, moment)
+        found = self._find(names)
         if not found:
             return {}
         there = [(topic, key, hashed) for topic, key, hashed in names if hashed in found]
-        waits, for_time, _ = self._messages.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]), moment)
+        waits, for_time, _ = self._messages.are_waiting(_as_known([(t, k, found[h]) for t, k, h in there]))
         return {
             hashed: _KeyState(found[hashed], None, _ALWAYS if for_time[i] else _NEVER, bool(waits[i] & ~for_time[i]))
             for i, (_, _, hashed) in enumerate(there)
@@ -297,10 +295,10 @@ class Superseding:
     def _due_handling(self, topic: str) -> _DueHandling:
         """Returns how a topic's messages that are due when they come in are handled."""
         active = self._subscriptions.active(topic)
-        held = self._control.held_back(topic) & active
-        return _DueHandling(held == active, bool(held or self._subscriptions.shaping.get(topic)))
+        parked = self._parking.parked_mask(topic) & active
+        return _DueHandling(parked == active, bool(parked or self._subscriptions.shaping.get(topic)))
 
-    def _find(self, names: list[tuple[str, str, KeyHash]], moment: Moment) -> dict[KeyHash, LastMessage]:
+    def _find(self, names: list[tuple[str, str, KeyHash]]) -> dict[KeyHash, LastMessage]:
         """Returns the last messages of keys (topic, key, hash) that have one; makes cold keys hot again."""
         found, groups = self._look(hashed for _, _, hashed in names)
         groups = {
@@ -311,13 +309,13 @@ class Superseding:
             rows = self._find_keyed(hash_of.keys(), all_groups)
             # Messages due before have been loaded, so that their keys are hot or past.
             rows = where(rows, int64(rows, "deliver_at") >= self._complete_until)
-            found |= self._warm(rows, hash_of, groups, moment)
+            found |= self._warm(rows, hash_of, groups)
         return found
 
     def _look(self, hashes: Iterable[KeyHash]) -> tuple[dict[KeyHash, LastMessage], dict[KeyHash, list[int]]]:
         """Returns the last messages of the hot ones of some keys, and the groups of those that may be cold."""
         hashes = list(hashes)
-        found = self._keys.find(hashes)
+        found = self._keys.find_hot(hashes)
         return found, self._keys.find_cold(hashed for hashed in hashes if hashed not in found)
 
     def _warm(
@@ -325,7 +323,6 @@ class Superseding:
         rows: pa.Table,
         hash_of: Mapping[tuple[str, str], KeyHash],
         groups: Mapping[KeyHash, list[int]],
-        moment: Moment,
     ) -> dict[KeyHash, LastMessage]:
         """Makes the cold keys hot again whose last messages are among some rows; returns these messages.
 
@@ -333,7 +330,6 @@ class Superseding:
             rows: with the columns of KEYED.
             hash_of: by topic and key: the key's hash.
             groups: the groups of keys that may be cold.
-            moment: of this tick.
         """
         chosen = [
             group_of(due) in groups.get(hash_of.get(pair, (0, 0)), ())
@@ -342,13 +338,13 @@ class Superseding:
         rows = where(rows, np.array(chosen, np.bool_))
         if not rows.num_rows:
             return {}
-        rows = where(rows, self._messages.are_waiting(rows.select(KNOWN.names), moment)[0])
+        rows = where(rows, self._messages.are_waiting(rows.select(KNOWN.names))[0])
         found = {hash_of[pair]: message for pair, message in last_of_keys(rows).items()}
         for hashed, message in found.items():
             self._keys.warm(hashed, message)
         return found
 
-    def _supersede(self, superseded: list[tuple[str, str, _KeyState, LastMessage]], moment: Moment) -> pa.Table:
+    def _supersede(self, superseded: list[tuple[str, str, _KeyState, LastMessage]]) -> pa.Table:
         if not superseded:
             return empty_table(OUTCOME_ROWS)
         rows = _as_known([(topic, key, one.message) for topic, key, one, _ in superseded])
@@ -356,7 +352,7 @@ class Superseding:
         yields_to = pa.array([str(other.position) for other in others])
         is_new = np.array([one.row is not None for _, _, one, _ in superseded], np.bool_)
         since = pa.array([other.since for other in others], pa.int64())
-        return self._messages.supersede(rows, yields_to, since, is_new, moment)
+        return self._messages.supersede_messages(rows, yields_to, since, is_new)
 
 
 def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyroaring import BitMap, BitMap64
 
 from tracker.buckets.index_bits import among, by_ledger
-from tracker.messages import BoolArray, Int64Array
+from tracker.messages import BoolArray, Int64Array, MessageIds
 from tracker.store import Store
 
 # Number of the codec; bytes before compression; bytes of the bitmap of entries; number of entries and messages.
@@ -80,31 +80,29 @@ class CancelledMessages:
         """The size of the bitmaps in the store, bytes, as of the last save."""
         return sum(entry[3] for entry in self._ledgers.values())
 
-    def contains(
-        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
-    ) -> BoolArray:
+    def contains(self, subscription: int, ids: MessageIds) -> BoolArray:
         """Tells which of the messages are cancelled for a subscription.
 
         Args:
             subscription: its number.
-            ledger_ids: int64, (n,).
-            entry_ids: int64, (n,).
-            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            ids: of n messages.
 
         Returns:
             bool, (n,).
         """
-        cancelled = np.zeros(len(ledger_ids), dtype=np.bool_)
+        cancelled = np.zeros(len(ids.ledger_ids), dtype=np.bool_)
         if not self._ledgers:
             return cancelled
-        for ledger, rows in by_ledger(ledger_ids):
+        for ledger, rows in by_ledger(ids.ledger_ids):
             entry = self._ledgers.get(ledger)
             if entry is None or not entry[0] >> subscription & 1:
                 continue
             bits = self._load(ledger, subscription)
-            cancelled[rows] = among(entry_ids[rows].astype(np.uint32), bits.whole)
+            cancelled[rows] = among(ids.entry_ids[rows].astype(np.uint32), bits.whole)
             if bits.part:
-                cancelled[rows] |= among(codes(entry_ids[rows], batch_indexes[rows]).astype(np.uint64), bits.part)
+                cancelled[rows] |= among(
+                    codes(ids.entry_ids[rows], ids.batch_indexes[rows]).astype(np.uint64), bits.part
+                )
         return cancelled
 
     def add_entries(self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, until: Int64Array) -> None:
@@ -127,9 +125,7 @@ class CancelledMessages:
     def add_messages(
         self,
         subscription: int,
-        ledger_ids: Int64Array,
-        entry_ids: Int64Array,
-        batch_indexes: Int64Array,
+        ids: MessageIds,
         batch_sizes: Int64Array,
         until: Int64Array,
     ) -> None:
@@ -137,16 +133,14 @@ class CancelledMessages:
 
         Args:
             subscription: its number.
-            ledger_ids: int64, (n,).
-            entry_ids: int64, (n,).
-            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            ids: of n messages.
             batch_sizes: int64, (n,): the number of messages in the entry.
             until: int64, (n,), ms since the epoch: when the last row of the message is past.
         """
-        for ledger, rows in by_ledger(ledger_ids):
+        for ledger, rows in by_ledger(ids.ledger_ids):
             bits = self._load(ledger, subscription)
-            bits.part.update(codes(entry_ids[rows], batch_indexes[rows]))
-            for entry, size in set(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True)):
+            bits.part.update(codes(ids.entry_ids[rows], ids.batch_indexes[rows]))
+            for entry, size in set(zip(ids.entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True)):
                 first = entry << _BATCH_BITS
                 if bits.part.range_cardinality(first, first + size) == size:
                     bits.part.remove_range(first, first + size)
@@ -156,27 +150,23 @@ class CancelledMessages:
     def remove(
         self,
         subscription: int,
-        ledger_ids: Int64Array,
-        entry_ids: Int64Array,
-        batch_indexes: Int64Array,
+        ids: MessageIds,
         batch_sizes: Int64Array,
     ) -> None:
         """Restores messages for a subscription; the other messages of an entry cancelled as a whole stay cancelled.
 
         Args:
             subscription: its number.
-            ledger_ids: int64, (n,).
-            entry_ids: int64, (n,).
-            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            ids: of n messages.
             batch_sizes: int64, (n,): the number of messages in the entry.
         """
-        for ledger, rows in by_ledger(ledger_ids):
+        for ledger, rows in by_ledger(ids.ledger_ids):
             bits = self._load(ledger, subscription)
-            sizes = dict(zip(entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True))
+            sizes = dict(zip(ids.entry_ids[rows].tolist(), batch_sizes[rows].tolist(), strict=True))
             for entry in sizes.keys() & set(bits.whole & BitMap(sizes)):
                 bits.whole.discard(entry)
                 bits.part.add_range(entry << _BATCH_BITS, (entry << _BATCH_BITS) + sizes[entry])
-            bits.part.difference_update(BitMap64(codes(entry_ids[rows], batch_indexes[rows])))
+            bits.part.difference_update(BitMap64(codes(ids.entry_ids[rows], ids.batch_indexes[rows])))
             self._changed.add((ledger, subscription))
 
     def drop_expired(self, cutoff: int) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from tracker.buckets.index_bits import by_ledger
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.cancelled import codes, subscriptions_of
-from tracker.messages import BoolArray, Int64Array, int64, where
+from tracker.messages import BoolArray, Int64Array, MessageIds, int64, where
 from tracker.packing import pack_columns, unpack_columns
 from tracker.store import Store, get_present
 
@@ -93,8 +93,8 @@ class MovedTable:
             new = int(self._parts[:, _NUMBER].max()) + 1
             numbers = [number, *range(new, new + len(pieces) - 1)]
             firsts = [int(self._parts[part, _FIRST]), *(int(piece[0, CODE]) for piece in pieces[1:])]
-            of_pieces = np.array([*zip(firsts, numbers, map(_last, pieces), strict=True)], np.int64)
-            self._parts = np.concatenate([self._parts[:part], of_pieces, self._parts[part + 1 :]])
+            new_parts = np.array([*zip(firsts, numbers, map(_last, pieces), strict=True)], np.int64)
+            self._parts = np.concatenate([self._parts[:part], new_parts, self._parts[part + 1 :]])
             self._rows |= zip(numbers, pieces, strict=True)
             self._changed |= set(numbers)
 
@@ -131,10 +131,10 @@ class MovedTable:
         return self._rows[number]
 
 
-def zero_where_held(times: Int64Array) -> Int64Array:
+def zero_where_parked(times: Int64Array) -> Int64Array:
     """Returns times, int64, (n,), with 0 instead of `HELD_DELIVER_AT` and `PAUSED_DELIVER_AT`.
 
-    A row that was held back or paused is never loaded again. So no move has to be remembered for it once a later row
+    A row that was parked or paused is never loaded again. So no move has to be remembered for it once a later row
     counts.
     """
     return np.where(times > MAX_TIME_MILLIS, 0, times)
@@ -147,7 +147,7 @@ def _merged(before: Int64Array, rows: Int64Array) -> Int64Array:
     is_again[is_again] = before[place[is_again], CODE] == rows[is_again, CODE]
     merged, earlier = before.copy(), before[place[is_again]]
     merged[place[is_again]] = rows[is_again]
-    past = np.maximum(earlier[:, UNTIL], zero_where_held(earlier[:, TIME] & TIME_MASK))
+    past = np.maximum(earlier[:, UNTIL], zero_where_parked(earlier[:, TIME] & TIME_MASK))
     merged[place[is_again], UNTIL] = np.maximum(rows[is_again, UNTIL], past)
     return merged if is_again.all() else np.insert(merged, place[~is_again], rows[~is_again], axis=0)
 
@@ -157,7 +157,7 @@ def _last(rows: Int64Array) -> int:
     return max(int((rows[:, TIME] & TIME_MASK).max(initial=0)), int(rows[:, UNTIL].max(initial=0)))
 
 
-# The deliver_at of a message that is held back, ms since the epoch: later than any with which a message can come in.
+# The deliver_at of a message that is parked, ms since the epoch: later than any with which a message can come in.
 HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 
 # The deliver_at of the next occurrence of a recurring message that is paused, ms since the epoch.
@@ -166,8 +166,8 @@ PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
 _DIRECTORY = "moved_ledgers"
 
 
-def held(rows: pa.Table) -> pa.Table:
-    """Returns the rows that are held back. Rows of paused schedules are not. Both tables are as MESSAGES."""
+def select_parked(rows: pa.Table) -> pa.Table:
+    """Returns the rows that are parked. Rows of paused schedules are not. Both tables are as MESSAGES."""
     return where(rows, int64(rows, "deliver_at") == HELD_DELIVER_AT) if rows.num_rows else rows
 
 
@@ -196,28 +196,24 @@ class Moved:
         """Whether anything has been moved."""
         return bool(self._ledgers)
 
-    def find(
-        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def find_moves(self, subscription: int, ids: MessageIds) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Returns the last moves of messages for a subscription.
 
         Args:
             subscription: its number.
-            ledger_ids: int64, (n,).
-            entry_ids: int64, (n,).
-            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            ids: of n messages.
 
         Returns:
             three arrays, int64, (n,): the move's sequence; the time to which the message was moved; the time at which
             its earlier rows are past; times in ms since the epoch. All are 0 where there is no move.
         """
-        sequences, times, until = np.zeros((3, len(ledger_ids)), dtype=np.int64)
+        sequences, times, until = np.zeros((3, len(ids.ledger_ids)), dtype=np.int64)
         if self._ledgers:
-            for ledger, rows in by_ledger(ledger_ids):
+            for ledger, rows in by_ledger(ids.ledger_ids):
                 entry = self._ledgers.get(ledger)
                 if entry is None or not entry[0] >> subscription & 1:
                     continue
-                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                wanted = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
                 table = self._table(ledger, subscription).rows_near(wanted)
                 at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
                 is_there = table[at, CODE] == wanted
@@ -226,40 +222,34 @@ class Moved:
                 until[rows] = np.where(is_there, table[at, UNTIL], 0)
         return sequences, times, until
 
-    def attempts(
-        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
-    ) -> Int64Array:
-        """Returns the retry number of each message's last move. The arguments are those of `find`.
+    def attempts(self, subscription: int, ids: MessageIds) -> Int64Array:
+        """Returns the retry number of each message's last move. The arguments are those of `find_moves`.
 
         Returns:
             int64, (n,), from 1; 0: no move, or it is not that of a retry.
         """
-        attempts = np.zeros(len(ledger_ids), np.int64)
-        for ledger, rows in by_ledger(ledger_ids) if self._ledgers else ():
+        attempts = np.zeros(len(ids.ledger_ids), np.int64)
+        for ledger, rows in by_ledger(ids.ledger_ids) if self._ledgers else ():
             entry = self._ledgers.get(ledger)
             if entry is not None and entry[0] >> subscription & 1:
-                wanted = codes(entry_ids[rows], batch_indexes[rows])
+                wanted = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
                 table = self._table(ledger, subscription).rows_near(wanted)
                 at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
                 attempts[rows] = np.where(table[at, CODE] == wanted, table[at, TIME] >> ATTEMPT_BIT, 0)
         return attempts
 
-    def are_retries(
-        self, subscription: int, ledger_ids: Int64Array, entry_ids: Int64Array, batch_indexes: Int64Array
-    ) -> BoolArray:
-        """Tells which messages were last moved by a retry. The arguments are those of `find`.
+    def are_retries(self, subscription: int, ids: MessageIds) -> BoolArray:
+        """Tells which messages were last moved by a retry. The arguments are those of `find_moves`.
 
         Returns:
             bool, (n,).
         """
-        return self.attempts(subscription, ledger_ids, entry_ids, batch_indexes) > 0
+        return self.attempts(subscription, ids) > 0
 
     def put(
         self,
         subscription: int,
-        ledger_ids: Int64Array,
-        entry_ids: Int64Array,
-        batch_indexes: Int64Array,
+        ids: MessageIds,
         sequences: Int64Array,
         times: Int64Array,
         until: Int64Array,
@@ -269,18 +259,16 @@ class Moved:
 
         Args:
             subscription: its number.
-            ledger_ids: int64, (n,).
-            entry_ids: int64, (n,).
-            batch_indexes: int64, (n,); -1 and 0 are the same: the first message of the entry.
+            ids: of n messages.
             sequences: int64, (n,): of the moves.
             times: int64, (n,), ms since the epoch: the times to which the messages are moved.
             until: int64, (n,), ms since the epoch: when the earlier rows of the messages are past.
             attempts: int64, (n,): the retry number of each new row; 0: no retry.
         """
-        for ledger, rows in by_ledger(ledger_ids):
-            of = codes(entry_ids[rows], batch_indexes[rows])
+        for ledger, rows in by_ledger(ids.ledger_ids):
+            of = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
             stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
-            new = np.stack([of, sequences[rows], stored_times, zero_where_held(until[rows])], axis=1)
+            new = np.stack([of, sequences[rows], stored_times, zero_where_parked(until[rows])], axis=1)
             self._table(ledger, subscription).put(new[np.argsort(of)])
             self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
 

@@ -186,9 +186,9 @@ class Recurrences:
             return found
         parts = np.split(np.argsort(self._rule_of, kind="stable"), np.cumsum(np.bincount(self._rule_of))[:-1].tolist())
         for rule, rows in zip(self._rules, parts, strict=True):
-            of_rule = rows if rule.times is None else rows[numbers[rows] < rule.times]
-            if len(of_rule):
-                found[of_rule] = self._following(rule, of_rule, after[of_rule])
+            rule_groups = rows if rule.times is None else rows[numbers[rows] < rule.times]
+            if len(rule_groups):
+                found[rule_groups] = self._following(rule, rule_groups, after[rule_groups])
         return found
 
     def _following(self, rule: Recurrence, rows: Int64Array, after: Int64Array) -> Int64Array:
@@ -320,7 +320,7 @@ class PendingOccurrences:
             self.by_rule[i] = NEVER if one.at is None else one.at
             self.was_due[i] = NEVER if one.was_due is None else one.was_due
 
-    def take(self, index: Int64Array) -> PendingOccurrences:
+    def take_rows(self, index: Int64Array) -> PendingOccurrences:
         """Returns the occurrences of some messages, by their indexes, int64, (m,)."""
         columns = (self.numbers, self.times, self.by_rule, self.was_due)
         return PendingOccurrences(*(column[index] for column in columns))

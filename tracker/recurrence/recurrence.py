@@ -29,8 +29,6 @@ class RecurrenceError(BadScheduleError):
         self.reason = reason
 
 
-__all__ = ["Misfire", "Recurrence", "RecurrenceError"]
-
 REPEAT = "repeat"
 
 TIME_ZONE = "timeZone"
@@ -57,7 +55,7 @@ _PROBE_FROM = 54 * 365 * 86_400  # a time in 2023: a rule without an occurrence 
 
 
 class Misfire(StrEnum):
-    """The misfire policy: how many occurrences are delivered whose time passed while they could not be handed out."""
+    """The misfire policy: how many occurrences are delivered whose time passed while they could not be dispatched."""
 
     ONCE = "once"  # one for all of them
     ALL = "all"  # each of them
@@ -252,13 +250,13 @@ class Recurrence:
     def next_occurrence(
         self, number: int, at_millis: int, start_millis: int, now_millis: int
     ) -> tuple[int, int] | None:
-        """Returns the occurrence that follows one that is handed out; None: there is none.
+        """Returns the occurrence that follows one that is dispatched; None: there is none.
 
         With the policy `all` it is the next one by the rule, however late. With other policies it is the first one
         after `now_millis`; missed ones in between have no numbers.
 
         Args:
-            number: of the occurrence that is handed out.
+            number: of the occurrence that is dispatched.
             at_millis: when this was due by the rule, ms since the epoch.
             start_millis: when the first occurrence was due, ms since the epoch.
             now_millis: occurrences due up to this time, ms since the epoch, are missed.

@@ -53,26 +53,26 @@ def parse(text: str) -> Parts:
     Raises:
         ValueError: it can't be read, or has parts that do not go together; its message goes on after "it".
     """
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for part in text.upper().strip().removeprefix("RRULE:").rstrip(";").split(";"):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ValueError(f"has a part that is no NAME=VALUE: {part[:40]!r}")
         if name not in _NAMES:
             raise ValueError(f"has an unknown part {name[:40]!r}: there are {', '.join(sorted(_NAMES))}")
-        if name in given:
+        if name in texts:
             raise ValueError(f"has {name} twice")
-        given[name] = value
-    if given.get("FREQ") not in FREQUENCIES:
+        texts[name] = value
+    if texts.get("FREQ") not in FREQUENCIES:
         raise ValueError(f"needs a FREQ of {', '.join(FREQUENCIES)}")
     parts = Parts(
-        frequency=given["FREQ"],
-        interval=_positive("INTERVAL", given.get("INTERVAL", "1")),
-        times=_positive("COUNT", given["COUNT"]) if "COUNT" in given else None,
-        until=_until(given["UNTIL"]) if "UNTIL" in given else None,
-        week_start=_week_start(given.get("WKST", "MO")),
-        by_day=_items(given, "BYDAY", _weekday),
-        **{field: _items(given, name, _number(name)) for name, (field, _, _) in _NUMBERS.items()},
+        frequency=texts["FREQ"],
+        interval=_positive("INTERVAL", texts.get("INTERVAL", "1")),
+        times=_positive("COUNT", texts["COUNT"]) if "COUNT" in texts else None,
+        until=_until(texts["UNTIL"]) if "UNTIL" in texts else None,
+        week_start=_week_start(texts.get("WKST", "MO")),
+        by_day=_items(texts, "BYDAY", _weekday),
+        **{field: _items(texts, name, _number(name)) for name, (field, _, _) in _NUMBERS.items()},
     )
     _check(parts)
     return parts
@@ -95,8 +95,8 @@ _NAMES = {"FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYDAY", *_NUMBERS}
 _FROM_ZERO = {"BYHOUR", "BYMINUTE", "BYSECOND"}
 
 
-def _items(given: dict[str, str], name: str, read: Callable[[str], _Item]) -> tuple[_Item, ...]:
-    return tuple(sorted({read(item) for item in given[name].split(",")})) if name in given else ()
+def _items(texts: dict[str, str], name: str, read: Callable[[str], _Item]) -> tuple[_Item, ...]:
+    return tuple(sorted({read(item) for item in texts[name].split(",")})) if name in texts else ()
 
 
 def _number(name: str) -> Callable[[str], int]:
@@ -182,18 +182,18 @@ def shortest_of(parts: Parts) -> int:
     """Returns a time that no two occurrences of a recurrence rule are nearer to each other, in seconds."""
     unit = _UNIT.get(parts.frequency, _DAY)
     one = (0,)  # some minute or second, of DTSTART
-    of_day = shortest_in_day(
+    day_times = shortest_in_day(
         parts.by_hour or (_ALL_HOURS if unit < _DAY else one),
         parts.by_minute or (_ALL_OF_60 if unit < 3_600 else one),
         parts.by_second or (_ALL_OF_60 if unit < 60 else one),
     )
     if unit == _DAY:
-        return of_day * parts.interval if parts.frequency == "DAILY" and of_day == _DAY else of_day
+        return day_times * parts.interval if parts.frequency == "DAILY" and day_times == _DAY else day_times
     # Within an hour or minute all times count; from one to the next it is the interval at least.
     minutes = (parts.by_minute or one) if unit == 3_600 else one
     seconds = (parts.by_second or one) if unit > 1 else one
     times = np.add.outer(60 * np.array(sorted(minutes)), sorted(seconds)).ravel()
-    return max(of_day, int(np.diff(times, append=times[0] + parts.interval * unit).min()))
+    return max(day_times, int(np.diff(times, append=times[0] + parts.interval * unit).min()))
 
 
 CYCLE = 400  # years, after which the calendar repeats, weekdays too
@@ -554,18 +554,18 @@ def _units(
         bool, (units of a day,): the unit has some; and bool, (units of a day or of the interval, whichever are fewer,):
         one of the units of the day has some that begin with this one and are an interval apart.
     """
-    of_day = np.zeros(24, np.bool_)
-    of_day[list(hours)] = True
+    day_times = np.zeros(24, np.bool_)
+    day_times[list(hours)] = True
     for length, chosen in ((3_600, minutes), (60, seconds)):
         if unit < length:
             within = np.zeros(60, np.bool_)
             within[list(chosen)] = True
-            of_day = (of_day[:, None] & within).ravel()
-    if interval >= len(of_day):
-        return of_day, of_day
+            day_times = (day_times[:, None] & within).ravel()
+    if interval >= len(day_times):
+        return day_times, day_times
     begins = np.zeros(interval, np.bool_)
-    begins[np.flatnonzero(of_day) % interval] = True
-    return of_day, begins
+    begins[np.flatnonzero(day_times) % interval] = True
+    return day_times, begins
 
 
 @lru_cache(maxsize=4_096)

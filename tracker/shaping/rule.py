@@ -93,19 +93,19 @@ def recorded(now: int, rules: Mapping[str, Mapping[int, str]]) -> dict[str, Any]
         rules: by source topic and subscription number: the shaping rule, as `rule_of` returns it.
     """
     rates: dict[str, dict[str, list[Any]]] = {}
-    for topic, of_topic in rules.items():
-        for number, text in of_topic.items():
+    for topic, topic_rules in rules.items():
+        for number, text in topic_rules.items():
             rule = ShapingRule.from_json(text)
             if rule.rate is not None:
                 rates.setdefault(topic, {})[str(number)] = [rule.rate, rule.burst, rule.is_per_key]
-    numbers = {topic: sorted(of_topic) for topic, of_topic in rules.items()}
+    numbers = {topic: sorted(topic_rules) for topic, topic_rules in rules.items()}
     return {"now": now, "subscriptions": numbers} | ({"rates": rates} if rates else {})
 
 
 def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
     """Returns when the first and the last shaped message of each subscription is due.
 
-    A message that was overdue when it was handed out counts as due at that time.
+    A message that was overdue when it was dispatched counts as due at that time.
 
     Args:
         rows: as `Release.rows`, with the metadata.
@@ -123,9 +123,9 @@ def spans(rows: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
     indices = topics.indices.to_numpy()
     for i, topic in enumerate(topics.dictionary.to_pylist()):
         for number in sending[SHAPED]["subscriptions"].get(topic, ()):
-            of_target = due[(indices == i) & (masks >> number & 1 > 0)]
-            if len(of_target):
-                found[topic, number] = int(of_target.min()), int(of_target.max())
+            dues = due[(indices == i) & (masks >> number & 1 > 0)]
+            if len(dues):
+                found[topic, number] = int(dues.min()), int(dues.max())
     return found
 
 

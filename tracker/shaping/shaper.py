@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.time_slots import Queue
-from tracker.context import Moment
+from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.operations import Operations
+from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -30,10 +30,8 @@ from tracker.messages import (
 )
 from tracker.schemas import SEQUENCE_BITS
 from tracker.shaping.rule import ShapingRule
-from tracker.shaping.token_bucket import Bucket, FloatArray, OpenTime, own_ranks
-from tracker.sharding import ShardId
-from tracker.store import Store
-from tracker.subscriptions import Subscriptions, by_topic, dead_letters_in
+from tracker.shaping.token_bucket import FloatArray, OpenTime, TokenBucket, own_ranks
+from tracker.subscriptions import by_topic, dead_letters_in
 
 # A message may be this late, ms, before places are postponed; or half the time in which the burst is saved up, if that
 # is less.
@@ -48,8 +46,8 @@ _NO_RULE = ShapingRule(rate=None, burst=1, is_per_key=False, windows=())
 
 
 @dataclass
-class TargetState:
-    """The saved state of a `Target`. Times are ms since the epoch.
+class ShapingState:
+    """The saved state of a `ShapedSubscription`. Times are ms since the epoch.
 
     Attributes:
         next_times: by key: the state of its token bucket, as a real time; without keys that of `_NO_KEY`.
@@ -85,19 +83,20 @@ class TargetState:
         return bool(self.next_times or self.last or self.floor or self.valid_from)
 
 
-class Target:
+class ShapedSubscription:
     """A subscription whose messages are shaped, in one shard: gives messages places, and postpones places.
 
     Args:
         rule: how its messages are shaped; None: not any more.
-        shard_id: which shard this is.
+        context: of the shard.
         state: its saved state; None: a new one.
     """
 
-    def __init__(self, rule: ShapingRule | None, shard_id: ShardId, state: TargetState | None = None) -> None:
+    def __init__(self, rule: ShapingRule | None, context: Context, state: ShapingState | None = None) -> None:
         self._rule = rule or _NO_RULE
-        self._shard_id = shard_id
-        self.state = state or TargetState()
+        self._context = context
+        self._shard_id = context.shard_id
+        self.state = state or ShapingState()
         self._assigned: FloatArray = np.zeros(0)  # places that this tick's offset gives, ms since the epoch
         self._n_waiting = 0  # messages that waited when the tick began
         self._is_rebuilt = False  # in this tick
@@ -107,7 +106,7 @@ class Target:
         """Whether the offset gives all shards places together, for messages beyond each shard's own share."""
         return self._rule.rate is not None and not self._rule.is_per_key and self._shard_id.shards > 1
 
-    def begin(self, n_waiting: int) -> None:
+    def begin_tick(self, n_waiting: int) -> None:
         """Begins a tick.
 
         Args:
@@ -123,10 +122,10 @@ class Target:
     def rebuild(self, last: int) -> None:
         """Begins after a rebuild: messages that come due go after the last place that was given, ms since the epoch."""
         # No burst is saved up: all places before may have been used.
-        self.state = TargetState(last=last, floor=self._state_after(last))
+        self.state = ShapingState(last=last, floor=self._state_after(last))
         self._is_rebuilt = True
 
-    def assign(self, after: int, waiting: Sequence[int]) -> None:
+    def assign_places(self, after: int, waiting: Sequence[int]) -> None:
         """Takes this shard's part of the places that the tick's offset gives to waiting messages of all shards.
 
         Args:
@@ -143,13 +142,11 @@ class Target:
         self.state.last = max(self.state.last, ceil(end))
         self.state.next_times[_NO_KEY] = self._state_after(self.state.last)
 
-    def places(self, rows: pa.Table, moment: Moment, cutoff: int, have_waited: bool) -> tuple[FloatArray, BoolArray]:
+    def give_places(self, rows: pa.Table, have_waited: bool) -> tuple[FloatArray, BoolArray]:
         """Gives places to rows that come due.
 
         Args:
             rows: as MESSAGES, of this subscription.
-            moment: of this tick.
-            cutoff: of this tick, ms since the epoch.
             have_waited: whether the first `max_from_queue` rows of the queue are among the rows. If not, the rows are
                 to wait behind those in the queue.
 
@@ -158,20 +155,20 @@ class Target:
             NaN means that the row gets none in this tick.
         """
         rule, due = self._rule, int64(rows, "deliver_at")
-        opened = OpenTime(rule.windows, min(moment.now, int(due.min())))
+        opened = OpenTime(rule.windows, min(self._context.now, int(due.min())))
         places = due.astype(np.float64)
-        has_place = self._have_places(rows, moment)
+        has_place = self._have_places(rows)
         if has_place.any():
             places[has_place] = self._current_places(rows.filter(pa.array(has_place)), opened)
             # A place that is outside the windows, because the settings have changed, does not count. Without a rate
             # every time within the windows is a place.
-            has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, moment.now))
+            has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, self._context.now))
         new = np.flatnonzero(~has_place)
         if not have_waited and self._n_waiting:
             places[new] = np.nan
         elif len(new):
             keys = rows["key"].take(pa.array(new)) if rule.is_per_key else None
-            times = np.maximum(due[new], moment.now).astype(np.float64)
+            times = np.maximum(due[new], self._context.now).astype(np.float64)
             n = min(len(self._assigned), len(new))
             places[new[:n]] = np.maximum(self._assigned[:n], times[:n])
             new, times = new[n:], opened.to_open(times[n:])
@@ -180,30 +177,29 @@ class Target:
             elif self._n_waiting > self.max_from_queue:
                 n = 0
             else:  # on its own a shard gives only places up to this tick's cutoff
-                n = self._number_of_places(times, opened, cutoff)
+                n = self._number_of_places(times, opened)
             places[new[n:]] = np.nan
             new, times, keys = new[:n], times[:n], None if keys is None else keys[:n]
             places[new] = opened.to_real(self._take(times, keys, opened))
         return places, has_place
 
-    def postpone_late(self, rows: pa.Table, moment: Moment) -> None:
+    def postpone_late(self, rows: pa.Table) -> None:
         """Postpones all places if rows have missed theirs, unless places were postponed in this tick already.
 
         Args:
             rows: as MESSAGES: rows of this subscription that come due in this tick at their places.
-            moment: of this tick.
         """
-        if self.is_postponed_at(moment):
+        if self.is_postponed:
             return
-        rows = rows.filter(pa.array(self._have_places(rows, moment)))
+        rows = rows.filter(pa.array(self._have_places(rows)))
         if self._rule.rate is None or not rows.num_rows:
             return
-        opened = OpenTime(self._rule.windows, min(moment.now, int(int64(rows, "deliver_at").min())))
+        opened = OpenTime(self._rule.windows, min(self._context.now, int(int64(rows, "deliver_at").min())))
         times = self._current_places(rows, opened)
-        if times.min() < moment.now - self._slack:
-            self.postpone(float(times.min()), moment.now, moment)
+        if times.min() < self._context.now - self._slack:
+            self.postpone(float(times.min()), self._context.now)
 
-    def postpone_in_all_shards(self, first: float, until: float, moment: Moment) -> None:
+    def postpone_in_all_shards(self, first: float, until: float) -> None:
         """Postpones all places if messages may have missed theirs. All shards do so alike, by the same time.
 
         Otherwise the places of two shards would overlap. The arguments are the same in all shards.
@@ -211,24 +207,24 @@ class Target:
         Args:
             first: messages with places before this time have been sent in time, ms since the epoch.
             until: the place at `first` is postponed to this time, ms since the epoch.
-            moment: of this tick.
         """
         state = self.state
         # After a rebuild, messages keep the places that the tables have, and `first` says nothing about them.
-        if not self.shares_places or self._is_rebuilt or self.is_postponed_at(moment):
+        if not self.shares_places or self._is_rebuilt or self.is_postponed:
             return
         first = max(first, state.postponed_to)
         if state.last >= first and first < until - self._slack:
-            self.postpone(first, until, moment)
+            self.postpone(first, until)
             state.postponed_to = max(state.postponed_to, until)
 
-    def is_postponed_at(self, moment: Moment) -> bool:
-        """Tells whether places have been postponed in this tick."""
-        return any(tick == moment.tick for tick, _ in self.state.postponements)
+    @property
+    def is_postponed(self) -> bool:
+        """Whether places have been postponed in this tick."""
+        return any(tick == self._context.tick for tick, _ in self.state.postponements)
 
-    def postpone(self, first: float, until: float, moment: Moment) -> None:
+    def postpone(self, first: float, until: float) -> None:
         """Postpones all places, so that the place at `first` is at `until`; both ms since the epoch."""
-        state, opened = self.state, OpenTime(self._rule.windows, min(first, moment.now))
+        state, opened = self.state, OpenTime(self._rule.windows, min(first, self._context.now))
         start, end = opened.to_open(np.array([first, until]))
         by = float(end - start)
         if by <= 0:
@@ -239,19 +235,19 @@ class Target:
         state.next_times = dict(zip(names, opened.to_real(times).tolist(), strict=True))
         if state.last:
             state.last = int(opened.to_real(opened.to_open(np.array([float(state.last)])) + by)[0])
-            state.postponements.append([moment.tick, by])
+            state.postponements.append([self._context.tick, by])
 
-    def _have_places(self, rows: pa.Table, moment: Moment) -> BoolArray:
+    def _have_places(self, rows: pa.Table) -> BoolArray:
         """Tells which rows have a place that counts: bool, (rows,).
 
         If the rate has been lowered, places that were given before do not count: their rows get new ones.
         """
         has_place: BoolArray = np.asarray(pc.is_valid(rows["shaped_from"]))
         state, rate = self.state, [self._rule.rate, self._rule.burst, self._rule.is_per_key]
-        if state.rate and state.rate != rate and state.last > moment.now and _is_less(rate, state.rate):
-            state.valid_from, state.last_invalid = moment.tick, max(state.last_invalid, state.last)
-            state.last, state.postponements, state.next_times = moment.now, [], {}
-            state.floor = self._state_after(moment.now)
+        if state.rate and state.rate != rate and state.last > self._context.now and _is_less(rate, state.rate):
+            state.valid_from, state.last_invalid = self._context.tick, max(state.last_invalid, state.last)
+            state.last, state.postponements, state.next_times = self._context.now, [], {}
+            state.floor = self._state_after(self._context.now)
         state.rate = rate
         if state.valid_from and has_place.any():
             has_place = has_place & (_ticks(rows) >= state.valid_from)
@@ -270,7 +266,7 @@ class Target:
         """
         if self._rule.rate is None:
             return times
-        bucket, state = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id), self.state
+        bucket, state = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id), self.state
         if keys is None:
             names, numbers = [_NO_KEY], np.zeros(len(times), np.int64)
         else:
@@ -285,24 +281,24 @@ class Target:
         state.next_times |= dict(zip(names, opened.to_real(states).tolist(), strict=True))
         return places
 
-    def _number_of_places(self, times: FloatArray, opened: OpenTime, cutoff: int) -> int:
+    def _number_of_places(self, times: FloatArray, opened: OpenTime) -> int:
         """Returns for how many messages the shard has places until the cutoff, by their earliest times in open time."""
         if self._rule.rate is None:
             return MOST_PLACES
         before = self.state.next_times.get(_NO_KEY, self.state.floor)
-        bucket = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id)
+        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
         places, _ = bucket.places(times, float(opened.to_open(np.array([before]))[0]))
-        return int((opened.to_real(places) <= cutoff).sum())
+        return int((opened.to_real(places) <= self._context.cutoff).sum())
 
     def _current_places(self, rows: pa.Table, opened: OpenTime) -> FloatArray:
         """Returns the places of rows after all postponements: float64, (rows,), ms since the epoch."""
         places = int64(rows, "deliver_at").astype(np.float64)
         if not self.state.postponements:
             return places
-        of_tick = _ticks(rows)
+        ticks_given = _ticks(rows)
         by = np.zeros(len(places))
         for tick, millis in self.state.postponements:
-            by += np.where(of_tick < tick, millis, 0.0)
+            by += np.where(ticks_given < tick, millis, 0.0)
         is_later = by > 0
         places[is_later] = opened.to_real(opened.to_open(places[is_later]) + by[is_later])
         return places
@@ -311,7 +307,7 @@ class Target:
         """Returns a token bucket's state after a last place, without saved burst; both ms since the epoch."""
         if self._rule.rate is None:
             return float(last)
-        bucket = Bucket.of(self._rule.rate, self._rule.burst, self._shard_id)
+        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
         opened = OpenTime(self._rule.windows, last)
         after = opened.to_open(np.array([float(last)])) + max(1, bucket.burst) * bucket.interval
         return float(opened.to_real(after)[0])
@@ -330,7 +326,7 @@ def _ticks(rows: pa.Table) -> Int64Array:
 
 
 def _is_less(rate: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Tells whether a rate allows fewer messages than the rate before; both as `TargetState.rate`."""
+    """Tells whether a rate allows fewer messages than the rate before; both as `ShapingState.rate`."""
     if rate[0] is None:
         return False
     return before[0] is None or rate[0] < before[0] or rate[1] < before[1] or rate[2] != before[2]
@@ -376,22 +372,19 @@ class Shaper:
     row that got its place before is moved by this time when it comes due.
 
     Args:
-        store: where the state is kept.
-        subscriptions: the subscriptions of each source topic, with their shaping rules.
-        operations: collects the moves.
-        shard_id: which shard this is.
+        context: of the shard; its subscriptions have the shaping rules.
+        state: records the moves.
     """
 
-    def __init__(self, store: Store, subscriptions: Subscriptions, operations: Operations, shard_id: ShardId) -> None:
-        self._store = store
-        self._subscriptions = subscriptions
-        self._operations = operations
-        self._shard_id = shard_id
-        self._saved = store.get(_TABLE, (0, 0))
+    def __init__(self, context: Context, state: MessageState) -> None:
+        self._context = context
+        self._subscriptions = context.subscriptions
+        self._state = state
+        self._saved = context.store.get(_TABLE, (0, 0))
         saved = json.loads(self._saved) if self._saved else {}
-        self._targets = {
-            (topic, number): Target(self._rule(topic, number), shard_id, TargetState(*state))
-            for topic, number, *state in saved.get("targets", ())
+        self._shaped = {
+            (topic, number): ShapedSubscription(self._rule(topic, number), context, ShapingState(*saved_state))
+            for topic, number, *saved_state in saved.get("targets", ())
         }
         # Unconfirmed ticks, as [tick, its time in ms since the epoch], ascending; needed where shards share places.
         self._unconfirmed: list[list[int]] = saved.get("unconfirmed", [])
@@ -402,17 +395,16 @@ class Shaper:
         """Whether any subscription's messages are shaped."""
         return bool(self._subscriptions.shaping)
 
-    def begin(self, moment: Moment, confirmed: int) -> None:
+    def begin_tick(self, confirmed: int) -> None:
         """Begins a tick.
 
         Args:
-            moment: of this tick.
             confirmed: number of the last confirmed tick.
         """
         self._unconfirmed = [one for one in self._unconfirmed if one[0] > confirmed]
-        self._this_tick = [moment.tick, moment.now]
+        self._this_tick = [self._context.tick, self._context.now]
 
-    def waiting(self, counts: Mapping[Queue, int]) -> dict[str, dict[str, list[int]]]:
+    def count_waiting(self, counts: Mapping[Queue, int]) -> dict[str, dict[str, list[int]]]:
         """Returns by source topic and subscription how many rows wait for a later tick, and the last place given, ms.
 
         Args:
@@ -421,10 +413,10 @@ class Shaper:
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, name), n in counts.items():
             number = self._subscriptions.names[topic].index(name)
-            found.setdefault(topic, {})[name] = [n, self._target(topic, number).state.last]
+            found.setdefault(topic, {})[name] = [n, self._subscription(topic, number).state.last]
         return found
 
-    def assign(self, places: Places, counts: Mapping[Queue, int]) -> None:
+    def assign_places(self, places: Places, counts: Mapping[Queue, int]) -> None:
         """Takes this shard's part of the places that the tick's offset gives to waiting rows of all shards.
 
         The places of each shard are spread evenly among all of them (see `tracker.shaping.token_bucket.own_ranks`).
@@ -435,46 +427,45 @@ class Shaper:
         """
         for (topic, name), n in counts.items():
             if (number := self._number(topic, name)) is not None:
-                self._target(topic, number).begin(n)
+                self._subscription(topic, number).begin_tick(n)
         for topic, names in places.items():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
                 if name in names and self._rule(topic, number) is not None:
-                    self._target(topic, number).assign(*names[name])
+                    self._subscription(topic, number).assign_places(*names[name])
 
     def max_from_queue(self, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all, as they are not shaped any more."""
         number = self._number(*queue)
-        return None if number is None else self._target(queue[0], number).max_from_queue
+        return None if number is None else self._subscription(queue[0], number).max_from_queue
 
     @property
     def last_places(self) -> dict[str, dict[str, int]]:
         """By source topic and subscription name: the last place given, ms since the epoch."""
         found: dict[str, dict[str, int]] = {}
-        for (topic, number), target in self._targets.items():
+        for (topic, number), subscription in self._shaped.items():
             names = self._subscriptions.names.get(topic, ())
-            if target.state.last and number < len(names):
-                found.setdefault(topic, {})[names[number]] = target.state.last
+            if subscription.state.last and number < len(names):
+                found.setdefault(topic, {})[names[number]] = subscription.state.last
         return found
 
-    def postpone_in_flight(self, since: Mapping[tuple[str, int], int], moment: Moment) -> None:
+    def postpone_in_flight(self, since: Mapping[tuple[str, int], int]) -> None:
         """Postpones places after a start, by as much as messages in flight are sent late.
 
         Where shards share places, all of them postpone by the same time: the most that any of them may need.
 
         Args:
             since: by topic and subscription number: when its first message in flight is due, ms since the epoch.
-            moment: of this tick.
         """
-        until = moment.now + _START_MILLIS
-        unsent = min([moment.released + 1, *(time for _, time in self._unconfirmed)])
-        for target in self._targets.values():
-            target.postpone_in_all_shards(unsent, until, moment)
+        until = self._context.now + _START_MILLIS
+        unsent = min([self._context.released + 1, *(time for _, time in self._unconfirmed)])
+        for subscription in self._shaped.values():
+            subscription.postpone_in_all_shards(unsent, until)
         for (topic, number), first in since.items():
             rule = self._rule(topic, number)
             if rule is not None and rule.rate is not None and first < until:
-                target = self._target(topic, number)
-                if not target.is_postponed_at(moment):
-                    target.postpone(first, until, moment)
+                subscription = self._subscription(topic, number)
+                if not subscription.is_postponed:
+                    subscription.postpone(first, until)
 
     def rebuild(self, until: Mapping[str, Mapping[str, int]]) -> None:
         """Begins after a rebuild: messages that come due go after the last place that was given.
@@ -486,37 +477,34 @@ class Shaper:
             for number in rules:
                 last = until.get(topic, {}).get(self._subscriptions.names[topic][number], 0)
                 if last:
-                    self._target(topic, number).rebuild(last)
+                    self._subscription(topic, number).rebuild(last)
 
-    def postpone_late(self, rows: pa.Table, moment: Moment) -> None:
+    def postpone_late(self, rows: pa.Table) -> None:
         """Postpones the places of subscriptions whose rows have missed theirs.
 
         Args:
             rows: as MESSAGES: all rows that come due in this tick, before any of them is shaped.
-            moment: of this tick.
         """
-        for target in self._targets.values():
-            target.postpone_in_all_shards(moment.released + 1, moment.now, moment)
-        self._postpone_own_late(rows, moment)
+        for subscription in self._shaped.values():
+            subscription.postpone_in_all_shards(self._context.released + 1, self._context.now)
+        self._postpone_own_late(rows)
 
-    def _postpone_own_late(self, rows: pa.Table, moment: Moment) -> None:
+    def _postpone_own_late(self, rows: pa.Table) -> None:
         """Postpones, in this shard alone, places of subscriptions whose rows (as MESSAGES) have missed theirs."""
         if rows["shaped_from"].null_count == rows.num_rows:
             return
         placed = rows.filter(pc.is_valid(rows["shaped_from"]))
         # A row that has a place is for one subscription.
         own = np.left_shift(1, np.maximum(subscription_numbers(placed, self._subscriptions.names), 0))
-        for topic, number, chosen in self._by_target(placed, self.shaped_masks(placed) & own):
-            self._target(topic, number).postpone_late(placed.take(pa.array(chosen)), moment)
+        for topic, number, chosen in self._by_subscription(placed, self.shaped_masks(placed) & own):
+            self._subscription(topic, number).postpone_late(placed.take(pa.array(chosen)))
 
-    def shape(self, rows: pa.Table, masks: Int64Array, moment: Moment, cutoff: int, *, have_waited: bool) -> Shaped:
+    def shape_rows(self, rows: pa.Table, masks: Int64Array, *, have_waited: bool) -> Shaped:
         """Gives due rows their places; those with a place after the cutoff are moved there.
 
         Args:
             rows: as MESSAGES, in the order of delivery.
             masks: int64, (rows,): the subscriptions that each row goes to, as bits.
-            moment: of this tick.
-            cutoff: of this tick, ms since the epoch.
             have_waited: whether the rows taken from the queues in this tick are among the rows; they go first.
         """
         nothing = empty_table(_PLACED)
@@ -526,51 +514,51 @@ class Shaper:
         masks = masks.copy()
         placed: list[pa.Table] = []
         waiting: list[tuple[Queue, pa.Table]] = []
-        for topic, number, chosen in self._by_target(rows, shaped):
-            target = self._target(topic, number)
-            of_target = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
-            due = int64(of_target, "deliver_at")
-            places, has_place = target.places(of_target, moment, cutoff, have_waited)
+        for topic, number, chosen in self._by_subscription(rows, shaped):
+            subscription = self._subscription(topic, number)
+            shaped_rows = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
+            due = int64(shaped_rows, "deliver_at")
+            places, has_place = subscription.give_places(shaped_rows, have_waited)
             if (has_none := np.isnan(places)).any():
                 masks[chosen[has_none]] &= ~(1 << number)
                 queue = topic, self._subscriptions.names[topic][number]
-                waiting.append((queue, self._of_subscription(where(of_target, has_none), number)))
-                chosen, of_target, due = chosen[~has_none], where(of_target, ~has_none), due[~has_none]
+                waiting.append((queue, self._of_subscription(where(shaped_rows, has_none), number)))
+                chosen, shaped_rows, due = chosen[~has_none], where(shaped_rows, ~has_none), due[~has_none]
                 places, has_place = places[~has_none], has_place[~has_none]
             # The last possible time is a place for any number of messages: the times beyond it have other meanings.
             at = np.ceil(np.minimum(places, MAX_TIME_MILLIS) - _TOLERANCE_MILLIS).astype(np.int64)
             # An overdue row goes out as it is, if there is a place now.
-            is_kept = at <= np.where(has_place, due, np.maximum(due, moment.now))
+            is_kept = at <= np.where(has_place, due, np.maximum(due, self._context.now))
             masks[chosen[~is_kept]] &= ~(1 << number)
-            is_later = ~is_kept & (at > cutoff)
-            in_time = self._retimed(of_target, at, ~is_kept & ~is_later)
+            is_later = ~is_kept & (at > self._context.cutoff)
+            in_time = self._retimed(shaped_rows, at, ~is_kept & ~is_later)
             if in_time.num_rows:
                 names = self._subscriptions.names_of(in_time["topic"], number)
                 in_time = with_columns(in_time, subscription=names)
                 bits = pa.array(np.full(in_time.num_rows, 1 << number))
                 placed.append(typed(in_time, MESSAGES).append_column("subscription_mask", bits))
-            later = self._retimed(of_target, at, is_later)
+            later = self._retimed(shaped_rows, at, is_later)
             if later.num_rows:
-                original, sequence = where(of_target, is_later), self._operations.next_sequence(moment)
+                original, sequence = where(shaped_rows, is_later), self._context.next_sequence()
                 shaped_from = int64(later, "shaped_from")
-                self._operations.move(original, number, at[is_later], sequence, shaped_from=shaped_from)
-                target.state.last = max(target.state.last, int(at[is_later].max()))
+                self._state.move_messages(original, number, at[is_later], sequence, shaped_from=shaped_from)
+                subscription.state.last = max(subscription.state.last, int(at[is_later].max()))
                 self.n_moved += later.num_rows
         return Shaped(masks, concat(placed, nothing.schema), waiting)
 
     def save(self) -> None:
         """Writes the changes to the store."""
-        if not self._targets and self._saved is None:
+        if not self._shaped and self._saved is None:
             return
-        state = [[*key, *vars(t.state).values()] for key, t in sorted(self._targets.items())]
+        state = [[*key, *vars(t.state).values()] for key, t in sorted(self._shaped.items())]
         saved = {"targets": state} | self._kept_unconfirmed()
         data = json.dumps(saved, separators=(",", ":")).encode()
         if data != self._saved:
-            self._store.put(_TABLE, (0, 0), data)
+            self._context.store.put(_TABLE, (0, 0), data)
             self._saved = data
 
     def _kept_unconfirmed(self) -> dict[str, list[list[int]]]:
-        if not any(target.shares_places for target in self._targets.values()):
+        if not any(subscription.shares_places for subscription in self._shaped.values()):
             return {}
         ticks = [*self._unconfirmed, self._this_tick]
         if len(ticks) > _MOST_UNCONFIRMED:  # merged: the earlier time counts until the later tick is confirmed
@@ -579,17 +567,19 @@ class Shaper:
 
     def forget_past(self, now: int) -> None:
         """Forgets token buckets that are full again, and places before `now`, ms since the epoch."""
-        self._targets = {key: target for key, target in self._targets.items() if target.state.forget_past(now)}
+        self._shaped = {
+            key: subscription for key, subscription in self._shaped.items() if subscription.state.forget_past(now)
+        }
 
     def _of_subscription(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns rows for one subscription only."""
         return with_columns(rows, subscription=self._subscriptions.names_of(rows["topic"], number))
 
-    def _target(self, topic: str, number: int) -> Target:
+    def _subscription(self, topic: str, number: int) -> ShapedSubscription:
         key = topic, number
-        if key not in self._targets:
-            self._targets[key] = Target(self._rule(topic, number), self._shard_id)
-        return self._targets[key]
+        if key not in self._shaped:
+            self._shaped[key] = ShapedSubscription(self._rule(topic, number), self._context)
+        return self._shaped[key]
 
     def _number(self, topic: str, name: str) -> int | None:
         """Returns the number of a subscription; None: it is not shaped, or does not exist."""
@@ -607,7 +597,7 @@ class Shaper:
         masks = by_topic(rows, lambda topic: sum(1 << number for number in shaping.get(topic, ())))
         return masks & ~dead_letters_in(rows, self._subscriptions)
 
-    def _by_target(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
+    def _by_subscription(self, rows: pa.Table, masks: Int64Array) -> Iterator[tuple[str, int, Int64Array]]:
         """Yields topic and number of each shaped subscription, with the indexes of its rows, int64, ascending."""
         topics = rows["topic"].combine_chunks().dictionary_encode()
         indices = topics.indices.to_numpy()

@@ -20,7 +20,7 @@ _TOLERANCE = 1e-6  # intervals: the largest rounding error of a time
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TokenBucket:
     """A shard's part of a subscription's token bucket. All shards together give as many places as rate and burst allow.
 
     A shard has its share of the rate and of the burst. If the burst is less than one message for each shard, no burst
@@ -37,12 +37,12 @@ class Bucket:
     offset: float = 0.0
 
     @staticmethod
-    def of(rate: float, burst: int, shard_id: ShardId) -> Bucket:
+    def share_of(rate: float, burst: int, shard_id: ShardId) -> TokenBucket:
         """Returns a shard's part of a rate, messages a second, and of a burst."""
         interval = 1000 / rate * shard_id.shards
         if burst < shard_id.shards:
-            return Bucket(interval, 0, 1000 / rate * shard_id.number)
-        return Bucket(interval, burst // shard_id.shards + (shard_id.number < burst % shard_id.shards))
+            return TokenBucket(interval, 0, 1000 / rate * shard_id.number)
+        return TokenBucket(interval, burst // shard_id.shards + (shard_id.number < burst % shard_id.shards))
 
     def places(self, times: FloatArray, next_time: float) -> tuple[FloatArray, float]:
         """Gives each message the next free place at its time or later.
@@ -82,17 +82,17 @@ class Bucket:
         """
         places, after = times.copy(), next_times.copy()
         order = np.argsort(keys, kind="stable")
-        of_keys, starts = np.unique(keys[order], return_index=True)
+        distinct_keys, starts = np.unique(keys[order], return_index=True)
         counts = np.diff(np.append(starts, len(keys)))
         # Either key by key, or the first messages of all keys, then the second ones, and so on: in fewer rounds.
-        if len(of_keys) <= counts.max(initial=0):
-            for key, start, count in zip(of_keys.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        if len(distinct_keys) <= counts.max(initial=0):
+            for key, start, count in zip(distinct_keys.tolist(), starts.tolist(), counts.tolist(), strict=True):
                 rows = order[start : start + count]
                 places[rows], after[key] = self.places(times[rows], float(after[key]))
             return places, after
         for i in range(int(counts.max(initial=0))):
             has_more = counts > i
-            rows, of = order[starts[has_more] + i], of_keys[has_more]
+            rows, of = order[starts[has_more] + i], distinct_keys[has_more]
             places[rows], after[of] = self._one_each(times[rows], after[of])
         return places, after
 

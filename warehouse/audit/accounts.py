@@ -166,10 +166,10 @@ def _add_not_seen(found: dict[str, dict[str, Any]], comparison: Comparison, know
     known_positions = {(row["topic"], row["position"]) for row in known}
     new = [at for at in comparison.not_seen if at not in known_positions]
     if new:
-        of_kind = found.setdefault("not_seen", {"count": 0, "examples": []})
-        of_kind["count"] += len(new)
+        finding = found.setdefault("not_seen", {"count": 0, "examples": []})
+        finding["count"] += len(new)
         examples = [{"topic": topic, "subscription": "", "position": position} for topic, position in new]
-        of_kind["examples"] = (of_kind["examples"] + examples)[:EXAMPLES]
+        finding["examples"] = (finding["examples"] + examples)[:EXAMPLES]
 
 
 def _rows_of(table: DeltaTable) -> int:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
@@ -357,11 +357,6 @@ def _number(table: DeltaTable, app: str) -> int:
     return -1 if number is None else int(number)
 
 
-def literal(text: str) -> str:
-    """Returns a text as a quoted SQL literal."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Covers values by a few ranges, which leave out the widest gaps between them.
 
@@ -375,11 +370,6 @@ def ranges_of(values: Sequence[int], most: int) -> list[tuple[int, int]]:
     gaps = heapq.nlargest(most - 1, range(1, len(values)), key=lambda i: values[i] - values[i - 1])
     ends = [0, *sorted(gaps), len(values)]
     return [(values[start], values[end - 1]) for start, end in itertools.pairwise(ends) if start < end]
-
-
-def any_of(column: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """Returns the SQL condition that a column is in one of the ranges, (first, last), both inclusive; "" for none."""
-    return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges)
 
 
 def exists(warehouse: str, name: str) -> bool:

@@ -80,8 +80,8 @@ def plan(files: Iterable[DataFile], now: int | None, max_overlap: int) -> list[l
     runs: dict[tuple[bool, str], list[DataFile]] = {}
     for file in files:
         runs.setdefault((now is not None and file.last < now, file.run), []).append(file)
-    past = [Run(tuple(of_run)) for (is_past, _), of_run in runs.items() if is_past]
-    coming = _merge_tiers([Run(tuple(of_run)) for (is_past, _), of_run in runs.items() if not is_past])
+    past = [Run(tuple(run_files)) for (is_past, _), run_files in runs.items() if is_past]
+    coming = _merge_tiers([Run(tuple(run_files)) for (is_past, _), run_files in runs.items() if not is_past])
     while overlap(coming) > max(max_overlap, 1):
         coming.sort(key=lambda run: run.size)
         n = int(np.searchsorted(np.cumsum([run.parts for run in coming[:FAN_IN]]), MERGED_AT_ONCE, "right"))
@@ -99,16 +99,16 @@ def _merge_tiers(runs: list[Run]) -> list[Run]:
     settled: list[Run] = []
     while tiers:
         tier = min(tiers)
-        of_tier = tiers.pop(tier)
+        tier_runs = tiers.pop(tier)
         # Full files are merged only if they overlap, smaller ones already because there are many.
-        if (len(of_tier) if tier < 0 else overlap(of_tier)) >= FAN_IN:
-            for merged in map(_merged, _divided(of_tier)):
+        if (len(tier_runs) if tier < 0 else overlap(tier_runs)) >= FAN_IN:
+            for merged in map(_merged, _divided(tier_runs)):
                 if merged.tier > tier:
                     tiers.setdefault(merged.tier, []).append(merged)
                 else:
                     settled.append(merged)
         else:
-            settled += of_tier
+            settled += tier_runs
     return settled
 
 
@@ -208,8 +208,8 @@ class RowGroups:
                 first, last = (bounds.min, bounds.max) if bounds and bounds.has_min_max else (file.first, file.last)
                 rows.append((place, number, first, last))
                 sizes.append(max(group.num_rows / FILE_ROWS, group.total_byte_size / FILE_BYTES))
-        of_file, numbers, firsts, lasts = np.array(rows, np.int64).reshape(-1, 4).T
-        return RowGroups([file.path for file in files], of_file, numbers, firsts, lasts, np.array(sizes))
+        file_numbers, numbers, firsts, lasts = np.array(rows, np.int64).reshape(-1, 4).T
+        return RowGroups([file.path for file in files], file_numbers, numbers, firsts, lasts, np.array(sizes))
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,9 @@ def slices(groups: RowGroups) -> list[Slice]:
     group = group[np.argsort(place, kind="stable")]
     ends = np.cumsum(np.bincount(place, minlength=len(edges) - 1))
     found = []
-    for (start, end), of_slice in zip(itertools.pairwise(edges.tolist()), np.split(group, ends[:-1]), strict=True):
+    for (start, end), slice_groups in zip(itertools.pairwise(edges.tolist()), np.split(group, ends[:-1]), strict=True):
         wanted: dict[str, list[int]] = {}
-        for file, number in zip(groups.file[of_slice].tolist(), groups.number[of_slice].tolist(), strict=True):
+        for file, number in zip(groups.file[slice_groups].tolist(), groups.number[slice_groups].tolist(), strict=True):
             wanted.setdefault(groups.paths[file], []).append(number)
         found.append(Slice(start, end, wanted))
     return found

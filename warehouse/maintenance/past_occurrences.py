@@ -24,23 +24,23 @@ class OccurrenceRetention:
 
     Args:
         query: runs SQL over the tables.
-        of_ledgers: SQL condition: a row is of one of the ledgers.
+        in_ledgers: SQL condition: a row is of one of the ledgers.
         now: the current time, ms since the epoch.
         horizon: rows that are due at this time or later stay, ms since the epoch.
     """
 
-    def __init__(self, query: Callable[[Sql], pa.Table], of_ledgers: Sql, now: int, horizon: int) -> None:
+    def __init__(self, query: Callable[[Sql], pa.Table], in_ledgers: Sql, now: int, horizon: int) -> None:
         self._now = now
-        done = query(_SQL("done_occurrences", of_ledgers=of_ledgers))
+        done = query(_SQL("done_occurrences", in_ledgers=in_ledgers))
         self._last: dict[tuple[str, _Message], tuple[int, int]] = {}
         for name, *message, number, at in zip(*(column.to_pylist() for column in done.columns), strict=True):
             key = name, _message(*message)
             self._last[key] = max((number, at or 0), self._last.get(key, (0, 0)))
-        rows = query(_SQL("first_rows", of_ledgers=of_ledgers))
+        rows = query(_SQL("first_rows", in_ledgers=in_ledgers))
         self._rules: dict[_Message, tuple[Recurrence, int, int]] = {}
         for *message, published, properties in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             self._rules[_message(*message)] = *stored(dict(properties or ()), published), published
-        self._with_next = query(_SQL("with_later_row", horizon=horizon, of_ledgers=of_ledgers))
+        self._with_next = query(_SQL("with_later_row", horizon=horizon, in_ledgers=in_ledgers))
 
     def may_go_on(self, rows: pa.Table) -> BoolArray:
         """Returns a mask, bool, (rows,), of the first rows of recurring messages that still have a later row.

@@ -66,10 +66,10 @@ _MAX_LEDGERS = 200  # a query names at most so many one by one
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "batch_index"]
-_OF_MESSAGE = ["subscription", *_MESSAGE]
+_SUBSCRIPTION_MESSAGE = ["subscription", *_MESSAGE]
 _SQL = NamedQueries(
     __file__,
-    of_message=columns(_OF_MESSAGE),
+    message_columns=columns(_SUBSCRIPTION_MESSAGE),
     is_cancel=IS_CANCEL,
     is_restore=IS_RESTORE,
     first_imported_ledger=FIRST_IMPORTED_LEDGER,
@@ -211,9 +211,9 @@ class Retention:
 
     def _was_long_ago(self, rows: pa.Table) -> BoolArray:
         """Returns a mask of the deliveries of recurring messages that were more than a day before the last one."""
-        last = self._query(_SQL("last_occurrence_sent", ledgers_condition=_of_ledgers(rows)))
-        keys = rows.select([*_OF_MESSAGE, "sent_at"]).append_column("row", pa.array(np.arange(rows.num_rows)))
-        found = keys.join(last, _OF_MESSAGE, join_type="inner", use_threads=False)
+        last = self._query(_SQL("last_occurrence_sent", in_ledgers_of_rows=_in_ledgers(rows)))
+        keys = rows.select([*_SUBSCRIPTION_MESSAGE, "sent_at"]).append_column("row", pa.array(np.arange(rows.num_rows)))
+        found = keys.join(last, _SUBSCRIPTION_MESSAGE, join_type="inner", use_threads=False)
         is_old = np.zeros(rows.num_rows, np.bool_)
         is_old[int64(found, "row")] = int64(found, "sent_at") < int64(found, "last") - LAST_OCCURRENCES_MILLIS
         recurs: BoolArray = pc.is_valid(rows["occurrence"]).to_numpy(zero_copy_only=False)
@@ -232,7 +232,7 @@ class Retention:
         delivered or cancelled longer ago than the horizon. Its MOVE rows stay as long as there are DELAY rows.
         """
         horizon = self._horizons["delayed_index"]
-        delivered = _SQL("sent_before", ledgers_condition=_of_ledgers(rows), horizon=horizon)
+        delivered = _SQL("sent_before", in_ledgers_of_rows=_in_ledgers(rows), horizon=horizon)
         settled = self._are_done(rows, delivered, _SQL("applied_before", horizon=horizon), _NO_MOVES)
         is_last = self._is_durable(rows) & ~self._is_in("delayed_index", rows)
         can_go: BoolArray = np.where(_is_delay(rows), settled, is_last)
@@ -246,7 +246,7 @@ class Retention:
         a route stay: its subscriptions are not known.
         """
         first, last = pc.min_max(rows["deliver_at"]).as_py().values()
-        moved = self._query(_SQL("moves", ledgers_condition=_of_ledgers(rows)))
+        moved = self._query(_SQL("moves", in_ledgers_of_rows=_in_ledgers(rows)))
         return self._are_done(rows, _SQL("due_between", first=first, last=last), TRUE, moved)
 
     def _are_done(self, rows: pa.Table, delivered_when: Sql, cancelled_when: Sql, moved: pa.Table) -> BoolArray:
@@ -261,15 +261,15 @@ class Retention:
         delivered = self._query(_SQL("deliveries", delivered_when=delivered_when))
         recurs = has_occurrences(rows)
         horizon = self._horizons["delayed_index"]
-        occurrences = OccurrenceRetention(self._query, _of_ledgers(rows), self._now, horizon) if recurs else None
+        occurrences = OccurrenceRetention(self._query, _in_ledgers(rows), self._now, horizon) if recurs else None
         may_go_on = occurrences.may_go_on(rows) if occurrences else np.zeros(rows.num_rows, np.bool_)
         # The first row of a recurring message is needed for its next ones.
         is_first = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_null(rows["sequence"])) if recurs else None
         # The row of a later occurrence: it shows that a schedule has ended, if that occurrence was missed.
         is_next = are_recurring(rows) & pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)
-        ledgers = _of_ledgers(rows)
-        cancelled = self._query(_SQL("cancels", cancelled_when=cancelled_when, ledgers_condition=ledgers))
-        restored = self._query(_SQL("restores", ledgers_condition=ledgers))
+        ledgers = _in_ledgers(rows)
+        cancelled = self._query(_SQL("cancels", cancelled_when=cancelled_when, in_ledgers_of_rows=ledgers))
+        restored = self._query(_SQL("restores", in_ledgers_of_rows=ledgers))
         attempts = pa.array(attempts_of(rows))
         rows = rows.select([name for name in rows.column_names if name != "attempt"]).append_column("attempt", attempts)
         settled = np.zeros(rows.num_rows, np.bool_)
@@ -326,7 +326,7 @@ class Retention:
     def _is_in(self, table: str, rows: pa.Table) -> BoolArray:
         """Returns a mask of the rows whose entry is in a table: `delayed_index` (as a DELAY row) or `entries`."""
         query = "entries_in_entries" if table == "entries" else "entries_in_delayed_index"
-        found = self._query(_SQL(query, ledgers_condition=_of_ledgers(rows)))
+        found = self._query(_SQL(query, in_ledgers_of_rows=_in_ledgers(rows)))
         return is_among(rows, found, _ENTRY)
 
     def _query(self, sql: Sql) -> pa.Table:
@@ -386,9 +386,9 @@ def _is_delay(rows: pa.Table) -> BoolArray:
     return is_delay
 
 
-def _of_ledgers(rows: pa.Table) -> Sql:
+def _in_ledgers(rows: pa.Table) -> Sql:
     """Returns the SQL condition that a row is of one of these rows' ledgers, or only between them if they are many."""
     ledgers = pc.unique(rows["ledger_id"]).to_pylist()
     if len(ledgers) > _MAX_LEDGERS:
         return _SQL("between_ledgers", first=min(ledgers), last=max(ledgers))
-    return _SQL("of_ledgers", ledgers=ledgers)
+    return _SQL("in_ledgers", ledgers=ledgers)

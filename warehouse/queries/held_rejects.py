@@ -22,5 +22,5 @@ def find_rejects(tables: Tables, version: int, since: Mapping[str, int]) -> pa.T
         version: the version of the table `rejects` to read.
         since: the first tick whose rejects the rejects topic lacks, by source topic; not empty.
     """
-    of_topics = some_of(_SQL("of_topic", topic=topic, tick=tick) for topic, tick in since.items())
-    return typed(tables.query("rejects", _SQL("rejects", of_topics=of_topics), version), MESSAGES)
+    in_topics = some_of(_SQL("in_topic", topic=topic, tick=tick) for topic, tick in since.items())
+    return typed(tables.query("rejects", _SQL("rejects", in_topics=in_topics), version), MESSAGES)

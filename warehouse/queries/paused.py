@@ -26,7 +26,7 @@ def paused_subscriptions(warehouse: str, topic: str | None = None) -> set[tuple[
         outcomes = Snapshot(warehouse, {"outcomes": None})
     except TableNotFoundError:
         return set()
-    of_topic = TRUE if topic is None else _SQL("is_of_topic", topic=topic)
-    changes = outcomes.sql(_SQL("pause_changes", of_topic=of_topic)).to_pylist()
+    in_topic = TRUE if topic is None else _SQL("in_topic", topic=topic)
+    changes = outcomes.sql(_SQL("pause_changes", in_topic=in_topic)).to_pylist()
     last = {(row["topic"], row["subscription"]): row["effect"] for row in changes}
     return {of for of, effect in last.items() if effect == Effect.HOLD}

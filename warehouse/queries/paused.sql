@@ -1,5 +1,5 @@
 -- pause_changes --
-SELECT topic, subscription, :effect AS effect FROM outcomes WHERE :of_topic AND :is_pause_change ORDER BY sequence
+SELECT topic, subscription, :effect AS effect FROM outcomes WHERE :in_topic AND :is_pause_change ORDER BY sequence
 
--- is_of_topic --
+-- in_topic --
 topic = :topic

@@ -46,7 +46,7 @@ class PendingCounts:
         self._begin = max(rows.start, self._split + 1) if is_by_time else self._end
         self._later = _SQL("is_later", begin=self._begin, end=self._end)
         partition = rows.partition
-        self._of_partition = TRUE if partition is None else _SQL("of_partition", partition=partition)
+        self._in_partition = TRUE if partition is None else _SQL("in_partition", partition=partition)
         self._find()
 
     @property
@@ -88,7 +88,7 @@ class PendingCounts:
             found = counts.count(rows.tables, "delayed_index")
         except FileNotFoundError as error:
             raise version_gone() from error
-        looked_at = rows.sql(_SQL("examined_times", of_partition=self._of_partition))
+        looked_at = rows.sql(_SQL("examined_times", in_partition=self._in_partition))
         found.subtract(counts.of_times(int64(looked_at, "deliver_at")))
         return +found
 
@@ -132,12 +132,12 @@ class PendingCounts:
         if self._begin >= self._end:
             return
         is_later = self._later
-        rows.sql(_SQL("create_special", of_topic=rows.of_topic, start=rows.start, is_later=is_later))
+        rows.sql(_SQL("create_special", in_topic=rows.in_topic, start=rows.start, is_later=is_later))
         rows.sql(_SQL("create_named", begin=self._begin))
         named = rows.sql(_SQL("named"))
-        wanted = {"columns": columns(_COLUMNS), "of_partition": self._of_partition}
+        wanted = {"columns": columns(_COLUMNS), "in_partition": self._in_partition}
         if not named.num_rows:
             rows.sql(_SQL("create_examined", **wanted))
             return
-        of_named = rows.delayed(_COLUMNS, condition=all_of([is_later, none_of([_IS_OWN]), near_entries(named)]))
-        rows.sql(_SQL("create_examined_with_named", of_named=of_named, **wanted))
+        named_rows = rows.delayed(_COLUMNS, condition=all_of([is_later, none_of([_IS_OWN]), near_entries(named)]))
+        rows.sql(_SQL("create_examined_with_named", named_rows=named_rows, **wanted))

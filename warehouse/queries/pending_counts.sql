@@ -11,7 +11,7 @@ deliver_at < :time
 -- due_after --
 deliver_at > :time
 
--- of_partition --
+-- in_partition --
 partition = :partition
 
 -- examined --
@@ -21,7 +21,7 @@ SELECT :columns FROM examined
 :first UNION ALL :second
 
 -- examined_times --
-SELECT deliver_at FROM special WHERE operation <> 'DELAY' AND :of_partition UNION ALL SELECT deliver_at FROM examined
+SELECT deliver_at FROM special WHERE operation <> 'DELAY' AND :in_partition UNION ALL SELECT deliver_at FROM examined
 
 -- end_of_others --
 SELECT :function(deliver_at) AS t FROM (:others) AS o LEFT ANTI JOIN named AS n
@@ -33,7 +33,7 @@ WHERE deliver_at < :held
 CREATE OR REPLACE TABLE special AS
 SELECT topic, subscription, partition, ledger_id, entry_id, batch_index, deliver_at, operation, :sequence AS sequence,
        occurrence
-FROM delayed_index WHERE :of_topic AND deliver_at >= :start AND (operation <> 'DELAY' OR (:is_own AND :is_later))
+FROM delayed_index WHERE :in_topic AND deliver_at >= :start AND (operation <> 'DELAY' OR (:is_own AND :is_later))
 
 -- create_named --
 -- The entries that commands name.
@@ -47,9 +47,9 @@ SELECT ledger_id, entry_id FROM named
 -- create_examined --
 -- The DELAY rows due later that are special or of a named entry.
 CREATE OR REPLACE TABLE examined AS
-SELECT :columns FROM special WHERE operation = 'DELAY' AND :of_partition
+SELECT :columns FROM special WHERE operation = 'DELAY' AND :in_partition
 
 -- create_examined_with_named --
 :create_examined
 UNION ALL
-SELECT r.* FROM (:of_named) AS r LEFT SEMI JOIN named AS n ON n.ledger_id = r.ledger_id AND n.entry_id = r.entry_id
+SELECT r.* FROM (:named_rows) AS r LEFT SEMI JOIN named AS n ON n.ledger_id = r.ledger_id AND n.entry_id = r.entry_id

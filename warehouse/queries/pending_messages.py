@@ -114,7 +114,7 @@ class Pending:
         )
 
     @property
-    def is_of_cancelled(self) -> bool:
+    def lists_cancelled(self) -> bool:
         """Whether the listing has messages that were cancelled or skipped."""
         return self._filter.state is State.CANCELLED
 
@@ -330,7 +330,7 @@ class Pending:
         """Returns the number of cancelled messages, or whole entries, that would be due later, by subscription."""
         commands = identifier(counts.commands_after(self.as_of))
         found = self._pending.sql(
-            _SQL("cancelled", commands=commands, of_topic=self._pending.of_topic, as_of=self.as_of)
+            _SQL("cancelled", commands=commands, in_topic=self._pending.in_topic, as_of=self.as_of)
         )
         return dict(zip(found["subscription"].to_pylist(), found["n"].to_pylist(), strict=True))
 

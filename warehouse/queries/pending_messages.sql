@@ -59,7 +59,7 @@ count(*) FILTER (WHERE waits & :bit <> 0 AND deliver_at < :end) AS :name
 -- The number of cancelled messages, or whole entries, that would be due later, by subscription.
 SELECT subscription, count(*) AS n FROM (
     SELECT subscription, ledger_id, entry_id, batch_index
-    FROM :commands WHERE operation IN ('CANCEL', 'RESTORE') AND :of_topic AND deliver_at > :as_of
+    FROM :commands WHERE operation IN ('CANCEL', 'RESTORE') AND :in_topic AND deliver_at > :as_of
     GROUP BY subscription, ledger_id, entry_id, batch_index
     HAVING max(CASE WHEN operation = 'CANCEL' THEN :sequence END)
         > coalesce(max(CASE WHEN operation = 'RESTORE' THEN :sequence END), -1)

@@ -79,7 +79,7 @@ class PendingRows:
         self.wanted = wanted
         self.as_of = as_of
         self.memberships = Memberships.of(warehouse)
-        self.of_topic = _SQL("of_topic", topic=topic)
+        self.in_topic = _SQL("in_topic", topic=topic)
         self.start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
         if wanted.state is State.CANCELLED:
             self.start = max(self.start, as_of)
@@ -94,9 +94,9 @@ class PendingRows:
             after: only rows after the one with these values of ORDER; None: all.
             condition: a further SQL condition.
         """
-        conditions = [self.of_topic, _SQL("due_from", start=self.start), *self.wanted.conditions]
+        conditions = [self.in_topic, _SQL("due_from", start=self.start), *self.wanted.conditions]
         if self.partition is not None:
-            conditions.append(_SQL("of_partition", partition=self.partition))
+            conditions.append(_SQL("in_partition", partition=self.partition))
         if after is not None:
             conditions += [_SQL("due_from", start=after[0]), _comes_after(after)]
         if condition is not None:
@@ -157,7 +157,7 @@ class PendingRows:
             entries: a table; only deliveries and commands of its entries are read. None: those of the whole topic.
             commands: a table with the delayed index's rows that are not of type DELAY.
         """
-        wanted = [self.of_topic, _SQL("due_from", start=self.start)]
+        wanted = [self.in_topic, _SQL("due_from", start=self.start)]
         if entries:  # lets a reader skip most files
             ledgers = self.sql(_SQL("ledgers", entries=identifier(entries)))["ledger_id"].to_pylist()
             wanted.append(in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
@@ -189,7 +189,7 @@ class PendingRows:
             cancelled_until=last(f"cancelled_until_{i}"),
             is_cancelled=is_cancelled(f"_{i}"),
             is_moved_on=is_moved_on(sequence, f"_{i}"),
-            of_cancelled=self.wanted.state is State.CANCELLED,
+            is_cancelled_wanted=self.wanted.state is State.CANCELLED,
             missed=self.memberships.sql("i", due, literal(self.topic), literal(name), sequence),
         )
 

@@ -4,10 +4,10 @@ coalesce(sequence, 0)
 -- known_sequence --
 coalesce(sequence, 0) AS sequence
 
--- of_topic --
+-- in_topic --
 topic = :topic
 
--- of_partition --
+-- in_partition --
 partition = :partition
 
 -- due_from --
@@ -63,7 +63,7 @@ CASE WHEN :is_left AND NOT :missed THEN :bit ELSE 0 END
 -- A row (`i`) is for one subscription, and was not delivered there; it is cancelled there, or not.
 coalesce(i.subscription, :name) = :name AND NOT (:is_moved_on)
 AND CASE WHEN i.occurrence IS NULL THEN :delivered < i.deliver_at ELSE :occurrence < i.occurrence END
-AND (:cancelled_until >= i.deliver_at AND :is_cancelled) = :of_cancelled
+AND (:cancelled_until >= i.deliver_at AND :is_cancelled) = :is_cancelled_wanted
 
 -- waiting --
 SELECT i.*, :waits AS waits FROM (:rows) AS i :join_commands

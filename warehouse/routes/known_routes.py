@@ -139,7 +139,7 @@ class KnownRoutes:
             names,
             {t: bits for t, bits in removed.items() if bits},
             frozenset(self.missing),
-            {topic: of_topic for topic, of_topic in backoffs.items() if of_topic},
+            {topic: topic_rules for topic, topic_rules in backoffs.items() if topic_rules},
             self.shaping,
             {topic: bits for topic, bits in in_order.items() if bits},
         )
@@ -154,7 +154,7 @@ class KnownRoutes:
             topic: {i: s.shaping for i, s in enumerate(route.subscriptions) if s.shaping is not None}
             for topic, route in self.routes.items()
         }
-        return {topic: of_topic for topic, of_topic in rules.items() if of_topic}
+        return {topic: topic_rules for topic, topic_rules in rules.items() if topic_rules}
 
     @property
     def command_routes(self) -> Routes:
@@ -186,7 +186,7 @@ class KnownRoutes:
             }
             for topic, route in self.routes.items()
         }
-        return {topic: of_topic for topic, of_topic in found.items() if of_topic}
+        return {topic: topic_rules for topic, topic_rules in found.items() if topic_rules}
 
     @property
     def gone(self) -> frozenset[tuple[str, str]]:

@@ -189,7 +189,7 @@ class Memberships:
         """Whether the job has begun with a topic's subscription; True also if the table has nothing of the topic."""
         return topic not in self.last or subscription in self.last[topic]
 
-    def of_topic(self, topic: str) -> list[str]:
+    def changed_names(self, topic: str) -> list[str]:
         """Returns the topic's subscriptions that were added later, or were absent for some time."""
         return [name for of, name in self._absences if of == topic]
 

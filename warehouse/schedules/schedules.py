@@ -104,7 +104,7 @@ class Schedules:
         Args:
             ref: the message; without a batch index the only message of its entry.
         """
-        query = "of_message" if ref.batch_index >= 0 else "of_entry"
+        query = "is_message" if ref.batch_index >= 0 else "is_entry"
         found = self._read(_SQL(query, ledger=ref.ledger_id, entry=ref.entry_id, batch_index=ref.batch_index), 2)
         return found[0] if len(found) == 1 else None
 
@@ -123,8 +123,8 @@ class Schedules:
             after = last.ledger_id, last.entry_id, last.batch_index
 
     def _read(self, condition: Sql, limit: int) -> list[Schedule]:
-        of_partition = TRUE if self._partition is None else _SQL("of_partition", partition=self._partition)
-        sql = _SQL("first_rows", topic=self.topic, of_partition=of_partition, condition=condition, n=limit)
+        in_partition = TRUE if self._partition is None else _SQL("in_partition", partition=self._partition)
+        sql = _SQL("first_rows", topic=self.topic, in_partition=in_partition, condition=condition, n=limit)
         rows = self._tables.sql(sql).to_pylist()
         if not rows:
             return []
@@ -162,10 +162,10 @@ class _Progress:
 
     def __init__(self, tables: Snapshot, topic: str, ledgers: list[int], memberships: Memberships, now: int) -> None:
         self._topic, self._memberships, self._now = topic, memberships, now
-        of_ledgers = _SQL("of_ledgers", topic=topic, in_ledgers=in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
-        self._done = _by_message(tables, _SQL("done", last_occurrences=last_occurrences(of_ledgers)))
-        self._next = _by_message(tables, _SQL("next", of_ledgers=of_ledgers))
-        self._commands = _by_message(tables, _SQL("last_commands", of_ledgers=of_ledgers))
+        in_ledgers = _SQL("in_ledgers", topic=topic, in_ledgers=in_ranges("ledger_id", ranges_of(ledgers, _MAX_RANGES)))
+        self._done = _by_message(tables, _SQL("done", last_occurrences=last_occurrences(in_ledgers)))
+        self._next = _by_message(tables, _SQL("next", in_ledgers=in_ledgers))
+        self._commands = _by_message(tables, _SQL("last_commands", in_ledgers=in_ledgers))
 
     def has(self, subscription: str, source: Mapping[str, Any]) -> bool:
         """Whether a message has had an occurrence for a subscription, or has a row for it alone."""

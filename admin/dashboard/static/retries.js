@@ -43,7 +43,7 @@ $("confirm-yes")?.addEventListener("click", async () => {
     const { ok, found } = await post({ filter: asked.filter, max: 1000000 }, asked.key);
     asked.isDone = ok;
     const counts = Object.entries(found).filter(([name, n]) => typeof n === "number" && n && name !== "matched");
-    const words = { redriven: "re-driven", alreadyRedriven: "re-driven before", refused: "refused" };
+    const words = { redriven: "re-driven", alreadyRedriven: "re-driven before", refused: "refused", unreadable: "unreadable" };
     answer.textContent = ok ? counts.map(([name, n]) => `${count(n)} ${words[name] || name}`).join(", ") || "nothing to do" : found.reason;
   } catch { answer.textContent = "no answer from the API: is it running? Asked again, nothing is sent twice."; }
 });

@@ -84,16 +84,18 @@ class Text(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class MessageId(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "partition", "batch_index")
+    __slots__ = ("ledger_id", "entry_id", "partition", "batch_index", "ack_set")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ACK_SET_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     partition: int
     batch_index: int
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., partition: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+    ack_set: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., partition: _Optional[int] = ..., batch_index: _Optional[int] = ..., ack_set: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EncryptionKey(_message.Message):
     __slots__ = ("name", "value")

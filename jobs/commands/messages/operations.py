@@ -1,8 +1,9 @@
-"""The commands of the command line that are made of the operations' descriptions: `delaylake topics postpone` etc."""
+"""The commands of the command line that are made of the operations' descriptions, as `delaylake topics restore`."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,7 @@ from jobs.commands.messages.changes import (
 from jobs.commands.messages.filter_options import with_filter, with_options
 from jobs.options import Output, OutputOption
 from jobs.parsers import parse_duration, parse_shift
-from tracker.commands.kinds import RESTORE, Field, Operation
+from tracker.commands.kinds import OPERATIONS, RESCHEDULE, RESTORE, SKIP, Field, Operation
 
 if TYPE_CHECKING:
     from delaylake.commands import Named
@@ -47,26 +48,37 @@ OptionalId = Annotated[str | None, ID_ARGUMENT]
 
 _Fields = dict[str, Any]
 
+_FILTERED_APART = (SKIP, RESTORE)  # operations with a command of their own for filters
+_PULSARS_NAMES = {SKIP: "skip-messages"}
 
-def command_of(operation: Operation) -> Callable[..., None]:
+
+def operation_command(operation: Operation) -> Callable[..., None]:
     """Returns the command of an operation, with the options for what it may name and for its fields."""
     if operation.is_of_subscription:
-        command = _of_subscription(operation)
+        command = _subscription_command(operation)
     elif operation.is_of_schedule:
-        command = _of_schedule(operation)
-    elif operation.by_filter and operation.kind != RESTORE:  # which has a command of its own for filters
-        command = _of_messages_or_filter(operation)
+        command = _schedule_command(operation)
+    elif operation.by_filter and operation.kind not in _FILTERED_APART:
+        command = _filter_command(operation)
     else:
-        command = _of_messages(operation)
+        command = _messages_command(operation)
     options = [_option(field) for field in operation.fields]
     made = with_options(command, "fields", options, partial(_values, operation)) if options else command
     made.__doc__ = operation.command
     return made
 
 
-def name_of(operation: Operation) -> str:
+def deliver_now_command() -> Callable[..., None]:
+    """Returns the command that reschedules to a time that is past."""
+    made = with_options(_messages_command(OPERATIONS[RESCHEDULE]), "fields", [], lambda: {"deliver_at": 0})
+    made.__doc__ = "Deliver messages that wait, or that a pause parks, at once."
+    return made
+
+
+def command_name(operation: Operation) -> str:
     """Returns the name of an operation's command."""
-    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in operation.path)
+    words = re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", operation.path)
+    return _PULSARS_NAMES.get(operation.kind, words)
 
 
 def schedules_named(schedule_id: str | None, schedule_keys: list[str] | None) -> Named:
@@ -86,7 +98,7 @@ def schedules_named(schedule_id: str | None, schedule_keys: list[str] | None) ->
     return Ids([message_of(schedule_id)])
 
 
-def _of_subscription(operation: Operation) -> Callable[..., None]:
+def _subscription_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -99,7 +111,7 @@ def _of_subscription(operation: Operation) -> Callable[..., None]:
     return command
 
 
-def _of_schedule(operation: Operation) -> Callable[..., None]:
+def _schedule_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -115,7 +127,7 @@ def _of_schedule(operation: Operation) -> Callable[..., None]:
     return command
 
 
-def _of_messages(operation: Operation) -> Callable[..., None]:
+def _messages_command(operation: Operation) -> Callable[..., None]:
     def command(
         context: typer.Context,
         topic: Topic,
@@ -137,7 +149,7 @@ def _of_messages(operation: Operation) -> Callable[..., None]:
     return made if operation.by_key else with_options(made, "schedule_keys", [], lambda: None)
 
 
-def _of_messages_or_filter(operation: Operation) -> Callable[..., None]:
+def _filter_command(operation: Operation) -> Callable[..., None]:
     @with_filter
     def command(
         context: typer.Context,

@@ -60,7 +60,7 @@ def redrive(
 ) -> None:
     """Deliver those dead letters of a subscription once more to which all options given apply.
 
-    They go to the subscription's destination at once, and their attempts begin anew.
+    They go to the subscription's destination at once, and their attempts begin again.
     """
     from rich.console import Console
 
@@ -80,8 +80,9 @@ def redrive(
     asked = _RedriveCall(options, topic, wanted, max_matched, request_id or uuid.uuid4().hex, timeout, console)
     found = asked.call(dry_run=True) if dry_run or not yes else {}
     if dry_run:
-        text = [f"{found['matched']:,} dead letters match", _text(found["messages"][:_SHOWN], options.zone)]
-        show(output, found, "\n".join(text if found["matched"] else text[:1]))
+        text = [f"{found['matched']:,} dead letters match", *_unreadable(found)]
+        text += [_text(found["messages"][:_SHOWN], options.zone)] if found["matched"] else []
+        show(output, found, "\n".join(text))
         return
     if found.get("matched"):
         if not console.is_terminal:
@@ -94,9 +95,13 @@ def redrive(
     lines = [f"{done['matched']:,} dead letters matched", f"{done['redriven']:,} re-driven, as {done['requestId']}"]
     if done["alreadyRedriven"]:
         lines.append(f"{done['alreadyRedriven']:,} were re-driven before")
+    lines += _unreadable(done)
     show(output, done, "\n".join(lines))
     if done["refused"]:
-        raise BulkError(f"{done['refused']:,} were not sent back: the topic does not take messages of their size")
+        raise BulkError(
+            f"{done['refused']:,} were not sent back: the topic does not take messages of their size (or their schema:"
+            " the log says why)"
+        )
 
 
 class _RedriveCall:
@@ -147,6 +152,11 @@ class _RedriveCall:
                 on_progress=lambda n: progress.update(task, completed=n),
             )
             return asked.dry_run() if dry_run else asked.run()
+
+
+def _unreadable(found: dict[str, Any]) -> list[str]:
+    n = found.get("unreadable", 0)
+    return [f"{n:,} entries of the topic of dead letters can't be read, and stay there"] if n else []
 
 
 def _text(letters: list[dict[str, Any]], zone: tzinfo | None) -> str:

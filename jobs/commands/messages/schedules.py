@@ -19,7 +19,7 @@ from jobs.commands.messages.changes import (
     split_names,
 )
 from jobs.commands.messages.filter_options import SubscriptionOption, Topic
-from jobs.commands.messages.operations import ID_ARGUMENT, OptionalId, command_of, name_of, schedules_named
+from jobs.commands.messages.operations import ID_ARGUMENT, OptionalId, command_name, operation_command, schedules_named
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_time, recurrence_properties
 from jobs.text_table import table_text
@@ -128,7 +128,7 @@ def next_occurrences(
 
 for _operation in OPERATIONS.values():
     if _operation.is_of_schedule:
-        app.command(name_of(_operation))(command_of(_operation))
+        app.command(command_name(_operation))(operation_command(_operation))
 
 
 @app.command("end")
@@ -143,7 +143,7 @@ def end(
 ) -> None:
     """End a schedule: no further occurrence is delivered.
 
-    An occurrence that is handed out already is delivered. `delaylake topics restore` takes the schedule up again, until
+    An occurrence that is dispatched already is delivered. `delaylake topics restore` takes the schedule up again, until
     the cancelled occurrence would be due. With --schedule-key it does as `delaylake topics cancel-delayed-message`.
     """
     named, names = schedules_named(schedule_id, schedule_keys), split_names(subscriptions)

@@ -28,7 +28,7 @@ from jobs.commands.messages.changes import (
     schedule_keys_of,
     split_names,
 )
-from jobs.commands.messages.operations import command_of, name_of
+from jobs.commands.messages.operations import command_name, deliver_now_command, operation_command
 from jobs.options import Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
 from tracker.commands.kinds import CANCEL, OPERATIONS, RESCHEDULE, SKIP
@@ -60,7 +60,7 @@ def cancel_delayed_message(
 ) -> None:
     """Cancel a delayed message on the given subscriptions, or all.
 
-    For a message that is handed out already, some seconds before its time, it is TOO_LATE. With --from-file each line
+    For a message that is dispatched already, some seconds before its time, it is TOO_LATE. With --from-file each line
     is `ledger:entry deliverAt`.
     """
     from delaylake.commands import Ids, Named
@@ -93,7 +93,7 @@ def acknowledge_message(
     timeout: Timeout = 30,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Skip an entry that waits, so that it is not delivered. If it is handed out already, it is TOO_LATE."""
+    """Skip an entry that waits, so that it is not delivered. If it is dispatched already, it is TOO_LATE."""
     from delaylake.commands import Ids, Named
 
     from broker.entries.message_ids import MessageRef
@@ -121,35 +121,12 @@ _BY_FILTER = {
 _MEANT = """
 
 They are those that `delaylake pending` lists. Exit status 1 if the change was not done for some, such as those that are
-handed out already."""
+dispatched already."""
 for _action, _text in _BY_FILTER.items():
     app.command(f"{_action.replace(' ', '-')}-by-filter")(by_filter.command_by_filter(_action, _text + _MEANT))
 app.command("reschedule-by-filter")(by_filter.reschedule_by_filter)
 app.command("purge")(by_filter.purge)
 app.command("redrive")(redrive.redrive)
-
-
-@app.command("skip-messages")
-def skip_messages(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    schedule_keys: ScheduleKeys = None,
-    from_file: FromFile = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Skip messages that wait, by their ids: whole entries, or single messages of a batch.
-
-    It is TOO_LATE for messages that are handed out already, which is some seconds before they are due, and at once if
-    they are due when they come. To have time, pause the subscription first.
-
-    With --from-file each line is a triplet, an id that `delaylake produce` printed, or base64.
-    """
-    messages = named(triplets, base64_ids, from_file, schedule_keys)
-    run_operation(context, topic, SKIP, messages, [subscription], timeout, output)
 
 
 @app.command("reschedule")
@@ -179,26 +156,10 @@ def reschedule(
     run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=due)
 
 
-@app.command("deliver-now")
-def deliver_now(
-    context: typer.Context,
-    topic: Topic,
-    subscription: SubscriptionOption,
-    triplets: Triplets = None,
-    base64_ids: Base64Ids = None,
-    schedule_keys: ScheduleKeys = None,
-    from_file: FromFile = None,
-    timeout: Timeout = 30,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Deliver messages that wait, or that a pause holds back, at once."""
-    messages = named(triplets, base64_ids, from_file, schedule_keys)
-    run_operation(context, topic, RESCHEDULE, messages, [subscription], timeout, output, deliver_at=0)
-
-
+app.command("deliver-now")(deliver_now_command())
 for _operation in OPERATIONS.values():
     if _operation.command and not _operation.is_of_schedule:
-        app.command(name_of(_operation))(command_of(_operation))
+        app.command(command_name(_operation))(operation_command(_operation))
 
 
 @app.command("get-message-id-by-index")

@@ -14,8 +14,8 @@ from jobs.progress import ProgressLine
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from recovery.other_systems.importing import ImportPreview
-    from recovery.other_systems.sources import OpenSource
+    from checkpoint_from_tables.other_systems.importing import ImportPreview
+    from checkpoint_from_tables.other_systems.sources import OpenSource
     from warehouse.delta.tables import Tables
 
 # Parameters that go with --from, and their options.
@@ -89,11 +89,11 @@ def import_messages(
     interruption run the same command again. Nothing is changed in the other system: stop its workers meanwhile.
     """
     from broker.client import check_listening
-    from recovery.importing.files import check_files, import_file
-    from recovery.importing.importer import Importer
-    from recovery.importing.topics import SUBSCRIPTION, check_topic, import_topic
-    from recovery.new_checkpoint import import_and_rebuild
-    from recovery.other_systems.importing import import_items, preview_import
+    from checkpoint_from_tables.importing.files import check_files, import_file
+    from checkpoint_from_tables.importing.importer import Importer
+    from checkpoint_from_tables.importing.topics import SUBSCRIPTION, check_topic, import_topic
+    from checkpoint_from_tables.new_checkpoint import import_and_rebuild
+    from checkpoint_from_tables.other_systems.importing import import_items, preview_import
 
     if not files and from_topic is None and system is None:
         raise typer.BadParameter("name Parquet files, a topic with --from-topic, or a system with --from")
@@ -154,8 +154,8 @@ def _source(
     due_after: str | None,
     separator: str,
 ) -> OpenSource:
+    from checkpoint_from_tables.other_systems.sources import OpenSource
     from conf.times import parse_time
-    from recovery.other_systems.sources import OpenSource
 
     if url is None:
         raise typer.BadParameter("say where it is", param_hint="--url")

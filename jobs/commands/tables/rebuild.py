@@ -35,7 +35,7 @@ def rebuild(
     trimmed, so that they can't be compared.
     """
     from broker.client import check_listening
-    from recovery.new_checkpoint import rebuild_checkpoint
+    from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 
     warnings: list[str] = []
     settings = global_options(context).settings

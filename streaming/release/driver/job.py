@@ -1,7 +1,8 @@
-"""The input of a Spark job that sends a tick's release in a lane."""
+"""A release as a Spark job sends it in a lane, the parts of it that stay open, and the job's result."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming.release.attempt import Assignment
+from streaming.release.driver.transitions import PartState
+from streaming.release.naming import Target
 from tracker.in_flight import IN_ORDER, SENDING
-from tracker.messages import Int64Array, int64, order_keys
+from tracker.messages import MESSAGES, Int64Array, int64, order_keys
 from tracker.packing import row_sizes
 from tracker.shaping.rule import spans
+from tracker.subscriptions import without_dead_letters
+from warehouse.schemas import DELIVERIES
+
+_ROWS_AT_ONCE = 20_000  # the most rows of releases that are sent together, because one task has them all in memory
+
+Release = tuple[int, int]  # tick, kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +39,15 @@ class Job:
     sent_to: int = 0  # an earlier run may have sent the lane's releases up to this tick, this one, too; 0: it has not
     # (first, last) time at which shaped messages are due, ms since the epoch, by source topic and subscription number.
     shaped: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict, compare=False)
-    # Whether one task has to send all shards: some messages were held back, or come in the order of their keys.
+    # Whether one task has to send all shards: some messages were parked, or come in the order of their keys.
     is_in_order: bool = False
     # (first, last) time at which messages in order are due, ms since the epoch; by source topic and order key.
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
-    # Source topics with messages that can't be held back any more: what was to come after them does already.
+    # Source topics with messages that can't be parked any more: what was to come after them does already.
     passed: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
-    def release(self) -> tuple[int, int]:
+    def release(self) -> Release:
         """The key of the release: (tick, kind)."""
         return self.tick, self.kind
 
@@ -63,6 +72,71 @@ class Job:
     def rows_due(self, millis: int) -> int:
         """Counts the rows that are due by a time, ms since the epoch."""
         return int(np.searchsorted(self.due, millis, "right"))
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """An open part: the messages of a release for one target that have not arrived."""
+
+    job: Job
+    target: Target
+    done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived before, as `SendReport.done`
+    # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
+    arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
+    is_resumed: bool = False  # of an earlier run: some messages may have arrived, and be recorded
+    is_untouched: bool = False  # none of its messages was given to a producer, in any run
+
+    @property
+    def release(self) -> Release:
+        """The release (tick, kind) of the part."""
+        return self.job.release
+
+    @property
+    def state(self) -> PartState:
+        """RECALLED where the shards are to park its messages, because nothing of it was sent; else OPEN."""
+        is_recalled = self.is_untouched and is_parked(self.target) and self.target[0] not in self.job.passed
+        return PartState.RECALLED if is_recalled else PartState.OPEN
+
+
+@dataclass(frozen=True)
+class PartsSent:
+    """The result of an attempt to send open parts of one target."""
+
+    reason: str = ""  # why some messages have not arrived; empty: all have
+    is_slow: bool = False  # the destination is only slow
+    messages: int = 0  # the number of messages, where all have arrived
+
+
+def is_parked(target: Target) -> bool:
+    """Whether what comes due for a target is parked while it is unwritable: not dead letters and rejects."""
+    return bool(target[1]) and not without_dead_letters(target[1])[1]
+
+
+def oldest(parts: Iterable[OpenPart]) -> list[OpenPart]:
+    """Returns the parts to send together: all, or those of the oldest ticks where all have too many rows.
+
+    Args:
+        parts: ascending by release.
+    """
+    chosen: list[OpenPart] = []
+    rows = 0
+    for _, of_tick in itertools.groupby(parts, lambda part: part.job.tick):
+        added = list(of_tick)
+        rows += sum(part.job.rows for part in added)
+        if chosen and rows > _ROWS_AT_ONCE:
+            break
+        chosen += added
+    return chosen
+
+
+@dataclass
+class FinishedJob:
+    """The result of a job: rows to be written to tables, and parts that have not arrived."""
+
+    job: Job
+    deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`
+    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that the client does not take
+    parts: list[OpenPart] = field(default_factory=list)  # messages for unwritable destinations
 
 
 def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job:
@@ -98,10 +172,10 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
 
 
 def _passed(rows: pa.Table) -> frozenset[str]:
-    """Returns the topics of occurrences, of retries, of messages with a schedule key, and of those held back before.
+    """Returns the topics of occurrences, of retries, of messages with a schedule key, and of those parked before.
 
     A schedule has its next occurrence, a retry may be followed by another, and a key may have its next message. What a
-    slow destination gets of what was held back for it would go back and forth.
+    slow destination gets of what was parked for it would go back and forth.
     """
     topics: set[str] = set()
     for name in ("occurrence", "attempt", "schedule_key", "was_due"):

@@ -45,7 +45,7 @@ class Lookahead:
     def farthest(self) -> int:
         """Returns the furthest time that a lookahead can reach from now, ms since the epoch.
 
-        Messages in flight that are due later were handed out before the clock was set back; their lanes wait for long.
+        Messages in flight that are due later were dispatched before the clock was set back; their lanes wait for long.
         """
         return time.time_ns() // 1_000_000 + self._limits.lookahead_ceiling_millis
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from streaming.release.attempt import MOST_CONNECTIONS, Attempt, merged, note_arrived, note_done
-from streaming.release.driver.job import shaped_of
-from streaming.release.driver.job_sender import refused_of
-from streaming.release.driver.open_parts import OpenPart, PartsSent
+from streaming.release.driver.job import OpenPart, PartsSent, shaped_of
+from streaming.release.driver.job_attempts import refused_of
 from streaming.release.driver.release_records import ReleaseRecords, target_conditions
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs

@@ -18,10 +18,13 @@ from tracker.giving_up import cancelled
 from tracker.messages import concat, is_among, position_texts, where
 from tracker.schemas import OUTCOME_ROWS, SEQUENCE_BITS
 from tracker.subscriptions import without_dead_letters
-from warehouse.delta.tables import Tables, literal
+from warehouse.delta.tables import Tables
+from warehouse.named_queries import NamedQueries, Sql, all_of, columns, identifier
 from warehouse.queries.index_rows import outcomes_to_rows, to_rejects
 
 _log = logging.getLogger(__name__)
+
+_SQL = NamedQueries(__file__)
 
 # The columns that identify a delivery to a subscription of a source topic.
 _MESSAGE = ["ledger_id", "entry_id", "batch_index", "attempt", "occurrence"]
@@ -94,9 +97,9 @@ class ReleaseRecords:
         cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
         if resumed is not None:
             of_topic, of_subscription = target_conditions(resumed)
-            reason = literal(f"{NOT_DELIVERED}{without_dead_letters(resumed[1])[0]}{NOT_TAKEN}")
-            rejects = self.missing("rejects", rejects, [tick], of_topic, f"starts_with(reason, {reason})")
-            request = f"request_id = {literal(cancels['request_id'][0].as_py())}"
+            reason = _SQL("with_reason", reason=f"{NOT_DELIVERED}{without_dead_letters(resumed[1])[0]}{NOT_TAKEN}")
+            rejects = self.missing("rejects", rejects, [tick], of_topic, reason)
+            request = _SQL("of_request", request_id=cancels["request_id"][0].as_py())
             cancels = self.missing("outcomes", cancels, [tick], of_topic, of_subscription, request)
         if not (self.append("rejects", rejects, version) and self.append("outcomes", cancels, version)):
             return False
@@ -112,7 +115,7 @@ class ReleaseRecords:
             text = f"{positions[row]} was {refused['reason'][row]}; the table rejects has it"
             self._alerts.add(NOT_SENT, topic, text, counts[topic])
 
-    def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: str) -> pa.Table:
+    def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: Sql) -> pa.Table:
         """Returns the rows of resumed parts that an earlier run has not written to a table.
 
         Args:
@@ -121,17 +124,21 @@ class ReleaseRecords:
             ticks: of the resumed parts.
             conditions: SQL conditions for the rows of the target in the table.
         """
-        of_ticks = f"batch_id IN ({', '.join(map(str, ticks))})"
         # Several occurrences of a recurring message may be open; `occurrence` is null for other messages.
         named = [name for name in _MESSAGE if name in rows.column_names]
-        written = self._tables.query(
-            table,
-            f"SELECT {', '.join(named)} FROM {table} WHERE {' AND '.join([of_ticks, *conditions])}",  # noqa: S608
+        sql = _SQL(
+            "written",
+            columns=columns(named),
+            table=identifier(table),
+            ticks=list(ticks),
+            conditions=all_of(conditions),
         )
+        written = self._tables.query(table, sql)
         keys, others = (pa.table({name: pc.fill_null(of[name], 0) for name in named}) for of in (rows, written))
         return where(rows, ~is_among(keys, others, named))
 
 
-def target_conditions(target: Target) -> tuple[str, str]:
+def target_conditions(target: Target) -> tuple[Sql, Sql]:
     """Returns SQL conditions for a target's rows: (of its topic, of its subscription)."""
-    return f"topic = {literal(target[0])}", f"subscription = {literal(without_dead_letters(target[1])[0])}"
+    name = without_dead_letters(target[1])[0]
+    return _SQL("of_topic", topic=target[0]), _SQL("of_subscription", subscription=name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,27 +15,30 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.alerts import Alerts
-from streaming.release.driver.job import Job
-from streaming.release.driver.job_sender import FinishedJob, JobSender
+from streaming.release.driver.destination_retries import DestinationRetries, RunThreads
+from streaming.release.driver.destinations import Destinations, RetryRules
+from streaming.release.driver.feedback_writer import FeedbackWriter
+from streaming.release.driver.job import FinishedJob
+from streaming.release.driver.job_sender import JobSender, Turns
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.part_sender import PartSender
 from streaming.release.driver.release_files import ReleaseFiles
 from streaming.release.driver.release_records import ReleaseRecords
+from streaming.release.driver.releases import Releases
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
-from streaming.release.driver.turns import Turns
-from streaming.release.driver.unconfirmed_releases import UnconfirmedReleases
-from streaming.release.driver.unwritable_destinations import UnwritableDestinations
-from streaming.release.driver.write_queue import WriteQueue
+from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Target
 from streaming.release.producer_names import ProducerNames
 from tracker.in_flight import IN_ORDER, PLANNED
+from tracker.messages import concat
 from tracker.subscriptions import dead_letters_of
 from warehouse.delta.tables import Tables
 from warehouse.routes.known_routes import KnownRoutes
+from warehouse.schemas import DELIVERIES
 
-_log = logging.getLogger(__name__)
+_WRITE_SECONDS = 0.5  # the time between two commits
 
 
 class Releaser:
@@ -47,7 +48,10 @@ class Releaser:
     deliveries are in the table, the feedback confirms its tick. After a restart, the table's transactions show which
     releases were finished; these are not sent again.
 
-    An unwritable destination holds up no other: `UnwritableDestinations` takes over the messages for it.
+    An unwritable destination holds up no other: `DestinationRetries` takes over the messages for it.
+
+    What happens to a release is decided in `transitions.py`, `releases.py`, `destinations.py` and `job_attempts.py`,
+    which have no threads and clocks. This class has the threads of lanes, and that which writes deliveries.
 
     Args:
         spark: runs the jobs.
@@ -77,59 +81,72 @@ class Releaser:
     ) -> None:
         alerts = alerts or Alerts()
         routes = (routes or KnownRoutes({})).updated_to(settings)
-        rejects_after = settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
+        rules = RetryRules(
+            retry_max_seconds=settings.release.retry_max_millis / 1000,
+            reject_after_millis=(
+                settings.release.unwritable_after_millis if settings.release.unwritable == "reject" else None
+            ),
+            slow_seconds=settings.release.slow_after_millis / 1000,
+            lookahead_ceiling_millis=settings.release.lookahead_ceiling_millis,
+            gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
+        )
         self._files = ReleaseFiles(app_id, release_folder)
-        slow_seconds = settings.release.slow_after_millis / 1000
-        self._failure: str | None = None
-        self._lock = threading.Condition()
+        self._on_deliveries = on_deliveries
+        self._lock = threading.Condition()  # guards the states of releases and destinations
         self._stopped = threading.Event()
-        self._lanes: dict[str, list[Job]] = {}
+        self._threads = RunThreads()
+        self._releases = Releases()
+        self._destinations = Destinations(_topics(routes), rules, self._releases)
         self._lookahead = Lookahead(settings.release)
+        self._feedback = FeedbackWriter(
+            self._lock, feedback, self._lookahead, self._releases, self._destinations, self._stopped
+        )
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
         self._records = ReleaseRecords(tables, app_id, self._stopped, alerts)
         names = ProducerNames(settings, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
-        self._unconfirmed = UnconfirmedReleases(
-            self._lock, feedback, self._lookahead, lambda: self._unwritable.recorded, self._stopped
-        )
         parts = PartSender(self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped)
-        self._unwritable = UnwritableDestinations(
-            _destinations(routes),
-            settings.release.retry_max_millis / 1000,
-            wait_written=self._unconfirmed.wait_written,
-            send=parts.send,
-            probe=self._spark_jobs.probe,
-            is_on_its_way=self._unconfirmed.is_on_its_way,
-            on_change=self._unconfirmed.confirm,
+        self._retries = DestinationRetries(
+            self._lock,
+            self._destinations,
+            self._feedback,
+            parts=parts,
+            spark_jobs=self._spark_jobs,
+            threads=self._threads,
             alerts=alerts,
             stopped=self._stopped,
-            reject_after_millis=rejects_after,
-            slow_seconds=slow_seconds,
-            gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
-        self._turns = Turns(self._lock, self._stopped, lambda: self._unwritable.targets, folder)
-        admin = AdminClient(settings.pulsar)
+        self._turns = Turns(self._lock, self._releases, self._destinations, self._stopped, folder)
         self._job_sender = JobSender(
-            self._spark_jobs, names, spacing, self._turns, self._unwritable, admin, self._stopped, slow_seconds
+            self._lock,
+            self._releases,
+            self._destinations,
+            retries=self._retries,
+            turns=self._turns,
+            spark_jobs=self._spark_jobs,
+            names=names,
+            spacing=spacing,
+            admin=AdminClient(settings.pulsar),
+            stopped=self._stopped,
+            slow_seconds=rules.slow_seconds,
         )
-        self._write_queue = WriteQueue(self._records, self._unconfirmed, self._unwritable, on_deliveries, self._stopped)
-        self._writer = self._thread("write deliveries", self._write_queue.run)
+        self._writer = self._threads.start("write deliveries", self._write_deliveries)
 
     @property
     def failure(self) -> str | None:
         """The error that has ended all releases; None: there is none."""
-        return self._failure
+        return self._threads.failure
 
     @property
     def lookahead_millis(self) -> int:
-        """How long before its time a message is handed out, ms."""
-        return self._unconfirmed.lookahead_millis
+        """How long before its time a message is dispatched, ms."""
+        return self._feedback.lookahead_millis
 
     @property
     def sending(self) -> int:
-        """The number of releases that are not written down yet."""
-        return len(self._unconfirmed)
+        """The number of releases that are not written yet."""
+        return self._releases.unwritten
 
     def submit(
         self,
@@ -153,7 +170,7 @@ class Releaser:
             bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too. A
                 large release comes in several parts, in order.
             unwritable: `Offset.unwritable` of the batch's offset.
-            drained: the slow targets to which the batch hands out messages that were held back: how many, and whether
+            drained: the slow targets to which the batch dispatches messages that were parked: how many, and whether
                 others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
             large_bytes: bytes of large payloads in the state's time slots after the batch.
@@ -165,85 +182,99 @@ class Releaser:
             jobs = {
                 release: self._files.job(*release, of_shards, tick)
                 for release, of_shards in sorted(releases.items())
-                if not self._unconfirmed.is_accepted(release)
+                if not self._releases.is_accepted(release)
             }
-            if not self._unconfirmed.has_batch and unwritable:
-                self._unwritable.begin(unwritable, jobs)
-            self._unconfirmed.begin_batch(tick, unwritable or {}, drained or {})
-            self._unwritable.forget_taken_back(unwritable or {})
+            if not self._releases.has_batch and unwritable:
+                self._retries.resume(unwritable, jobs)
+            self._releases.begin_batch(tick, unwritable or {}, drained or {})
+            self._destinations.forget_taken_back(unwritable or {})
             for job in jobs.values():
-                self._enqueue(job)
-            self._unwritable.note_drained(drained or {})
+                if self._releases.add(job):
+                    self._threads.start(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
+            self._destinations.note_drained(drained or {})
             planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
-            self._unconfirmed.end_batch(tick, cutoff, next_due, waiting or {}, large_bytes)
+            self._releases.end_batch(tick, cutoff)
+            self._feedback.end_batch(tick, next_due, waiting or {}, large_bytes)
+            self._lock.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until all releases are written down but for open parts; returns whether they are in time."""
-        return self._unconfirmed.wait(timeout_seconds)
+        """Waits until all releases are written but for open parts; returns whether they are in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._releases.unwritten, timeout_seconds)
 
     def stop(self) -> None:
-        """Starts no more jobs, and ends the threads. The next run hands out again releases that are not confirmed."""
+        """Starts no more jobs, and ends the threads. The next run dispatches again releases that are not confirmed."""
         self._stopped.set()
         self.stop_ticks()
-        self._write_queue.end()
         self._writer.join(timeout=10)
 
     def stop_ticks(self) -> None:
         """Asks the clock for no more batches."""
-        self._unconfirmed.stop_ticks()
-
-    def _enqueue(self, job: Job) -> None:
-        self._unconfirmed.add(job)
-        self._turns.add(job)
-        if job.lane not in self._lanes:
-            self._lanes[job.lane] = []
-            self._thread(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
-        heapq.heappush(self._lanes[job.lane], job)
-        self._lock.notify_all()
-
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Starts a thread. An exception in it becomes `failure`, and ends all releases."""
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
-                _log.exception("%s", name)
-                self._failure = f"{name}: {type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
+        self._feedback.stop_ticks()
 
     def _run_lane(self, lane: str) -> None:
         self._spark_jobs.use_pool()
         written = self._records.last_tick(self._records.writer(lane))
         while not self._stopped.is_set():
             with self._lock:
-                if not self._lock.wait_for(lambda: self._lanes[lane] or self._stopped.is_set(), timeout=60):
+                if (job := self._releases.begin_next(lane)) is None:
+                    self._lock.wait(60)
                     continue
-                if self._stopped.is_set():
-                    return
-                job = heapq.heappop(self._lanes[lane])
             if job.tick <= written:
-                self._turns.end(job)
-                self._write_queue.put(FinishedJob(job))
+                self._end(FinishedJob(job), ReleaseEvent.WRITTEN_BEFORE)
                 continue
             is_far = job.first_due > self._lookahead.farthest()
             self._wait_until(job.first_due - self._lookahead.lead_millis)
+            with self._lock:
+                self._releases.note(job, ReleaseEvent.TIME)
             if is_far:
-                self._unconfirmed.confirm()  # the job's messages count as in flight from now on
+                self._feedback.write()  # the job's messages count as in flight from now on
             if (finished := self._job_sender.send(job)) is not None:
-                self._turns.end(job)
-                self._write_queue.put(finished)
+                self._end(finished, ReleaseEvent.COMPLETE)
+
+    def _end(self, finished: FinishedJob, event: ReleaseEvent) -> None:
+        with self._lock:
+            self._releases.end(finished, event)
+            self._turns.announce()
 
     def _wait_until(self, millis: int) -> None:
         while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
             pass
 
+    def _write_deliveries(self) -> None:
+        """Writes what lanes have sent, several releases in one commit, until the stop and once after it."""
+        is_last = False
+        while not is_last:
+            with self._lock:
+                self._lock.wait_for(lambda: self._releases.has_sent or self._stopped.is_set())
+            is_last = self._stopped.wait(_WRITE_SECONDS)
+            with self._lock:
+                finished = self._releases.take_named(self._destinations.open_parts())
+            if finished:
+                self._write(finished)
 
-def _destinations(routes: KnownRoutes) -> dict[Target, str]:
+    def _write(self, finished: list[FinishedJob]) -> None:
+        rows = concat([one.deliveries for one in finished], DELIVERIES)
+        versions: dict[str, int] = {}
+        for one in finished:
+            writer, tick = self._records.writer(one.job.lane), one.job.tick
+            # Before the deliveries: when these are written, the release counts as done.
+            if not self._records.write_refused(one.refused, writer, tick):
+                return
+            if one.deliveries.num_rows:
+                versions[writer] = max(versions.get(writer, 0), tick)
+        if not self._records.append("deliveries", rows, versions):
+            return
+        if rows.num_rows:
+            self._on_deliveries(rows)
+        with self._lock:
+            self._releases.note_written(one.job for one in finished)
+            self._feedback.write()
+            self._lock.notify_all()
+
+
+def _topics(routes: KnownRoutes) -> dict[Target, str]:
     """Returns the topic of each target: a destination, its topic of dead letters, or a rejects topic."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
     found |= {(topic, dead_letters_of(name)): dead_letter_topic(to) for (topic, name), to in found.items()}

@@ -11,7 +11,7 @@ _LATE_MILLIS = 500
 # The time from `put_off` until the senders have their first message ready, ms.
 _AHEAD_MILLIS = 200
 
-Target = tuple[str, int]  # source topic, subscription's number
+ShapedTarget = tuple[str, int]  # source topic, subscription's number
 
 
 class Spacing:
@@ -28,9 +28,9 @@ class Spacing:
     def __init__(self, pace_file: str = "") -> None:
         self.pace_file = pace_file
         self._lock = threading.Lock()
-        self._until: dict[Target, int] = {}  # when the last message is sent of what was put off, ms since the epoch
+        self._until: dict[ShapedTarget, int] = {}  # the last time of what was put off, ms since the epoch
 
-    def put_off(self, shaped: Mapping[Target, tuple[int, int]], now: int) -> dict[Target, int]:
+    def put_off(self, shaped: Mapping[ShapedTarget, tuple[int, int]], now: int) -> dict[ShapedTarget, int]:
         """Returns how much later than due a release's messages are to be sent, ms; targets on time are left out.
 
         Args:
@@ -39,7 +39,7 @@ class Spacing:
         """
         if self.pace_file:
             return {}
-        found: dict[Target, int] = {}
+        found: dict[ShapedTarget, int] = {}
         with self._lock:
             for target, (first, last) in shaped.items():
                 begin = max(now + _AHEAD_MILLIS if first < now - _LATE_MILLIS else first, self._until.get(target, 0))

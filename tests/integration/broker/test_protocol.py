@@ -17,14 +17,15 @@ from broker.client import PulsarError, connect
 from broker.jvm.jars import JarSet
 from broker.position import Position
 from broker.protocol.brokers import Brokers
+from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
-from broker.protocol.entries import Envelope, messages_of
+from broker.protocol.entries import Envelope, ack_set_of, is_acknowledged, messages_of
 from broker.protocol.session import DisconnectedError
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
 from tests.support.clients.raw_producer import RawProducer, entry, metadata
 from tests.support.clients.tokens import SECRET, certificate, token
-from tests.support.service.harness import wait_until
+from tests.support.service.harness import now, wait_until
 
 TOPIC = "persistent://public/default/entries"
 
@@ -62,6 +63,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, jar_set: JarSet) -> Iterat
             "authenticationRefreshCheckSeconds": "1",
             "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
             "superUserRoles": "admin",
+            "acknowledgmentAtBatchIndexLevelEnabled": "true",
             "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
             "brokerClientAuthenticationParameters": f"token:{token('admin')}",
         },
@@ -115,6 +117,30 @@ def test_with_tls_a_token_that_ends_is_renewed_and_the_consumer_goes_on(secured:
 
 
 @pytest.mark.long
+def test_single_messages_of_a_batch_stay_acknowledged(secured: Secured) -> None:
+    brokers = Brokers(secured.settings)
+    topic = f"{TOPIC}-batch"
+    consumer = opened(brokers, topic)
+    producer = brokers.produce(topic, "p")
+    producer.send(batch_entry([OutgoingMessage(i + 1, b"%d" % i) for i in range(70)], b"p", now()))
+    entry = consumer.receive(20)
+    assert entry is not None
+    left = set(range(70))
+    for acknowledged in ({0, 2}, {64, 69}, {5}):
+        left -= acknowledged
+        consumer.acknowledge_each([(entry.position, ack_set_of(left))])
+        consumer.close()
+        consumer = opened(brokers, topic)
+        entry = consumer.receive(20)
+        assert entry is not None
+        assert {i for i in range(70) if not is_acknowledged(i, entry.ack_set)} == left
+    consumer.acknowledge_each([(entry.position, ())])
+    consumer.close()
+    assert opened(brokers, topic).receive(0.5) is None
+    brokers.close()
+
+
+@pytest.mark.long
 def test_who_is_not_trusted_or_may_not_is_told_in_one_line(secured: Secured, tmp_path: Path) -> None:
     other = certificate(tmp_path).tls_certificate_file
     for change, why in (
@@ -132,6 +158,21 @@ def test_who_is_not_trusted_or_may_not_is_told_in_one_line(secured: Secured, tmp
     brokers = Brokers(secured.settings.model_copy(update={"token_file": nobody}))
     with pytest.raises(PulsarError, match="AuthorizationError"):
         opened(brokers)
+    brokers.close()
+
+
+def test_single_entries_are_acknowledged_and_the_others_come_again(broker: EmbeddedBroker, topic: str) -> None:
+    brokers = Brokers(broker.settings)
+    consumer = opened(brokers, topic)
+    producer = brokers.produce(topic, "p")
+    for i in range(6):
+        producer.send(single_entry(OutgoingMessage(i + 1, b"%d" % i), b"p", now()))
+    found = [consumer.receive(20) for _ in range(6)]
+    consumer.acknowledge_each([(one.position, ()) for one in found[1::2] if one is not None])
+    consumer.close()
+    again = opened(brokers, topic)
+    assert [payloads(again.receive(20)) for _ in range(3)] == [[b"0"], [b"2"], [b"4"]]
+    assert again.receive(0.1) is None
     brokers.close()
 
 

@@ -16,7 +16,7 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.reading import before_time, read_entries, read_messages
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from recovery.rebuild.destinations import _first_not_durable
+from checkpoint_from_tables.rebuild.destinations import _first_not_durable
 from tests.attack.entries import Sender
 from tests.support.clients.raw_producer import RawProducer, entry, metadata
 

@@ -98,7 +98,7 @@ def test_a_command_without_an_answer_is_sent_once_more(settings: Settings, pulsa
     outcomes = pulsar_client.create_producer(settings.control.outcome_topic)
     given: list[Outcome] = []
     with ControlClient(settings, "tester") as client:
-        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 6)))
+        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 20)))
         sending.start()
         first, again = (ControlCommand.FromString(commands.receive(60_000).data()) for _ in range(2))
         assert first == again

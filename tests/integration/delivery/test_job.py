@@ -16,11 +16,11 @@ import pytest
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from conf.partitions import java_string_hash
 from conf.settings import PulsarSettings
 from jobs.commands.run import warn_of_namespaces
 from status.alerts import NO_BROKER
 from status.job_status import read_status
-from streaming.release.task.planning.partitions import java_string_hash
 from tests.conftest import Run
 from tests.support.servers import otlp
 from tests.support.service.harness import Collector, Job, check_exactly_once, http, now, wait_until

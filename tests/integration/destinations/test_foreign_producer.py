@@ -16,13 +16,13 @@ from broker.standalone import EmbeddedBroker
 from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.crash_recovery import check_broker, check_sent
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
 from streaming.release.driver.releaser import Releaser
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import ProducerNames, read_generations
 from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.start import check_broker, check_sent
 from tests.integration.restarts.test_going_on import begun, made
 from tests.support.service.fake_releaser import Recorded, Spark
 from tests.support.service.harness import http, now, wait_until

@@ -19,17 +19,17 @@ from deltalake.exceptions import TableNotFoundError
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import ControlSettings, Route, Settings
-from recovery.rebuild.rebuild import rebuild
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.crash_recovery import check_broker, check_sent
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.last_sent import last_sent
 from streaming.release.naming import producer_name
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
-from streaming.start import check_broker, check_sent
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
 from tests.support.warehouse.tables import rows

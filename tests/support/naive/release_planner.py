@@ -13,13 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from broker.client import PulsarError
-from conf.partitions import partition_name
+from conf.partitions import java_string_hash, partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
 from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, Target, producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.planning.destinations import Destination, Destinations
-from streaming.release.task.planning.partitions import java_string_hash
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, PLANNED, SENDING
 from tracker.messages import MESSAGES, order_keys, readable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ import pyarrow.compute as pc
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.job import Job, job_of
-from streaming.release.driver.turns import Turns
+from streaming.release.driver.job import FinishedJob, Job, job_of
+from streaming.release.driver.releases import Releases
+from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.feedback import Feedback
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
@@ -153,7 +153,7 @@ class Service:
     def start(self) -> None:
         """Begins a run: what an earlier one was sending is lost."""
         self.run += 1
-        self.turns = Turns(threading.Condition(), threading.Event())
+        self.releases = Releases()
         self.lanes: dict[str, list[Job]] = defaultdict(list)
         self.running: dict[str, Task] = {}
         self.open: dict[int, int] = Counter()  # by tick the jobs that have not ended
@@ -259,14 +259,16 @@ class Service:
                 releases.setdefault((one.tick, one.kind), []).append(assignment)
         for release, assignments in sorted(releases.items()):
             job = job_of(*release, assignments, self.tick)
-            self.turns.add(job)
+            self.releases.add(job)
             self.lanes[job.lane].append(job)
             self.open[job.tick] += 1
 
     def step(self) -> bool:
         """Lets some lane go on; whether anything is left to do."""
         lanes = [name for name, jobs in self.lanes.items() if jobs]
-        free = [name for name in lanes if name in self.running or not self.turns.must_wait(self.lanes[name][0])]
+        free = [
+            name for name in lanes if name in self.running or not self.releases.must_wait(self.lanes[name][0].release)
+        ]
         if not lanes:
             return False
         assert free, "jobs wait for each other"
@@ -279,7 +281,10 @@ class Service:
         elif not task.step(self.random):
             del self.running[name]
             self.lanes[name].pop(0)
-            self.turns.end(job)
+            self.releases.begin_next(job.lane)
+            for event in (ReleaseEvent.TIME, ReleaseEvent.TURN):
+                self.releases.note(job, event)
+            self.releases.end(FinishedJob(job), ReleaseEvent.COMPLETE)
             self.open[job.tick] -= 1
         return True
 

@@ -10,14 +10,14 @@ from unittest import mock
 
 import pyarrow as pa
 
-from recovery.rebuild.rebuild import rebuild
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
 from tracker.containment import apply_contained
 from tracker.messages import MESSAGES, concat, where
 from tracker.schemas import PauseChange
-from tracker.shard import Shard
+from tracker.shard import Shard, StateOptions
 from tracker.store import MemoryStore, Store
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
@@ -121,7 +121,7 @@ class Service:
         subscriptions = Subscriptions({TOPIC: NAMES}, {TOPIC: self.removed})
 
         def shard_on(store: Store) -> Shard:
-            return Shard(store, subscriptions, 1_000_000, key_idle_millis=self.key_idle_millis)
+            return Shard(store, subscriptions, 1_000_000, options=StateOptions(key_idle_millis=self.key_idle_millis))
 
         if self.is_contained:
             effects = apply_contained(self.store, shard_on, tick, tick_input)
@@ -222,7 +222,7 @@ class Service:
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
-        with mock.patch("recovery.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
+        with mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
             rebuild(self.settings, self.tables, folder, now=self.now)
         prepared = PreparedState(folder)
         assert prepared.offset is not None

@@ -15,7 +15,7 @@ from tracker.keys import cold_keys
 from tracker.keys.live_keys import KEYED
 from tracker.messages import MESSAGES, concat, int64, typed, where
 from tracker.schemas import KNOWN, PauseChange
-from tracker.shard import Shard
+from tracker.shard import Shard, StateOptions
 from tracker.sharding import ShardId, shard_of, shards_of
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -146,7 +146,8 @@ class Job:
         return told
 
     def _shard(self, store: MemoryStore, number: int) -> Shard:
-        return Shard(store, self.subscriptions, 1_000_000, 1_000, None, ShardId(number, self.n), self.idle_millis)
+        options = StateOptions(key_idle_millis=self.idle_millis)
+        return Shard(store, self.subscriptions, 1_000_000, 1_000, options, ShardId(number, self.n))
 
     def all_entries(self) -> list[tuple[int, int]]:
         """The entries that are written down once everything is durable."""

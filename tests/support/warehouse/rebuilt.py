@@ -9,8 +9,8 @@ from unittest import mock
 
 import pyarrow as pa
 
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import Settings
-from recovery.rebuild.rebuild import rebuild
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tracker.rebuilt import Rebuilt
@@ -29,7 +29,7 @@ def of_one_shard(folder: Path, topic: str, names: Sequence[str]) -> Settings:
 
 def without_destinations() -> AbstractContextManager[mock.MagicMock]:
     """While the block runs, a rebuild reads no destinations, for which it needs a broker."""
-    return mock.patch("recovery.rebuild.rebuild.write_missing_deliveries", return_value=0)
+    return mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", return_value=0)
 
 
 def prepared(settings: Settings, folder: Path, now: int) -> PreparedState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from delaylake.commands import Ids, Keys, Named
 from delaylake.control import ControlRequest, RequestFactory, Window
@@ -11,13 +10,11 @@ from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
 from admin.control.requests import request_factory
 from broker.entries.message_ids import MessageRef
 from conf.settings import Settings
+from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import messages
-from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
-from tracker.context import Moment
 from tracker.schemas import KNOWN, SubscriptionRule
-from tracker.store import MemoryStore
 
 TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[arg-type]
@@ -202,6 +199,42 @@ def test_requests_without_an_answer_are_sent_again_once() -> None:
     assert window.repeat() == []
 
 
+def test_a_window_says_what_is_sent_when_without_a_clock_of_its_own() -> None:
+    window = Window(requests("a").make(SKIP, entries(2_500)), 2_000, timeout_seconds=10)
+    first, second = window.to_send(lambda: 100)
+    assert window.wait_until(100) == 105
+    outcome = told(Result.NOT_FOUND, entry_id=-1)
+    outcome.ledger_id, outcome.request_id = -1, first.request_id
+    assert [one.result for one in window.take(outcome)] == ["NOT_FOUND"]
+    [third] = window.to_send(lambda: 108)  # who took the outcome was busy with it: the time counts from now
+    assert list(window.to_send(lambda: 112.9)) == []
+    assert list(window.to_send(lambda: 113)) == [second, third]
+    assert list(window.to_send(lambda: 114)) == []
+    assert window.wait_until(114) == 118
+    assert [window.is_late(now) for now in (117.9, 118)] == [False, True]
+    assert window.no_answer().startswith("no answer within 10 s (does the job run?); request id: ")
+
+
+def test_who_is_long_busy_with_sending_has_the_whole_time_for_an_outcome() -> None:
+    times = [100.0]
+    window = Window(requests("a").make(SKIP, entries(2_500)), 10_000, timeout_seconds=10)
+    for _ in window.to_send(lambda: times[-1]):
+        times.append(times[-1] + 20)
+    assert times == [100, 120, 140, 160]
+    assert (window.wait_until(160), window.is_late(160)) == (165, False)
+
+
+def test_a_window_may_end_at_a_time_whatever_comes() -> None:
+    window = Window(requests("a").make(SKIP, entries(1_500)), 10_000, timeout_seconds=10, until=20)
+    first, second = window.to_send(lambda: 12)
+    assert window.wait_until(12) == 15
+    outcome = told(Result.NOT_FOUND, entry_id=-1)
+    outcome.ledger_id, outcome.request_id = -1, first.request_id
+    assert window.take(outcome)
+    assert list(window.to_send(lambda: 16)) == [second]
+    assert window.wait_until(16) == 20
+
+
 def test_what_is_told_again_of_a_command_that_was_sent_again_counts_once() -> None:
     """It was told the first time, after all."""
     [request] = requests("a").make(SKIP, entries(3))
@@ -272,13 +305,9 @@ def outcomes_of(request: ControlRequest) -> list[ControlOutcome]:
     """What a shard that has the message 1:2, of the topic's subscriptions a and b, makes of a command."""
     rules = {TOPIC: [SubscriptionRule("a", False), SubscriptionRule("b", False)]}
     read = decode(messages([(9, 0, 0)], payload=request.command.SerializeToString()), rules)
-    control = Control(MemoryStore(), {TOPIC: ["a", "b"]}, tick_time_millis=1_000)
+    desk = Desk(subscriptions={TOPIC: ["a", "b"]})
     known = messages([(1, 2, 50_000)], topic=TOPIC).select(KNOWN.names)
-    moment = Moment(tick=1, now=1_000, released=1_000, ingested_through=1)
-    changes = read.pause_changes
-    published = control.apply(
-        read.commands, read.request_ids, known, np.zeros(1, np.bool_), moment, pause_changes=changes
-    )
+    published = desk.publish(read.commands, read.request_ids, known, pause_changes=read.pause_changes)
     names = ("subscription", "ledger_id", "entry_id", "batch_index", "result", "schedule_key")
     rows = published.select(names).to_pylist()
     return [ControlOutcome(**{name: value for name, value in row.items() if value is not None}) for row in rows]

@@ -392,11 +392,11 @@ def test_a_client_serves_several_threads() -> None:
 
 
 def test_a_re_drive_is_one_call_that_can_be_repeated(ask: Ask) -> None:
-    counts = {"matched": 3, "redriven": 1, "alreadyRedriven": 2, "refused": 0, "requestId": "r"}
+    counts = {"matched": 3, "redriven": 1, "alreadyRedriven": 2, "refused": 0, "unreadable": 4, "requestId": "r"}
     answers: Answers = [httpx.ReadTimeout("slow"), httpx.Response(200, json=counts)]
     asked = {"subscription": "a", "messages": ["7:0"], "reason": "no", "published_from": NOON, "request_id": "r"}
     found, api = ask(answers, "redrive", "orders", **asked, properties={"region": "eu"})
-    assert found == Redriven(3, 1, 2, 0)
+    assert found == Redriven(3, 1, 2, 0, 4)
     assert {request.headers["Idempotency-Key"] for request in api.asked} == {"r"}
     assert api.asked[0].url.path == "/admin/v2/persistent/public/default/orders/dlq/redrive"
     wanted = {"subscription": "a", "properties": {"region": "eu"}, "messageIds": ["7:0:-1"], "reason": "no"}

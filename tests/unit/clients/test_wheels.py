@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import tomllib
 import zipfile
 from collections import defaultdict
 from importlib.metadata import distributions, packages_distributions
@@ -49,6 +50,15 @@ def test_no_name_is_anybody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     installed = packages_distributions()
     owners = {name: set(installed.get(name, ())) - {"delaylake", "delaylake-client"} for name in service | client}
     assert not any(owners.values()), owners
+
+
+def test_the_service_needs_the_client_that_is_beside_it() -> None:
+    service, client = (
+        tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (ROOT, ROOT / "clients/python")
+    )
+    project = client["project"]
+    assert f"{project['name']}=={project['version']}" in service["project"]["dependencies"]
+    assert service["tool"]["uv"]["sources"] == {project["name"]: {"path": "clients/python"}}
 
 
 def test_the_client_is_typed_and_loads_neither_pulsar_nor_columns(

@@ -11,11 +11,12 @@ import pytest
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
 from tracker import containment
 from tracker.commands.apply import Executor
-from tracker.commands.control import Control
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.containment import BufferedStore, TickFailedError, apply_contained
+from tracker.dispatching import Dispatcher
 from tracker.keys.superseding import Superseding
-from tracker.releasing import Releasing
+from tracker.message_state.parking import Parking
+from tracker.message_state.state import MessageState
 from tracker.schemas import KNOWN
 from tracker.shard import Shard
 from tracker.store import MemoryStore, StateLostError, Store
@@ -75,7 +76,7 @@ def has_bad(rows: pa.Table, *_: Any, **__: Any) -> bool:
 def test_a_message_that_fails_as_it_comes_in_is_rejected_and_the_others_are_taken(
     n: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, Control, "count_unwanted", has_bad, error)
+    plant(monkeypatch, MessageState, "count_unwanted_new", has_bad, error)
     job, first = Job(), max(0, BAD - n // 2)
     effects = job.step(10, messages=messages([(1, first + i, 20) for i in range(n)], payload=b"x"))
     [reject] = effects.rejects.to_pylist()
@@ -95,7 +96,7 @@ def test_a_message_that_fails_as_it_comes_due_is_rejected_and_its_neighbours_go_
 ) -> None:
     job = Job()
     job.step(10, messages=messages([(1, i, 20) for i in range(6)]))
-    plant(monkeypatch, Control, "hand_out", has_bad, error)
+    plant(monkeypatch, Parking, "choose_subscriptions", has_bad, error)
     effects = job.step(20, messages=messages([(1, 9, 15)]))
     assert [one for one in handed_out(effects) if one[1]] == [(9, 3), *((i, 0b11) for i in range(6) if i != BAD)]
     reasons = [row["reason"] for row in effects.rejects.to_pylist()]
@@ -109,7 +110,7 @@ def test_a_message_that_fails_as_it_comes_due_is_rejected_and_its_neighbours_go_
 
 
 def test_a_row_of_the_tables_that_fails_is_rejected_and_the_others_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Control, "hand_out", has_bad, IndexError())
+    plant(monkeypatch, Parking, "choose_subscriptions", has_bad, IndexError())
     job = Job()
     job.step(10)
     effects = job.step(20, segment=messages([(1, i, 20) for i in range(6)]))
@@ -128,8 +129,8 @@ def test_rows_that_fail_before_and_after_the_due_rows_are_taken_are_both_rejecte
 ) -> None:
     job = Job()
     job.step(10, messages=messages([(1, i, 20) for i in range(6)]))
-    plant(monkeypatch, Control, "count_unwanted", has_entry(11), KeyError("as it comes in"))
-    plant(monkeypatch, Control, "hand_out", has_entry(BAD), IndexError("as it comes due"))
+    plant(monkeypatch, MessageState, "count_unwanted_new", has_entry(11), KeyError("as it comes in"))
+    plant(monkeypatch, Parking, "choose_subscriptions", has_entry(BAD), IndexError("as it comes due"))
     effects = job.step(20, messages=messages([(1, i, 30) for i in range(10, 14)]))
     assert set(effects.rejects["entry_id"].to_pylist()) == {BAD, 11}
     whys = {failed[1]: failed[2] for failed in effects.failures}
@@ -147,9 +148,11 @@ def test_rows_that_fail_before_and_after_the_due_rows_are_taken_are_both_rejecte
 def test_due_rows_that_fail_at_two_stages_are_both_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job()
     job.step(10, messages=messages([(1, i, 20) for i in range(6)]))
-    plant(monkeypatch, Control, "hand_out", has_entry(BAD), IndexError())
+    plant(monkeypatch, Parking, "choose_subscriptions", has_entry(BAD), IndexError())
     # What comes in due already is looked at before what was planned.
-    plant(monkeypatch, Releasing, "release", lambda step, kind, rows: kind == 0 and has_entry(11)(rows), KeyError())
+    plant(
+        monkeypatch, Dispatcher, "dispatch_due", lambda step, kind, rows: kind == 0 and has_entry(11)(rows), KeyError()
+    )
     effects = job.step(20, messages=messages([(1, i, 15) for i in range(10, 13)]))
     assert set(effects.rejects["entry_id"].to_pylist()) == {BAD, 11}
     others = [*((i, 3) for i in (10, 12)), *((i, 3) for i in range(6) if i != BAD)]
@@ -163,7 +166,7 @@ def test_a_command_that_fails_is_invalid_and_the_others_are_applied(monkeypatch:
     plant(
         monkeypatch,
         Executor,
-        "apply",
+        "apply_commands",
         lambda commands, *_, **__: (
             "bad" in commands["request_id"].to_pylist()
             and any(row["request_id"] == "bad" and row["kind"] != "answer" for row in commands.to_pylist())
@@ -180,14 +183,14 @@ def test_a_command_that_fails_is_invalid_and_the_others_are_applied(monkeypatch:
 
 
 def test_after_many_tries_all_that_may_be_the_cause_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Control, "count_unwanted", lambda rows, *_: rows.num_rows > 0, IndexError())
+    plant(monkeypatch, MessageState, "count_unwanted_new", lambda rows, *_: rows.num_rows > 0, IndexError())
     monkeypatch.setattr(containment, "MOST_TRIES", 10)
     effects = Job().step(10, messages=messages([(1, i, 20) for i in range(1_000)]))
     assert effects.rejects.num_rows == 1_000
 
 
 def test_a_state_that_is_damaged_is_told_with_the_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Superseding, "begin", lambda *_, **__: True, IndexError("no\nsuch"))
+    plant(monkeypatch, Superseding, "begin_tick", lambda *_, **__: True, IndexError("no\nsuch"))
     with pytest.raises(TickFailedError) as error:
         Job().step(10, messages=messages([(1, 1, 20)]))
     assert str(error.value) == (
@@ -250,6 +253,6 @@ def test_what_a_look_up_in_the_tables_raises_is_no_row_s_fault(monkeypatch: pyte
     given = TickInput(
         messages=messages([(1, 1, 20)], schedule_key="k", properties=[("scheduleKey", "k")]), find_keyed=fails
     )
-    plant(monkeypatch, Superseding, "begin", lambda find, *_: bool(find([], [])), AssertionError())
+    plant(monkeypatch, Superseding, "begin_tick", lambda find, *_: bool(find([], [])), AssertionError())
     with pytest.raises(KeyError, match="a table"):
         apply_contained(MemoryStore(), shard_on, tick_at(1, 10), given)

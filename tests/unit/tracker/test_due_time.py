@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
-from tracker.message_state.cancelled import CancelledMessages, Compression
-from tracker.sharding import shard_of
-from tracker.store import MemoryStore
 
 
 def test_times_are_read() -> None:
@@ -70,35 +66,3 @@ def test_a_delay_beyond_the_longest_is_refused() -> None:
     assert deliver_at({"deliverAfter": "1000"}, 100, 104, 1000) == 1100
     with pytest.raises(BadScheduleError, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
         deliver_at({"deliverAt": "1101"}, 100, 104, 1000)
-
-
-def test_shards_are_stable_and_even() -> None:
-    entries = np.arange(100_000)
-    shards = shard_of(np.full(100_000, 7), entries, 4)
-    assert shard_of(np.array([7]), np.array([4711]), 4)[0] == shards[4711]
-    assert np.bincount(shards).min() > 20_000
-    assert (shards == shard_of(np.full(100_000, 7), entries, 4)).all()
-
-
-@pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
-def test_what_is_cancelled_survives_any_compression(codec: str) -> None:
-    chance = np.random.default_rng(1)
-    entries = chance.choice(200_000, 20_000, replace=False)
-    ledgers = np.full(len(entries), 3)
-    store = MemoryStore()
-    cancelled = CancelledMessages(store, Compression(codec, 100))
-    cancelled.add_entries(1, ledgers, entries, entries * 0 + 1_000)
-    cancelled.add_messages(
-        1, ledgers[:2], np.array([300_000, 300_000]), np.array([0, 2]), np.array([3, 3]), entries[:2]
-    )
-    cancelled.save()
-    again = CancelledMessages(store, Compression("NONE"))
-    assert again.count == 20_002
-    assert again.n_bytes > 0
-    every = np.arange(200_000)
-    found = again.contains(1, np.full(200_000, 3), every, every * 0 - 1)
-    assert set(np.flatnonzero(found).tolist()) == set(entries.tolist())
-    of_batch = again.contains(1, np.full(3, 3), np.full(3, 300_000), np.arange(3))
-    assert of_batch.tolist() == [True, False, True]
-    again.drop_expired(10**9)
-    assert not again

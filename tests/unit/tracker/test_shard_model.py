@@ -428,7 +428,7 @@ class ShardModel(RuleBasedStateMachine):
                 else:
                     assert ((i, s) in entry.handed_out) != ((i, s) in entry.missed)
         status = self.shard(self.store)
-        assert status._tracker.number_of_delayed_messages - status._control.unwanted == len(waiting)
+        assert status._tracker.number_of_delayed_messages - status._state.unwanted == len(waiting)
 
 
 ShardModel.TestCase.settings = effort(

@@ -51,3 +51,11 @@ def test_each_shard_has_a_partition_of_its_own_by_sparks_hash() -> None:
         assert [_spark_hash(key) % shards for key in shard_keys(shards)] == list(range(shards))
     # State is kept by these.
     assert (shard_keys(2), shard_keys(7)) == ([2, 0], [12, 0, 1, 9, 3, 2, 11])
+
+
+def test_shards_are_stable_and_even() -> None:
+    entries = np.arange(100_000)
+    shards = shard_of(np.full(100_000, 7), entries, 4)
+    assert shard_of(np.array([7]), np.array([4711]), 4)[0] == shards[4711]
+    assert np.bincount(shards).min() > 20_000
+    assert (shards == shard_of(np.full(100_000, 7), entries, 4)).all()

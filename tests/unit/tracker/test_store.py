@@ -17,26 +17,26 @@ from tracker.store import MemoryStore, StateLostError, get_present
 
 def slots(store: MemoryStore) -> Callable[[], object]:
     kept = TimeSlots(store)
-    kept.add(messages([(1, 1, 10)]))
+    kept.add_rows(messages([(1, 1, 10)]))
     return lambda: kept.take_due(1_000)
 
 
 def mutable(store: MemoryStore) -> Callable[[], object]:
     kept = MutableBucket(store)
-    kept.add(messages([(1, 1, 10)]))
+    kept.add_rows(messages([(1, 1, 10)]))
     return kept.take_all
 
 
 def entries(store: MemoryStore) -> Callable[[], object]:
     kept = EntryLog(store, ShardId().is_home)
-    kept.add(messages([(1, 1, 10)]), 3)
-    return kept.all
+    kept.add_messages(messages([(1, 1, 10)]), 3)
+    return kept.all_messages
 
 
 def in_flight(store: MemoryStore) -> Callable[[], object]:
     kept = InFlight(store)
-    kept.add(Release(7, True, messages([(1, 1, 10)])))
-    return kept.all
+    kept.add_release(Release(7, True, messages([(1, 1, 10)])))
+    return kept.all_releases
 
 
 @pytest.mark.parametrize("keep", [slots, mutable, entries, in_flight])

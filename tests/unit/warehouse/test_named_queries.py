@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from warehouse.named_queries import FALSE, TRUE, NamedQueries, Sql, columns, identifier, in_ranges, literal
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("warehouse", "recovery", "admin", "jobs", "streaming")
+FOLDERS = ("warehouse", "checkpoint_from_tables", "admin", "jobs", "streaming")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.sql"))
 
 TEXTS = """

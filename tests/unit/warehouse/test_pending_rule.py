@@ -16,14 +16,13 @@ from hypothesis import HealthCheck, Phase, settings
 
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
-from tracker.commands.control import Control
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, position_texts, typed, with_columns
 from tracker.schemas import PauseChange
-from tracker.store import MemoryStore
 from tracker.tick import Effects
 from warehouse.audit.accounts import OVERDUE_MILLIS, run_audit
 from warehouse.delta.tables import Tables
@@ -173,9 +172,9 @@ class PendingModel(ShardModel):
         found = of_all_shards(prepared(made, Path(made.checkpoint), self.now))
         first = found.released + 1
         index = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY'")
-        begun = Control(MemoryStore(), subscription_names(made), 1_000)
-        begun.rebuild(found, self.now)
-        bits = begun.subscription_mask(typed(index, MESSAGES)).tolist()
+        begun = Desk(subscriptions=subscription_names(made))
+        begun.rebuild(found)
+        bits = begun.subscription_mask(typed(index, MESSAGES))
         rows = index.to_pylist()
         for row, masks, expected in zip(rows, bits, waits(rows, pending), strict=True):
             is_loaded = row["deliver_at"] >= first

@@ -302,7 +302,7 @@ class _Answer:
     def take(self, published: ControlOutcome) -> None:
         for one in self.request.take(published):
             position = one.message.ledger_id, one.message.entry_id, one.message.batch_index
-            self._received.append(replace(one, message=self.command.message_of(*position)))
+            self._received.append(replace(one, message=self.command.message_id_at(*position)))
         if self.request.is_answered:
             self._settle()
 
@@ -321,7 +321,7 @@ def control_request(command: Command) -> ControlRequest:
 
     names = [command.subscription] if command.subscription else []
     made = RequestFactory(_ISSUED_BY, command.topic, names, request_id=command.request_id)
-    operation, fields = command.on_the_control_topic
+    operation, fields = command.control_operation
     return next(made.make(operation, command.named, **fields))
 
 

@@ -25,8 +25,8 @@ class Client(BlockingConnections, Methods[MessageId, list[Outcome], Redriven]):
     gravest outcome; for the others it is done. A command without a subscription is for all subscriptions that the topic
     has or gets later; over the control topic a subscription has to be named.
 
-    `cancel`, `skip`, `reschedule`, `postpone`, `deliver_now`, `skip_next`, `pause_schedule` and `resume_schedule` take
-    a message's id, or with `schedule_key=` the message that waits under that key; if none waits, they raise NotFound.
+    Methods with `schedule_key=` take a message's id, or with that the message that waits under the key; if none waits,
+    they raise NotFound.
 
     A call whose connection fails is repeated until its time is over. To repeat a command after that, or in another
     process, give it the `request_id` that you chose, or that of the error: a command is applied once under it.
@@ -55,7 +55,7 @@ class Client(BlockingConnections, Methods[MessageId, list[Outcome], Redriven]):
         Args:
             subscription: only those of this subscription; None: of any.
             properties: only those with all of these properties; names with `=` are not allowed.
-            state: `waiting`, `held` (waiting, but held back by a pause) or `cancelled`.
+            state: `waiting`, `held` (waiting, but parked by a pause) or `cancelled`.
             limit: the maximum number of messages; None: all.
 
         Raises:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Generic, Protocol, TypeVar
 
 from delaylake.arguments import check_text, check_texts
-from delaylake.errors import DelayLakeError, gravity, of_result
+from delaylake.errors import DelayLakeError, gravity, result_error
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.times import due, duration_millis, millis, moment, shift_millis
 
@@ -28,7 +28,7 @@ SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE = "skip_next", "pause_schedule", "res
 DELIVER_NOW, END_SCHEDULE = "deliver_now", "end_schedule"
 
 # Operations on recurring messages. Subscriptions that are added later get nothing of a schedule that has begun.
-OF_SCHEDULES = frozenset({SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, END_SCHEDULE})
+SCHEDULE_OPERATIONS = frozenset({SKIP_NEXT, PAUSE_SCHEDULE, RESUME_SCHEDULE, END_SCHEDULE})
 
 DONE = frozenset({"APPLIED", "ALREADY_APPLIED"})  # the results with which a command is done, now or before
 WAITING = "WAITING"
@@ -138,11 +138,11 @@ class Command:
         return -1 if self.message is None else self.message.partition
 
     @property
-    def on_the_control_topic(self) -> tuple[str, Mapping[str, int | str]]:
+    def control_operation(self) -> tuple[str, Mapping[str, int | str]]:
         """The operation as the control topic has it, and its fields: any past time means now."""
         return (RESCHEDULE, {"deliver_at": 0}) if self.operation == DELIVER_NOW else (self.operation, self.fields)
 
-    def message_of(self, ledger_id: int, entry_id: int, batch_index: int) -> MessageId:
+    def message_id_at(self, ledger_id: int, entry_id: int, batch_index: int) -> MessageId:
         """Returns the id of an outcome's message; the command's own if the outcome names no message."""
         if ledger_id < 0 and self.message is not None:
             return self.message
@@ -156,7 +156,7 @@ class Command:
         """Raises the error of the gravest outcome unless the command is done for all subscriptions."""
         if failed := [outcome for outcome in outcomes if not self.is_done_by(outcome.result)]:
             gravest = min(failed, key=lambda outcome: gravity(outcome.result))
-            raise of_result(gravest.result)(str(gravest), outcomes, self.request_id)
+            raise result_error(gravest.result)(str(gravest), outcomes, self.request_id)
 
     @contextmanager
     def time_in_errors(self) -> Iterator[None]:
@@ -202,7 +202,7 @@ def command(
     return Command(operation, name, message_id, subscription, deliver_at, chosen)
 
 
-def of_subscription(operation: str, topic: str, subscription: str, request_id: str | None) -> Command:
+def subscription_command(operation: str, topic: str, subscription: str, request_id: str | None) -> Command:
     """Makes a command for all that a subscription gets.
 
     Raises:
@@ -530,7 +530,7 @@ class Commands(Generic[_Answer]):
         Raises:
             NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(lambda: of_subscription("pause", topic, subscription, request_id))
+        return self._do(lambda: subscription_command("pause", topic, subscription, request_id))
 
     def resume(self, topic: str, *, subscription: str, request_id: str | None = None) -> _Answer:
         """Ends the pause of a subscription: messages that came due meanwhile are delivered now.
@@ -538,4 +538,4 @@ class Commands(Generic[_Answer]):
         Raises:
             NotFound, Invalid, Forbidden, Unavailable, NoAnswer: see there.
         """
-        return self._do(lambda: of_subscription("resume", topic, subscription, request_id))
+        return self._do(lambda: subscription_command("resume", topic, subscription, request_id))

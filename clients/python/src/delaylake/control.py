@@ -7,14 +7,15 @@ extra `pulsar`, of which only protobuf is used here.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delaylake.commands import CANCEL, OF_SCHEDULES, WAITING, Ids, Keys, Named, Position, done_results
+from delaylake.commands import CANCEL, SCHEDULE_OPERATIONS, WAITING, Ids, Keys, Named, Position, done_results
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, ControlOutcome, Result, SkipEntry
 
@@ -279,7 +280,7 @@ class RequestFactory:
         if self.subscriptions and not is_for_later:
             return list(self.subscriptions)
         # There is no outcome for `*` of an operation on a schedule: a later subscription has no next occurrence.
-        later = [ALSO_LATER] if is_for_later and operation not in OF_SCHEDULES else []
+        later = [ALSO_LATER] if is_for_later and operation not in SCHEDULE_OPERATIONS else []
         # There will be one outcome for a topic without a route.
         return [*later, *self.known] or [""]
 
@@ -291,18 +292,61 @@ class Window:
         requests: the requests.
         most: about the maximum number of messages in commands without an answer: enough that the job always has some,
             and few enough that outcomes begin soon.
+        timeout_seconds: maximum time from one outcome to the next.
+        until: when all outcomes have to be there, instead, by the caller's clock, seconds.
     """
 
-    def __init__(self, requests: Iterable[ControlRequest], most: int) -> None:
+    def __init__(
+        self,
+        requests: Iterable[ControlRequest],
+        most: int,
+        timeout_seconds: float = math.inf,
+        until: float | None = None,
+    ) -> None:
         self._coming = iter(requests)
+        self._timeout_seconds = timeout_seconds
+        self._until = until
+        self._has_taken = False
+        self._deadline = math.inf if until is None else until  # for the next outcome
         self._most = most
         self._ahead = 0
         self.waiting: dict[str, ControlRequest] = {}  # requests that were sent and not answered, by request id
 
-    def no_answer(self, timeout_seconds: float) -> str:
+    def to_send(self, clock: Callable[[], float]) -> Iterator[ControlRequest]:
+        """Yields the requests to be sent now; when no outcome came for half of the time, also those that are repeated.
+
+        Args:
+            clock: returns the time, seconds. Whoever sends the requests, or took an outcome, may be busy with it.
+        """
+        if self._has_taken:
+            self._has_taken = False
+            self._extend(clock())
+        while request := self.next():
+            yield request
+            self._extend(clock())
+        if clock() >= self._repeat_at:
+            yield from self.repeat()
+
+    def wait_until(self, now: float) -> float:
+        """Returns until when to wait for an outcome, before `to_send` is asked again; in the past: it is too late."""
+        return self._repeat_at if now < self._repeat_at else self._deadline
+
+    def is_late(self, now: float) -> bool:
+        """Whether no outcome came in time."""
+        return now >= self._deadline
+
+    def no_answer(self) -> str:
         """Returns the error's text if no outcome came in time, with some request ids to look up in `outcomes`."""
         ids = ", ".join(list(self.waiting)[:_SHOWN_IDS])
-        return f"no answer within {timeout_seconds:g} s (does the job run?); request id: {ids}"
+        return f"no answer within {self._timeout_seconds:g} s (does the job run?); request id: {ids}"
+
+    @property
+    def _repeat_at(self) -> float:
+        return self._deadline - self._timeout_seconds / 2
+
+    def _extend(self, now: float) -> None:
+        if self._until is None:
+            self._deadline = now + self._timeout_seconds
 
     def next(self) -> ControlRequest | None:
         """Returns the next request to send; None: there is none, or too many messages wait for outcomes."""
@@ -324,7 +368,7 @@ class Window:
         return [request for request in waiting if request.repeat()]
 
     def take(self, published: ControlOutcome) -> list[Outcome]:
-        """Takes a published outcome.
+        """Takes a published outcome, of anybody's command.
 
         Returns:
             as `ControlRequest.take`; empty if no request waits for the outcome.
@@ -332,6 +376,7 @@ class Window:
         request = self.waiting.get(published.request_id)
         if request is None:
             return []
+        self._has_taken = True
         outcomes = request.take(published)
         if request.is_answered:
             del self.waiting[published.request_id]

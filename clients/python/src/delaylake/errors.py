@@ -59,17 +59,17 @@ class NoAnswer(Unavailable):
     """
 
 
-def of_result(result: str) -> type[DelayLakeError]:
+def result_error(result: str) -> type[DelayLakeError]:
     """Returns the error class for an outcome's result."""
-    return _OF_RESULT.get(result, DelayLakeError)
+    return _RESULT_ERRORS.get(result, DelayLakeError)
 
 
 def gravity(result: str) -> int:
     """Returns the rank of a result among the errors: 0 is the gravest."""
-    return list(_OF_RESULT).index(result) if result in _OF_RESULT else len(_OF_RESULT)
+    return list(_RESULT_ERRORS).index(result) if result in _RESULT_ERRORS else len(_RESULT_ERRORS)
 
 
-_OF_RESULT: dict[str, type[DelayLakeError]] = {
+_RESULT_ERRORS: dict[str, type[DelayLakeError]] = {
     "INVALID": Invalid,
     "NOT_ALLOWED": NotAllowed,
     "TOO_LATE": TooLate,

@@ -21,7 +21,7 @@ class PendingMessage:
     """A message that is not delivered yet, as far as the tables know: a few seconds behind.
 
     Attributes:
-        deliver_at: when it is due; None: it is held back, or its schedule is paused.
+        deliver_at: when it is due; None: it is parked, or its schedule is paused.
         subscriptions: those for which it is in the listed state.
         event_time: None: the message has none.
     """
@@ -72,11 +72,11 @@ class ScheduleProgress:
     """How far a schedule has got for a subscription.
 
     Attributes:
-        state: `waiting`, `held` (held back by a pause), `cancelled` or `ended`.
+        state: `waiting`, `held` (parked by a pause), `cancelled` or `ended`.
         delivered: the number of delivered occurrences, as far as the tables still have them.
         last_occurrence: the number of the last occurrence that was delivered or skipped; None: none yet.
         next_occurrence: the number of the occurrence that waits; None: none waits.
-        next_deliver_at: when the next occurrence is due; None: none waits, or it is held back.
+        next_deliver_at: when the next occurrence is due; None: none waits, or it is parked.
     """
 
     subscription: str
@@ -107,7 +107,7 @@ class Schedule:
         id: the message's id.
         state: the first of `waiting`, `held`, `paused`, `cancelled` and `ended` that any subscription is in.
         next_occurrence: the number of the soonest occurrence that waits; None: none waits.
-        next_deliver_at: when the next occurrence is due; None: none waits, or it is held back or paused.
+        next_deliver_at: when the next occurrence is due; None: none waits, or it is parked or paused.
         subscriptions: the progress of each subscription.
     """
 

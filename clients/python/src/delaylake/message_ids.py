@@ -90,13 +90,15 @@ class Redriven:
     """The numbers of dead letters in a re-drive.
 
     Attributes:
-        matched: all that matched; the following are parts of them.
+        matched: all that matched; the following are parts of them, but the last.
         redriven: will be delivered once more.
         already_redriven: sent back by an earlier call with the same request id, which was broken off.
-        refused: too large for the topic.
+        refused: the topic does not take their size or schema, or has no such partition.
+        unreadable: entries of the topic of dead letters that can't be read, and stay there.
     """
 
     matched: int
     redriven: int = 0
     already_redriven: int = 0
     refused: int = 0
+    unreadable: int = 0

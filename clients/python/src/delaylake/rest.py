@@ -18,9 +18,9 @@ from delaylake.arguments import check_number, check_text, check_texts, checked_p
 from delaylake.commands import (
     CANCEL,
     END_SCHEDULE,
-    OF_SCHEDULES,
     PAUSE_SCHEDULE,
     RESUME_SCHEDULE,
+    SCHEDULE_OPERATIONS,
     SKIP,
     Command,
     Keys,
@@ -46,7 +46,7 @@ _LONGEST_PAUSE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _LEAST_SHARE = 0.1  # of a call's time: no attempt begins when less is left
 
-_OF_STATUS: dict[int, type[DelayLakeError]] = {
+_STATUS_ERRORS: dict[int, type[DelayLakeError]] = {
     400: Invalid,
     401: Forbidden,
     403: Forbidden,
@@ -63,7 +63,7 @@ _OF_STATUS: dict[int, type[DelayLakeError]] = {
 }
 
 # Statuses that a proxy in between may answer, too: without a reason, which the admin API gives with each error.
-_OF_PROXIES = frozenset({401, 403, 413, 429, 502, 503, 504})
+_PROXY_STATUSES = frozenset({401, 403, 413, 429, 502, 503, 504})
 
 _NO_PATH = "no such path"  # the admin API's reason for a path that it never has; a missing topic has another reason
 _WHOSE = "is it delaylake's admin API?"
@@ -126,7 +126,7 @@ def call(command: Command) -> Call:
     _check_request_id(command.request_id)
     subscriptions = [command.subscription] if command.subscription else []
     # No "*" for schedules: subscriptions that are added later get nothing of a schedule that has begun.
-    if not subscriptions and command.operation not in OF_SCHEDULES:
+    if not subscriptions and command.operation not in SCHEDULE_OPERATIONS:
         subscriptions = ["*"]
     [made] = calls(command.topic, command.operation, command.named, subscriptions, command.fields)
     return replace(made, command=command)
@@ -156,9 +156,9 @@ def calls(
     path, last = topic_path(topic), _PATHS.get(operation, _camel(operation))
     names = list(subscriptions)
     if named is None:
-        yield from (Call("POST", _of_subscription(path, name, last), {}) for name in names)
-    elif operation in OF_SCHEDULES:
-        yield from _calls_of_schedules(path, operation, last, named, names)
+        yield from (Call("POST", _subscription_path(path, name, last), {}) for name in names)
+    elif operation in SCHEDULE_OPERATIONS:
+        yield from _schedule_calls(path, operation, last, named, names)
     elif operation == CANCEL:
         yield from _calls_one_by_one(f"{path}/{last}", named, names, has_times=True)
     elif operation == SKIP and not names:
@@ -166,10 +166,10 @@ def calls(
     else:
         for name in names:
             for part in named.parts(most):
-                yield Call("POST", _of_subscription(path, name, last), {}, _body(part, fields))
+                yield Call("POST", _subscription_path(path, name, last), {}, _body(part, fields))
 
 
-def _calls_of_schedules(path: str, operation: str, last: str, named: Named, names: list[str]) -> Iterator[Call]:
+def _schedule_calls(path: str, operation: str, last: str, named: Named, names: list[str]) -> Iterator[Call]:
     """Yields a call for each schedule."""
     params = {"subscriptionNames": names} if names else {}
     if isinstance(named, Keys):
@@ -214,7 +214,7 @@ def _id(message: Position) -> str:
     return f"{position}:{message.batch_index}" if message.batch_index >= 0 else position
 
 
-def _of_subscription(path: str, subscription: str, last: str) -> str:
+def _subscription_path(path: str, subscription: str, last: str) -> str:
     return f"{path}/subscription/{quote(subscription, safe='')}/{last}"
 
 
@@ -233,7 +233,7 @@ def outcomes(command: Command, response: httpx.Response) -> list[Outcome]:
     found = [
         Outcome(
             one["subscription"],
-            command.message_of(one["ledgerId"], one["entryId"], one["batchIndex"]),
+            command.message_id_at(one["ledgerId"], one["entryId"], one["batchIndex"]),
             one["result"],
             one["reason"],
             command.is_done_by(one["result"]),
@@ -295,9 +295,8 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
         DelayLakeError: the re-drive was not done for all dead letters.
     """
     content = content_of(response, "matched", call.request_id)
-    return Redriven(
-        content["matched"], content.get("redriven", 0), content.get("alreadyRedriven", 0), content.get("refused", 0)
-    )
+    names = ("redriven", "alreadyRedriven", "refused", "unreadable")
+    return Redriven(content["matched"], *(content.get(name, 0) for name in names))
 
 
 class Attempts:
@@ -349,7 +348,7 @@ class Attempts:
 
 def raise_if_unavailable(response: httpx.Response) -> None:
     """Raises Unavailable or NoAnswer for an answer after which the call can be repeated."""
-    kind = _OF_STATUS.get(response.status_code)
+    kind = _STATUS_ERRORS.get(response.status_code)
     if kind is not None and issubclass(kind, Unavailable):
         raise kind(_reason(response, _content_or_none(response)))
 
@@ -393,9 +392,9 @@ def _raise_status(response: httpx.Response, content: dict[str, Any], request_id:
     if response.is_success:
         return
     reason = _reason(response, content)
-    if reason.startswith(_NO_PATH) or ("reason" not in content and response.status_code not in _OF_PROXIES):
+    if reason.startswith(_NO_PATH) or ("reason" not in content and response.status_code not in _PROXY_STATUSES):
         raise DelayLakeError(f"{_name(response)}, {reason}: {_WHOSE}", request_id=request_id)
-    raise _OF_STATUS.get(response.status_code, DelayLakeError)(reason, request_id=request_id)
+    raise _STATUS_ERRORS.get(response.status_code, DelayLakeError)(reason, request_id=request_id)
 
 
 def _name(response: httpx.Response) -> str:

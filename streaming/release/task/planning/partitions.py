@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from conf.partitions import java_string_hash
 from tracker.messages import Int64Array
 
 
@@ -70,12 +71,3 @@ def java_string_hashes(texts: pa.Array) -> Int64Array:
     for row in np.flatnonzero(valid & (beyond[ends[1:]] > beyond[ends[:-1]])).tolist():
         hashes[row] = java_string_hash(texts[row].as_py())
     return hashes
-
-
-def java_string_hash(text: str) -> int:
-    """Returns Java's String.hashCode of a text without its sign, 0 to 2^31 - 1."""
-    value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for i in range(0, len(units), 2):
-        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF

@@ -17,7 +17,7 @@ from broker.protocol import consumer
 from broker.protocol.brokers import Brokers
 from broker.protocol.frames import FrameDecoder, encode
 from broker.protocol.session import DisconnectedError, RefusedError
-from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, MessageMetadata
+from broker.protocol.wire.pulsar_pb2 import Ack, Command, LookupAnswer, MessageMetadata
 from conf.settings import PulsarSettings
 from tests.support.service.harness import wait_until
 
@@ -81,6 +81,10 @@ class Server:
             last = {"ledger_id": 2**64 - 1, "entry_id": 2**64 - 1}
             answer = {"request_id": command.get_last_message_id.request_id, "id": last}
             return encode(Command.LAST_MESSAGE_ID, last_message_id=answer)
+        if command.type == Command.ACK:
+            ids = {"consumer_id": command.ack.consumer_id, "request_id": command.ack.request_id}
+            error = {"error": 1, "message": b"no such cursor"} if self.refuses else {}
+            return encode(Command.ACK_ANSWER, ack_answer={**ids, **error})
         if command.type == Command.CLOSE_CONSUMER:
             return encode(Command.SUCCESS, success={"request_id": command.close_consumer.request_id})
         return b""
@@ -175,6 +179,21 @@ def test_a_consumer_for_which_the_broker_does_not_answer_in_time_is_closed(
     with pytest.raises(NoAnswerError):
         brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     wait_until(lambda: first.of(Command.CLOSE_CONSUMER), 5, "the consumer is closed")
+
+
+def test_single_entries_and_messages_of_a_batch_are_acknowledged(
+    servers: tuple[Server, Server], brokers: Brokers
+) -> None:
+    first, _ = servers
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
+    opened.acknowledge_each([(Position(7, 1), ()), (Position(7, 3), (-(2**63), 5))])
+    [asked] = first.of(Command.ACK)
+    assert asked.ack.type == Ack.INDIVIDUAL
+    found = [(one.ledger_id, one.entry_id, list(one.ack_set)) for one in asked.ack.ids]
+    assert found == [(7, 1, []), (7, 3, [-(2**63), 5])]
+    first.refuses = True
+    with pytest.raises(RefusedError, match="no such cursor"):
+        opened.acknowledge_each([(Position(7, 1), ())])
 
 
 def test_a_consumer_that_gets_far_more_than_it_asked_for_ends(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.protocol import building
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, send_frame, single_entry
 from broker.protocol.entries import Message, is_batch, messages_of, open_envelope
 from broker.protocol.frames import FrameDecoder
@@ -85,3 +86,11 @@ def test_a_frame_says_which_producer_sends_and_with_which_ids() -> None:
 def test_a_number_that_the_protocol_has_not_is_an_error(number: int) -> None:
     with pytest.raises(ValueError, match="negative or beyond 64 bits"):
         single_entry(OutgoingMessage(1, b"", event_time=number), b"p", 1)
+
+
+def test_only_short_names_of_properties_are_remembered() -> None:
+    """Whoever publishes chooses them."""
+    building._named.cache_clear()
+    for i in range(100):
+        assert encoded_property(f"{i}" + "n" * 300, "value").endswith(b"nnn\x12\x05value")
+    assert building._named.cache_info().currsize == 0

@@ -13,6 +13,8 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.client import PulsarError
 from broker.protocol.encryption import Decryptor
@@ -20,6 +22,7 @@ from broker.protocol.entries import (
     NOT_DECRYPTED,
     EntryError,
     Message,
+    ack_set_of,
     decompressed,
     decrypted,
     is_acknowledged,
@@ -169,6 +172,13 @@ def test_an_ack_set_has_a_bit_for_each_message_that_is_left() -> None:
     assert [is_acknowledged(i, ()) for i in range(3)] == [False] * 3
     assert [is_acknowledged(i, (0b101,)) for i in range(4)] == [False, True, False, True]
     assert [is_acknowledged(i, (-1, 1)) for i in (0, 63, 64, 65, 128)] == [False, False, False, True, True]
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_of_an_ack_set_those_are_left_of_which_it_was_made(left: set[int]) -> None:
+    ack_set = ack_set_of(left)
+    assert all(-(2**63) <= word < 2**63 for word in ack_set)
+    assert {i for i in range(300) if not is_acknowledged(i, ack_set)} == left
 
 
 def keys() -> tuple[rsa.RSAPrivateKey, bytes]:

@@ -12,14 +12,14 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from conf.settings import Settings
-from recovery.new_checkpoint import rebuild_checkpoint
 from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.crash_recovery import StartError, begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
-from streaming.start import StartError, begin
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
 from tracker.schemas import OUTCOME_ROWS

@@ -22,6 +22,7 @@ from tracker import Shard, TickInput
 from tracker.buckets.large_rows import LargeRule
 from tracker.messages import concat, int64
 from tracker.packing import LARGE_BYTES, payload_sizes
+from tracker.shard import StateOptions
 from tracker.store import MemoryStore
 from tracker.subscriptions import DEFAULT_BACKOFF, Subscriptions
 from tracker.tick import Effects
@@ -88,7 +89,7 @@ class Service:
             segment.append(read_light_segment(self.tables, version, first.load_horizon, last.load_horizon, rule))
         if last.large and first.large_to < last.large_to:
             segment.append(read_large(self.tables, version, rule, first.large_to, last.large_to))
-        shard = Shard(self.store, self.subscriptions, 50_000, key_idle_millis=KEY_IDLE_MILLIS)
+        shard = Shard(self.store, self.subscriptions, 50_000, options=StateOptions(key_idle_millis=KEY_IDLE_MILLIS))
         given = TickInput(
             messages=concat([came] if came is not None else []),
             segment=concat(segment),

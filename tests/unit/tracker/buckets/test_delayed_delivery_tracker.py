@@ -99,7 +99,7 @@ class TrackerModel(RuleBasedStateMachine):
         self.is_sealed(self.seal(self.tracker))
 
     def seal(self, tracker: DelayedDeliveryTracker) -> pa.Table:
-        return tracker.seal(self.load, self.near)
+        return tracker.seal_bucket(self.load, self.near)
 
     def is_sealed(self, bucket: pa.Table) -> None:
         assert of(bucket) == [m for _, m in sorted((self.waiting[m], m) for m in self.mutable)]
@@ -146,7 +146,7 @@ def test_no_messages_change_nothing() -> None:
     store = MemoryStore()
     tracker = DelayedDeliveryTracker(store)
     assert tracker.add_messages(MESSAGES.empty_table(), 10).num_rows == 0
-    assert tracker.seal(0, 0).equals(MESSAGES.empty_table())
+    assert tracker.seal_bucket(0, 0).equals(MESSAGES.empty_table())
     tracker.load_segment(MESSAGES.empty_table())
     assert tracker.get_scheduled_messages(10).equals(MESSAGES.empty_table())
     assert tracker.next_due is None
@@ -155,7 +155,7 @@ def test_no_messages_change_nothing() -> None:
 
 def test_the_next_time_that_something_is_due_is_the_start_of_the_first_slot_whatever_the_bucket_holds() -> None:
     slots, bucket = DelayedDeliveryTracker(MemoryStore()), DelayedDeliveryTracker(MemoryStore())
-    slots.seal(1_000, 1_000)
+    slots.seal_bucket(1_000, 1_000)
     for tracker in (slots, bucket):
         tracker.add_messages(messages([(1, 1, 450)]), 0)
     assert (slots.next_due, bucket.next_due) == (400, None)
@@ -163,12 +163,12 @@ def test_the_next_time_that_something_is_due_is_the_start_of_the_first_slot_what
 
 def test_the_load_horizon_never_goes_back_and_what_is_near_may() -> None:
     tracker = DelayedDeliveryTracker(MemoryStore())
-    tracker.seal(5_000, 3_000)
-    tracker.seal(4_000, 2_000)
+    tracker.seal_bucket(5_000, 3_000)
+    tracker.seal_bucket(4_000, 2_000)
     assert tracker.load_horizon == 5_000
     tracker.add_messages(messages([(1, 1, 2_999), (1, 2, 3_000), (1, 3, 4_999), (1, 4, 5_000)]), 0)
     assert tracker.number_of_unsealed_messages == 4
-    assert positions(tracker.seal(0, 0)) == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert positions(tracker.seal_bucket(0, 0)) == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert tracker.number_of_loaded_messages == 3
 
 
@@ -199,11 +199,11 @@ def test_large_rows_outlive_a_restart_and_a_program_that_does_not_know_them_says
 
     def reopened() -> DelayedDeliveryTracker:
         made = DelayedDeliveryTracker(store)
-        made.begin(LargeRows(large_rule))
+        made.begin_tick(LargeRows(large_rule))
         return made
 
     first = reopened()
-    first.seal(10_000, 10_000)
+    first.seal_bucket(10_000, 10_000)
     small = messages([(1, 0, 500), (1, 1, 900)])
     large = pa.concat_tables(messages([(1, e, 500)], payload=b"x" * LARGE_BYTES) for e in range(2, 5))
     first.add_messages(pa.concat_tables([small, large]), 0)

@@ -22,7 +22,7 @@ def columns(positions: Positions) -> tuple[np.ndarray, np.ndarray]:
 
 def add(bits: IndexBits, *rows: tuple[int, int, int]) -> None:
     """Rows of (ledger, entry, deliver_at)."""
-    bits.add(*columns([row[:2] for row in rows]), np.array([row[2] for row in rows], dtype=np.int64))
+    bits.add_entries(*columns([row[:2] for row in rows]), np.array([row[2] for row in rows], dtype=np.int64))
 
 
 def known(bits: IndexBits, *positions: tuple[int, int]) -> list[bool]:

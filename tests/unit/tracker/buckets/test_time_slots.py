@@ -22,8 +22,8 @@ from tracker.store import Key, MemoryStore
 
 def test_what_is_due_comes_in_order_whatever_the_order_it_came_in() -> None:
     slots = TimeSlots(MemoryStore())
-    slots.add(messages([(1, 1, 950), (1, 2, 10), (1, 3, 450), (1, 4, 15)]))
-    slots.add(messages([(1, 5, 12), (1, 6, 449), (0, 7, 10)]))
+    slots.add_rows(messages([(1, 1, 950), (1, 2, 10), (1, 3, 450), (1, 4, 15)]))
+    slots.add_rows(messages([(1, 5, 12), (1, 6, 449), (0, 7, 10)]))
     assert len(slots) == 7
     assert positions(slots.take_due(449)) == [(0, 7), (1, 2), (1, 5), (1, 4), (1, 6)]
     assert positions(slots.take_due(10_000)) == [(1, 3), (1, 1)]
@@ -34,7 +34,7 @@ def test_what_is_due_comes_in_order_whatever_the_order_it_came_in() -> None:
 def test_the_cutoff_is_exact_at_the_edges_of_a_slot(cutoff: int) -> None:
     times = [2 * SLOT_MILLIS + d for d in (-1, 0, 1, SLOT_MILLIS - 1, SLOT_MILLIS)]
     slots = TimeSlots(MemoryStore())
-    slots.add(messages([(1, i, t) for i, t in enumerate(times)]))
+    slots.add_rows(messages([(1, i, t) for i, t in enumerate(times)]))
     assert positions(slots.take_due(cutoff)) == [(1, i) for i, t in enumerate(times) if t <= cutoff]
     assert len(slots) == sum(t > cutoff for t in times)
 
@@ -42,14 +42,14 @@ def test_the_cutoff_is_exact_at_the_edges_of_a_slot(cutoff: int) -> None:
 def test_the_earliest_time_is_the_start_of_the_first_slot() -> None:
     slots = TimeSlots(MemoryStore())
     assert slots.earliest is None
-    slots.add(messages([(1, 1, 3 * SLOT_MILLIS + 7), (1, 2, 9 * SLOT_MILLIS)]))
+    slots.add_rows(messages([(1, 1, 3 * SLOT_MILLIS + 7), (1, 2, 9 * SLOT_MILLIS)]))
     assert slots.earliest == 3 * SLOT_MILLIS
 
 
 def test_a_whole_slot_is_read_and_removed_and_nothing_is_written() -> None:
     store = MemoryStore()
     slots = TimeSlots(store)
-    slots.add(messages([(1, 1, 10), (1, 2, SLOT_MILLIS - 1), (1, 3, SLOT_MILLIS)]))
+    slots.add_rows(messages([(1, 1, 10), (1, 2, SLOT_MILLIS - 1), (1, 3, SLOT_MILLIS)]))
     store.put = None  # type: ignore[method-assign, assignment]
     assert slots.take_due(SLOT_MILLIS - 1).num_rows == 2
     assert list(store.values) == [("slots", (1, 0))]
@@ -58,9 +58,9 @@ def test_a_whole_slot_is_read_and_removed_and_nothing_is_written() -> None:
 def test_nothing_is_kept_for_nothing() -> None:
     store = MemoryStore()
     slots = TimeSlots(store)
-    slots.add(MESSAGES.empty_table())
+    slots.add_rows(MESSAGES.empty_table())
     assert slots.take_due(10**9).schema == MESSAGES
-    slots.add(messages([(1, 1, 10), (1, 2, 900)]))
+    slots.add_rows(messages([(1, 1, 10), (1, 2, 900)]))
     assert positions(slots.take_due(10**9)) == [(1, 1), (1, 2)]
     assert (len(slots), slots.earliest, slots.meta, store.values) == (0, None, {}, {})
 
@@ -85,7 +85,7 @@ def test_slots_against_a_sorted_list(steps: list[list[int] | int]) -> None:
             model = [row for row in model if row[0] > step]
         else:
             rows = [(t, entry + i) for i, t in enumerate(step)]
-            slots.add(messages([(1, e, t) for t, e in rows]))
+            slots.add_rows(messages([(1, e, t) for t, e in rows]))
             model += rows
             entry += len(rows)
         meta = slots.meta
@@ -125,10 +125,10 @@ def test_a_tick_reads_of_many_large_rows_about_those_that_it_takes(monkeypatch: 
     monkeypatch.setattr(time_slots, "_PILE_BYTES", 3 << 16)
     store = Counting()
     slots = TimeSlots(store)
-    slots.begin(RULE)
+    slots.begin_tick(RULE)
     for i in range(10):
-        slots.add(large(range(10 * i, 10 * i + 10), 50))
-    slots.add(messages([(2, 0, 50)], payload=b"small"))
+        slots.add_rows(large(range(10 * i, 10 * i + 10), 50))
+    slots.add_rows(messages([(2, 0, 50)], payload=b"small"))
     total = slots.large_bytes
     assert total == 100 << 16
     taken: list[tuple[int, int]] = []
@@ -147,22 +147,22 @@ def test_a_tick_reads_of_many_large_rows_about_those_that_it_takes(monkeypatch: 
 def test_rows_that_are_not_large_any_more_do_not_wait_for_room() -> None:
     """The settings have the topic's messages in order now: so all that is due goes out together."""
     slots = TimeSlots(MemoryStore())
-    slots.begin(RULE)
-    slots.add(large(range(10), 50))
+    slots.begin_tick(RULE)
+    slots.add_rows(large(range(10), 50))
     now = RULE._replace(in_order=(TOPIC,))
     again = TimeSlots(slots._store, slots.meta, slots.large, slots.piles, slots.pile_rule)
-    again.begin(now)
+    again.begin_tick(now)
     assert len(positions(again.take_due(1_000, Budget(1, now.are_large)))) == 10
 
 
 def test_a_cutoff_within_a_slot_leaves_its_later_large_rows() -> None:
     slots = TimeSlots(MemoryStore())
-    slots.begin(RULE)
-    slots.add(pa.concat_tables([large(range(i, i + 1), 10 * i) for i in range(10)]))
+    slots.begin_tick(RULE)
+    slots.add_rows(pa.concat_tables([large(range(i, i + 1), 10 * i) for i in range(10)]))
     assert positions(slots.take_due(45, Budget(3 * 66_000, RULE.are_large))) == [(1, 0), (1, 1), (1, 2)]
     assert positions(slots.take_due(45)) == [(1, 3), (1, 4)]
     assert len(slots) == 5
-    assert sum(rows.num_rows for rows in slots.find([50])) == 5
+    assert sum(rows.num_rows for rows in slots.find_rows([50])) == 5
     assert positions(slots.take_due(SLOT_MILLIS)) == [(1, e) for e in range(5, 10)]
 
 
@@ -185,7 +185,7 @@ def test_large_and_small_rows_against_a_sorted_list(steps: list[Any]) -> None:
     entry = 0
     for step in steps:
         slots = TimeSlots(store, *saved)
-        slots.begin(RULE)
+        slots.begin_tick(RULE)
         if isinstance(step, tuple):
             cutoff, fit = step
             budget = Budget(fit * LARGE_BYTES, RULE.are_large)
@@ -203,7 +203,7 @@ def test_large_and_small_rows_against_a_sorted_list(steps: list[Any]) -> None:
                 messages([(1, entry + i, time)], payload=LARGE if is_large else b"s")
                 for i, (time, is_large) in enumerate(step)
             ]
-            slots.add(pa.concat_tables(rows))
+            slots.add_rows(pa.concat_tables(rows))
             model |= {entry + i: one for i, one in enumerate(step)}
             entry += len(step)
         assert len(slots) == len(model)

@@ -26,18 +26,18 @@ def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[t
         patch.setattr(time_slots, "PIECE_ROWS", 4)
         for queue, n_added, n_taken in steps:
             waiting = WaitingRows(store, queues)
-            waiting.add(queue, messages([(1, n + i, SLOT * (n + i)) for i in range(n_added)]))
+            waiting.add_rows(queue, messages([(1, n + i, SLOT * (n + i)) for i in range(n_added)]))
             naive[queue] += range(n, n + n_added)
             n += n_added
             assert waiting.counts == {key: len(ids) for key, ids in naive.items() if ids}
             assert waiting.earliest == min((SLOT * i for ids in naive.values() for i in ids), default=None)
             expected = naive[queue][:n_taken]
             naive[queue] = naive[queue][len(expected) :]
-            taken = waiting.take(lambda other, only=queue, most=n_taken: most if other == only else 0)  # type: ignore[misc]
+            taken = waiting.take_rows(lambda other, only=queue, most=n_taken: most if other == only else 0)  # type: ignore[misc]
             assert taken["entry_id"].to_pylist() == expected
             for i in [i for ids in naive.values() for i in ids]:
-                assert i in {i for rows in waiting.find([SLOT * i + 1]) for i in rows["entry_id"].to_pylist()}
-            assert not waiting.find([SLOT * (n + 1)])
+                assert i in {i for rows in waiting.find_rows([SLOT * i + 1]) for i in rows["entry_id"].to_pylist()}
+            assert not waiting.find_rows([SLOT * (n + 1)])
             queues = json.loads(json.dumps(waiting.meta)) if len(waiting) else None
             assert len(waiting) == sum(map(len, naive.values()))
 
@@ -46,7 +46,7 @@ def test_each_queue_gives_its_rows_in_the_order_in_which_they_came(steps: list[t
 def test_what_is_not_taken_is_not_read_or_written_again() -> None:
     store = MemoryStore()
     waiting = WaitingRows(store)
-    waiting.add(A, messages([(1, i, 0) for i in range(5 * time_slots.PIECE_ROWS)]))
+    waiting.add_rows(A, messages([(1, i, 0) for i in range(5 * time_slots.PIECE_ROWS)]))
     packed = {number for number, *_ in waiting.meta["queues"][0][2]}
-    assert waiting.take(lambda _: time_slots.PIECE_ROWS + 1).num_rows == time_slots.PIECE_ROWS + 1
+    assert waiting.take_rows(lambda _: time_slots.PIECE_ROWS + 1).num_rows == time_slots.PIECE_ROWS + 1
     assert len(packed & {number for number, *_ in waiting.meta["queues"][0][2]}) == 3

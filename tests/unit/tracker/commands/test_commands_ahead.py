@@ -15,13 +15,13 @@ MARGIN = 2 * TICK_MILLIS
 def test_a_command_that_is_ahead_of_its_message_waits_and_is_applied(desk: Desk, cancel_at: int | None) -> None:
     desk.at(5, 10_000, ingested_through=4)
     assert desk.apply(command("r", 1, 7, [0, 1], cancel_at=cancel_at)) == [("a", Result.WAITING), ("b", Result.WAITING)]
-    assert desk.control.waiting == 1
+    assert desk.control.n_waiting == 1
     desk.restart()
     desk.at(6, 10_100, ingested_through=4)
     assert desk.arrive(messages([(1, 6, 50_000), (2, 7, 50_000)])) == []
     assert desk.arrive(ALONE) == [("a", Result.APPLIED), ("b", Result.APPLIED)]
     assert desk.subscription_mask(ALONE) == [0]
-    assert desk.control.waiting == 0
+    assert desk.control.n_waiting == 0
     assert desk.expire() == []
 
 
@@ -30,7 +30,7 @@ def test_a_message_that_was_cancelled_before_it_came_is_counted_as_unwanted(desk
     desk.at(5, 10_000, ingested_through=4)
     desk.apply(command("r", 1, 7, [0, 1]))
     desk.arrive(ALONE)
-    assert desk.control.unwanted == 1
+    assert desk.state.unwanted == 1
 
 
 def test_a_message_that_came_late_is_cancelled_though_its_time_is_past(desk: Desk) -> None:
@@ -45,19 +45,19 @@ def test_a_skip_waits_until_what_was_published_before_it_has_come(desk: Desk) ->
     assert desk.apply(command("r", 1, 7, [1])) == [("b", Result.WAITING)]
     assert desk.at(6, 99_000, ingested_through=4).expire() == []
     assert desk.at(7, 99_000, ingested_through=5).expire() == [("b", Result.NOT_FOUND)]
-    assert desk.control.waiting == 0
+    assert desk.control.n_waiting == 0
     assert desk.arrive(ALONE) == []
 
 
 def test_a_skip_of_what_is_not_there_is_not_found(desk: Desk) -> None:
     assert desk.at(5, 10_000).apply(command("r", 1, 7, [0])) == [("a", Result.NOT_FOUND)]
-    assert desk.control.waiting == 0
+    assert desk.control.n_waiting == 0
 
 
 def test_a_cancel_in_advance_waits_until_two_ticks_after_its_time(desk: Desk) -> None:
     desk.at(5, 10_000)
     assert desk.apply(command("r", 1, 7, [0], cancel_at=50_000)) == [("a", Result.WAITING)]
-    cancels = desk.control.take_cancels()
+    cancels = desk.state.take_cancels()
     assert cancels["deliver_at"].to_pylist() == [50_000 - MARGIN]
     assert desk.at(6, 50_000 + MARGIN - 1).expire() == []
     assert desk.at(7, 50_000 + MARGIN).expire() == [("a", Result.NOT_FOUND)]
@@ -66,7 +66,7 @@ def test_a_cancel_in_advance_waits_until_two_ticks_after_its_time(desk: Desk) ->
 def test_a_cancel_in_advance_is_due_now_at_the_earliest(desk: Desk) -> None:
     desk.at(5, 10_000)
     desk.apply(command("r", 1, 7, [0], cancel_at=10_500))
-    assert desk.control.take_cancels()["deliver_at"].to_pylist() == [10_000]
+    assert desk.state.take_cancels()["deliver_at"].to_pylist() == [10_000]
 
 
 def test_a_cancel_in_advance_outlasts_its_time_where_messages_may_still_come(desk: Desk) -> None:
@@ -78,7 +78,7 @@ def test_a_cancel_in_advance_outlasts_its_time_where_messages_may_still_come(des
 
 def test_a_cancel_of_a_past_time_is_too_late_where_no_message_can_come(desk: Desk) -> None:
     assert desk.at(5, 10_000).apply(command("r", 1, 7, [0], cancel_at=10_000)) == [("a", Result.TOO_LATE)]
-    assert desk.control.waiting == 0
+    assert desk.control.n_waiting == 0
 
 
 def test_a_command_waits_only_for_its_topic_and_partition(desk: Desk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, Desk, apply_to_batch
@@ -29,9 +28,9 @@ def test_all_messages_of_a_batch_one_by_one_are_the_entry_whole(desk: Desk) -> N
     whole = Desk()
     apply_to_batch(whole, [command("r", 1, 8)])
     for each in (desk, whole):
-        each.control.save()
+        each.save()
     assert desk.store.get("taken_back", (1, 0)) == whole.store.get("taken_back", (1, 0))
-    assert desk.control.cancelled.count == 1
+    assert desk.state.cancelled.count == 1
     assert apply_to_batch(desk, [command("s", 1, 8)]) == [(-1, Result.ALREADY_APPLIED)]
 
 
@@ -39,8 +38,8 @@ def test_the_rest_of_an_entry_is_applied_where_part_of_it_was_before(desk: Desk)
     apply_to_batch(desk, [command("r", 1, 8, batch_index=1)])
     assert apply_to_batch(desk, [command("s", 1, 8)]) == [(-1, Result.APPLIED)]
     assert desk.subscription_mask(BATCH) == [0b10] * 3
-    desk.control.save()
-    assert desk.control.cancelled.count == 1
+    desk.save()
+    assert desk.state.cancelled.count == 1
 
 
 def test_an_entry_of_which_part_is_handed_out_has_an_outcome_for_each_message(desk: Desk) -> None:
@@ -61,12 +60,10 @@ def test_messages_moved_to_many_times_in_one_tick_are_where_the_last_command_say
         command(f"r{i}", 1, entry, [0], index, time, kind=RESCHEDULE) for i, (entry, index, time) in enumerate(named)
     ]
     payload_rows = pa.concat_tables([ALONE, BATCH])
-    known, new = payload_rows.select(KNOWN.names), np.zeros(payload_rows.num_rows, np.bool_)
-    published = desk.control.apply(
-        commands(rows), {f"r{i}": 1 for i in range(6)}, known, new, desk.moment, payload_rows=payload_rows
-    )
+    ids = {f"r{i}": 1 for i in range(6)}
+    published = desk.publish(commands(rows), ids, payload_rows, payload_rows=payload_rows)
     assert set(published["result"].to_pylist()) == {Result.APPLIED}
-    moves = desk.control.take_moves()
+    moves = desk.state.take_moves()
     wanted = moves.filter(pa.array([masks & 1 > 0 for masks in desk.subscription_mask(moves)])).to_pylist()
     assert {(m["entry_id"], m["batch_index"], m["deliver_at"]) for m in wanted} == {
         (7, -1, 63_000),
@@ -81,10 +78,7 @@ def test_only_what_a_command_names_one_by_one_is_summed_up(desk: Desk) -> None:
     rows = [command("whole", 1, 8), *(command("single", 1, 8, batch_index=i) for i in range(3))]
     rows = [row | {"sum_up": True} for row in [*rows, command("alone", 1, 7)]]
     known = pa.concat_tables([BATCH, ALONE]).select(KNOWN.names)
-    new = np.zeros(known.num_rows, np.bool_)
-    published = desk.control.apply(
-        commands(rows), dict.fromkeys(["whole", "single", "alone"], 1), known, new, desk.moment
-    ).to_pylist()
+    published = desk.publish(commands(rows), dict.fromkeys(["whole", "single", "alone"], 1), known).to_pylist()
     assert {(o["request_id"], o["batch_index"], o["sum_up"]) for o in published} == {
         *(("whole", i, False) for i in range(3)),
         *(("single", i, True) for i in range(3)),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTIONS, TICK_MILLIS, Desk, results
+from tests.support.tracker.control_desk import ALONE, BATCH, SUBSCRIPTIONS, Desk, results
 from tests.support.tracker.messages import TOPIC, command, commands, messages, tick_at
-from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP
 from tracker.messages import MESSAGES
 from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
@@ -23,10 +21,10 @@ def test_a_known_message_is_cancelled_for_the_subscriptions_named(desk: Desk) ->
     assert desk.subscription_mask(ALONE) == [0b11]
     assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == [("b", Result.APPLIED)]
     assert desk.subscription_mask(ALONE) == [0b01]
-    assert desk.control.unwanted == 0
+    assert desk.state.unwanted == 0
     assert desk.apply(command("s", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
     assert desk.subscription_mask(ALONE) == [0]
-    assert desk.control.unwanted == 1
+    assert desk.state.unwanted == 1
 
 
 def test_a_cancel_need_not_name_the_right_time(desk: Desk) -> None:
@@ -34,10 +32,10 @@ def test_a_cancel_need_not_name_the_right_time(desk: Desk) -> None:
         ("a", Result.APPLIED),
         ("b", Result.APPLIED),
     ]
-    cancels = desk.control.take_cancels()
+    cancels = desk.state.take_cancels()
     assert cancels["subscription"].to_pylist() == ["a", "b"]
     assert cancels["deliver_at"].to_pylist() == [50_000, 50_000]
-    assert desk.control.take_cancels().num_rows == 0
+    assert desk.state.take_cancels().num_rows == 0
 
 
 def test_what_a_command_says_to_later_subscriptions_is_an_outcome_of_its_own(desk: Desk) -> None:
@@ -76,8 +74,8 @@ def test_a_command_for_later_subscriptions_that_waits_is_for_those_that_were_add
     waits = command("r", 1, 7, [0, 1], cancel_at=50_000) | {"also_later": True}
     assert desk.apply(waits) == [("a", Result.WAITING), ("b", Result.WAITING), ("*", Result.WAITING)]
     assert len(desk.apply(command("s", 1, 8, [0, 1], cancel_at=50_000))) == 2
-    desk.control.save()
-    desk.control = Control(desk.store, {TOPIC: ["a", "b", "c"]}, TICK_MILLIS)
+    desk.save()
+    desk.open({TOPIC: ["a", "b", "c"]})
     desk.at(2, 1_100)
     assert desk.arrive(ALONE) == [(name, Result.APPLIED) for name in ("a", "b", "c", "*")]
     assert {name for name, _ in desk.arrive(BATCH)} == {"a", "b"}
@@ -91,8 +89,8 @@ def test_what_was_cancelled_before_is_already_applied(desk: Desk) -> None:
 def test_two_commands_of_one_tick_take_a_message_back_once(desk: Desk) -> None:
     rows = [command("r", 1, 7, [0]), command("s", 1, 7, [0])]
     assert desk.apply(*rows, known=ALONE) == [("a", Result.APPLIED), ("a", Result.ALREADY_APPLIED)]
-    desk.control.save()
-    assert desk.control.cancelled.count == 1
+    desk.save()
+    assert desk.state.cancelled.count == 1
 
 
 @pytest.mark.parametrize("kind", [SKIP, RESTORE, RESCHEDULE])
@@ -100,15 +98,15 @@ def test_what_was_delivered_before_a_rebuild_can_be_neither_skipped_moved_nor_re
     """Its row is loaded again where another message due then waits."""
     done = {"ledger_id": 1, "entry_id": 7, "batch_index": -1, "until": 90_000}
     cancelled, delivered = (pa.Table.from_pylist([done | {"subscription": s}], schema=NOT_TO_DELIVER) for s in (1, 0))
-    desk.control.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered), 1_000)
+    desk.rebuild(Rebuilt(cancelled=cancelled, delivered=delivered))
     desk.restart()
     expected = Result.ALREADY_APPLIED if kind == RESTORE else Result.TOO_LATE
     assert desk.subscription_mask(ALONE) == [0]
     assert desk.apply(command("r", 1, 7, [0], kind=kind), known=ALONE) == [("a", expected)]
     assert desk.subscription_mask(ALONE) == [0]
     assert desk.apply(command("s", 1, 7, [1]), known=ALONE) == [("b", Result.ALREADY_APPLIED)]
-    desk.control.drop_expired(90_000)
-    assert not desk.control.has_exceptions
+    desk.state.drop_expired(90_000)
+    assert not desk.state.has_exceptions
 
 
 def test_what_was_handed_out_is_too_late(desk: Desk) -> None:
@@ -128,10 +126,10 @@ def test_an_answer_is_passed_on(desk: Desk) -> None:
         {**command("r", -1, -1, []), "kind": ANSWER, "subscription": name, "result": result, "reason": "why"}
         for name, result in (("a", Result.NOT_ALLOWED), (None, Result.INVALID))
     ]
-    outcomes = desk.control.apply(commands(rows), {"r": 1}, NOTHING, np.zeros(0, np.bool_), desk.moment)
+    outcomes = desk.publish(commands(rows), {"r": 1})
     assert results(outcomes) == [("a", Result.NOT_ALLOWED), (None, Result.INVALID)]
     assert outcomes["reason"].to_pylist() == ["why", "why"]
-    assert desk.control.waiting == 0
+    assert desk.control.n_waiting == 0
 
 
 # What is rejected.
@@ -165,17 +163,17 @@ def test_a_command_for_a_rejected_message_changes_no_count(ticks_later: int) -> 
 def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_again(desk: Desk) -> None:
     away = Subscriptions(SUBSCRIPTIONS, without_route={TOPIC})
     assert desk.apply(command("r", 1, 7, cancel_at=3_000)) == [("a", Result.WAITING)]
-    desk.control.save()
-    desk.control = Control(desk.store, away, TICK_MILLIS)
+    desk.save()
+    desk.open(away)
     desk.at(2, 60_000)
     assert desk.expire() == []
     assert desk.apply(command("s", 1, 8, [1])) == [("b", Result.WAITING)], "all before has come, but of this topic"
-    assert desk.control.hand_out(messages([(1, 9, 50_000)]), desk.moment).tolist() == [0]
-    desk.control.save()
+    assert desk.parking.choose_subscriptions(messages([(1, 9, 50_000)])).tolist() == [0]
+    desk.save()
 
-    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.open()
     desk.at(3, 61_000, ingested_through=2)
-    desk.control.reinstate([TOPIC], MESSAGES.empty_table(), desk.moment)
+    desk.control.wait_again([TOPIC])
     assert desk.expire() == []
     late = messages([(1, 7, 3_000)])
     assert desk.arrive(late) == [("a", Result.APPLIED)]
@@ -186,17 +184,17 @@ def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_agai
 
 def test_a_subscription_that_is_added_wants_what_was_cancelled_for_all_before(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)
-    assert (desk.subscription_mask(ALONE), desk.control.unwanted) == ([0], 1)
-    desk.control.save()
-    desk.control = Control(desk.store, {TOPIC: ["a", "b", "c"]}, TICK_MILLIS)
-    assert (desk.subscription_mask(ALONE), desk.control.unwanted) == ([0b100], 0)
+    assert (desk.subscription_mask(ALONE), desk.state.unwanted) == ([0], 1)
+    desk.save()
+    desk.open({TOPIC: ["a", "b", "c"]})
+    assert (desk.subscription_mask(ALONE), desk.state.unwanted) == ([0b100], 0)
 
 
 def test_one_that_was_taken_out_gets_nothing_and_its_skips_hold_when_it_is_back(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [1]), known=ALONE)
-    desk.control.save()
-    desk.control = Control(desk.store, Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b10}), TICK_MILLIS)
+    desk.save()
+    desk.open(Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b10}))
     assert (desk.subscription_mask(ALONE), desk.subscription_mask(BATCH)) == ([0b01], [0b01] * 3)
-    desk.control.save()
-    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.save()
+    desk.open()
     assert (desk.subscription_mask(ALONE), desk.subscription_mask(BATCH)) == ([0b01], [0b11] * 3)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.tracker.control_desk import ALONE, BATCH, NOTHING, SUBSCRIPTIONS, TICK_MILLIS, Desk, results
+from tests.support.tracker.control_desk import ALONE, BATCH, SUBSCRIPTIONS, Desk, results
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages
-from tracker.commands.control import Control
 from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.repeats import OTHER_BODY
-from tracker.context import Moment
 from tracker.messages import concat
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import PauseChange
@@ -76,7 +74,7 @@ def test_a_repeat_tells_what_became_of_a_command_that_waited(desk: Desk) -> None
     assert desk.apply(waited) == [("a", Result.WAITING)]
     # Also when it has come in the very tick in which the repeat does.
     desk.at(3, 1_200)
-    arrived = desk.control.apply_waiting(ALONE, desk.moment)
+    arrived = desk.control.apply_waiting(ALONE)
     assert results(arrived) == [("a", Result.APPLIED)]
     assert results(desk.outcomes(waited, known=ALONE, waiting_outcomes=arrived)) == [("a", Result.APPLIED)]
     desk.answers.keep(arrived, 3)
@@ -104,14 +102,14 @@ def test_a_repeated_pause_does_not_pause_again(desk: Desk) -> None:
     for tick, (request, is_paused) in enumerate([("r", True), ("s", False), ("r", True)], 1):
         desk.at(tick, 1_000)
         assert pause(request, is_paused) == [("a", Result.APPLIED)]
-    assert desk.control.hand_out(ALONE, desk.moment).tolist() == [0b11]
+    assert desk.parking.choose_subscriptions(ALONE).tolist() == [0b11]
 
 
 def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:
     """A request may name messages of several shards, and come again for some of them only."""
     other = desk.outcomes(command("r", 1, 9, [0]))
     assert results(other) == [("a", Result.NOT_FOUND)]
-    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
+    desk.open()
     desk.at(2, 1_000)
     published = desk.outcomes(command("r", 1, 7, [0], body=2), known=ALONE)
     assert results(published) == [("a", Result.INVALID)]
@@ -134,8 +132,8 @@ def test_after_a_rebuild_another_command_under_a_request_id_is_told_from_the_fir
     published = desk.outcomes(command("r", 1, 7, [0], body=7), known=ALONE)
     assert published["body"].to_pylist() == [7]
     desk.at(2, 1_100)
-    desk.control = Control(MemoryStore(), SUBSCRIPTIONS, TICK_MILLIS)
-    desk.control.rebuild(Rebuilt(request_ids={"r": 7}), 1_000)
+    desk.open(store=MemoryStore())
+    desk.rebuild(Rebuilt(request_ids={"r": 7}))
     assert desk.apply(command("r", 1, 7, [0], body=8), known=ALONE) == [("a", Result.INVALID)]
     assert desk.apply(command("r", 1, 7, [0], body=7), known=ALONE) == [("a", Result.APPLIED)]
 
@@ -143,8 +141,8 @@ def test_after_a_rebuild_another_command_under_a_request_id_is_told_from_the_fir
 def test_after_a_rebuild_a_request_is_known_by_its_answers(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     desk.store.values.clear()
-    desk.control = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
-    desk.control.rebuild(Rebuilt(request_ids={"r": 0}), 1_000)
+    desk.open()
+    desk.rebuild(Rebuilt(request_ids={"r": 0}))
     desk.at(2, 1_000)
     assert desk.apply(command("r", 1, 7, [0]), known=ALONE) == [("a", Result.APPLIED)]
     assert desk.apply(command("r", 1, 8, [0]), known=BATCH) == [("a", Result.INVALID)]
@@ -160,13 +158,13 @@ def test_a_repeat_is_answered_for_the_subscriptions_of_the_first_time(
     pause = [command("p", -1, -1, [], kind=ANSWER) | {"subscription": s, "result": Result.APPLIED} for s in "abc"]
     assert sorted(desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)) == both
     assert desk.apply(*pause[:2]) == both
-    desk.control.save()
+    desk.save()
     names = Subscriptions({TOPIC: ["a", "b", "c"]}, removed={} if "a" in now else {TOPIC: 0b001})
     if is_rebuilt:
         desk.store.values.clear()
-    desk.control = Control(desk.store, names, TICK_MILLIS)
+    desk.open(names)
     if is_rebuilt:
-        desk.control.rebuild(Rebuilt(request_ids={"r": 0, "p": 0}), 1_000)
+        desk.rebuild(Rebuilt(request_ids={"r": 0, "p": 0}))
     desk.at(2, 1_000)
     known = both if not is_rebuilt else [pair for pair in both if pair[0] in now]  # what it said is not known any more
     assert sorted(desk.apply(command("r", 1, 7, ["abc".index(s) for s in now]), known=ALONE)) == known
@@ -176,13 +174,11 @@ def test_a_repeat_is_answered_for_the_subscriptions_of_the_first_time(
 
 def test_a_repeat_for_subscriptions_that_are_all_gone_is_answered_as_the_first_time(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0, 1]), known=ALONE)
-    desk.control.save()
-    desk.control = Control(desk.store, Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b11}), TICK_MILLIS)
+    desk.save()
+    desk.open(Subscriptions(SUBSCRIPTIONS, removed={TOPIC: 0b11}))
     desk.at(2, 1_000)
     gone = [command("r", -1, -1, [], kind=ANSWER) | {"subscription": s, "result": Result.NOT_FOUND} for s in "ab"]
-    published = desk.control.apply(
-        commands(gone), {}, NOTHING, np.zeros(0, np.bool_), desk.moment, first_answers=desk.answers
-    )
+    published = desk.publish(commands(gone), {})
     assert sorted(results(published)) == [("a", Result.APPLIED), ("b", Result.APPLIED)]
 
 
@@ -190,6 +186,6 @@ def test_a_request_id_is_forgotten_only_after_a_day(desk: Desk) -> None:
     for tick, (hours, results_then) in enumerate(
         [(0, [("b", Result.APPLIED)]), (24, [("b", Result.APPLIED)]), (26, [("b", Result.ALREADY_APPLIED)])], 1
     ):
-        desk.moment = Moment(tick, 1_000 + hours * 3_600_000, 1_000, tick)
+        desk.at(tick, 1_000, now=1_000 + hours * 3_600_000)
         assert desk.apply(command("r", 1, 7, [1]), known=ALONE) == results_then
         desk.apply(command(f"{hours}", 1, 9, [1]))

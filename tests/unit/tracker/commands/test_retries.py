@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tracker.messages import TOPIC, Answers, command, commands, messages, tick_at
+from tracker.commands.decide import NOT_KEPT
 from tracker.commands.kinds import RETRY, SKIP
-from tracker.commands.match import NOT_KEPT
 from tracker.due_time import BadScheduleError
 from tracker.messages import concat
 from tracker.properties import sent_back, with_reason
@@ -112,7 +112,7 @@ def test_each_retry_is_sealed_in_its_tick_also_where_it_is_due_soon() -> None:
     assert outcome["deliver_at"] == 22_000
     assert [(r["attempt"], r["deliver_at"]) for r in job.index[-1].to_pylist()] == [(1, 22_000)]
     assert job.rows(job.tick(22_000)) == [(0b01, 22_000, 1)]
-    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._state.unwanted == 0
 
 
 def test_a_message_that_waits_or_that_no_table_keeps_is_not_retried() -> None:
@@ -133,7 +133,7 @@ def test_a_message_that_waits_or_that_no_table_keeps_is_not_retried() -> None:
 @pytest.mark.parametrize("due", [1_000, 1_500])  # at once; before the end of the seal epoch
 def test_what_was_due_at_once_is_retried_too(is_sealed: bool, due: int) -> None:
     shard = Job().shard
-    shard = Shard(MemoryStore(), shard._subscriptions, 1_000)
+    shard = Shard(MemoryStore(), shard._context.subscriptions, 1_000)
 
     def tick(number: int, cutoff: int, **given: Any) -> Effects:
         epoch = 2 if number > 2 and is_sealed else 1
@@ -154,7 +154,7 @@ def test_what_was_due_at_once_is_retried_too(is_sealed: bool, due: int) -> None:
     # With the retry it is in the index, once, and waits for nothing.
     index = concat([sealed, asked.bucket])
     assert [row["payload"] for row in index.to_pylist() if row["sequence"] is None] == [b"buy"]
-    assert shard._tracker.number_of_delayed_messages - shard._control.unwanted == 0
+    assert shard._tracker.number_of_delayed_messages - shard._state.unwanted == 0
 
 
 def test_without_a_backoff_what_was_due_at_once_is_not_kept() -> None:
@@ -262,7 +262,7 @@ def test_what_is_sent_back_comes_after_its_backoff_to_its_subscription_alone() -
     assert job.rows(job.tick(39_000)) == [(0b10, 39_000, 2)]
     [second] = [row for row in concat(job.index).to_pylist() if (row["ledger_id"], row["entry_id"]) == (2, 1)]
     assert json.loads(second["retry_reasons"]) == ["first", "no"]
-    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._state.unwanted == 0
 
 
 def test_one_that_was_sent_back_too_often_is_a_dead_letter_at_once() -> None:
@@ -385,7 +385,7 @@ def test_a_retry_that_is_asked_for_before_its_delivery_is_known_to_be_open_is_no
     last = max(concat(job.index).to_pylist(), key=lambda row: row["sequence"] or 0)
     assert (last["attempt"], last["deliver_at"]) == (1, 26_000)
     assert job.rows(job.tick(26_000, confirmed=3)) == [(0b01, 26_000, 1)]
-    assert job.shard._tracker.number_of_delayed_messages - job.shard._control.unwanted == 0
+    assert job.shard._tracker.number_of_delayed_messages - job.shard._state.unwanted == 0
 
 
 def test_a_retry_that_is_open_itself_is_kept_in_the_tables() -> None:

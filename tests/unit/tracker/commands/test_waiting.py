@@ -28,7 +28,7 @@ def test_of_ten_times_as_many_as_a_subscription_may_have_the_first_wait(
     given = [command(f"r{i}", i, 7, [0], cancel_at=NEVER) for i in range(500)]
     answered = [desk.apply(*given[first : first + 100]) for first in range(0, 500, 100)]
     results = [result for part in answered for _, result in part]
-    assert results.count(Result.WAITING) == desk.control.waiting == 50
+    assert results.count(Result.WAITING) == desk.control.n_waiting == 50
     assert results.count(Result.INVALID) == 450
     # Another subscription has its own; and there is room again where one is done.
     desk.restart()
@@ -43,11 +43,11 @@ def test_other_kinds_have_a_limit_of_their_own(desk: Desk, monkeypatch: pytest.M
     monkeypatch.setattr(waiting, "MOST_OTHERS", 50)
     desk.at(5, 10_000, ingested_through=4)
     answered = desk.apply(*(command(f"r{i}", i, 7, [0]) for i in range(500)))
-    assert [result for _, result in answered].count(Result.WAITING) == desk.control.waiting == 50
+    assert [result for _, result in answered].count(Result.WAITING) == desk.control.n_waiting == 50
     desk.restart()
     assert desk.apply(command("c", 1, 7, [0], cancel_at=NEVER)) == [("a", Result.WAITING)]
     assert len(desk.at(6, 10_000).expire()) == 50
-    assert desk.control.waiting == 1
+    assert desk.control.n_waiting == 1
 
 
 def test_ten_thousand_cancels_that_wait_for_good_cost_little() -> None:
@@ -56,14 +56,14 @@ def test_ten_thousand_cancels_that_wait_for_good_cost_little() -> None:
     row = command("r", 0, 7, [0], cancel_at=NEVER)
     rows = commands([row]).take(pa.array(np.zeros(10_000, np.int64)))
     rows = rows.set_column(rows.column_names.index("ledger_id"), "ledger_id", pa.array(np.arange(10_000) * 100))
-    control.add(rows, 1)
+    control.add_commands(rows, 1)
     control.save()
     assert sum(map(len, store.values.values())) < 6_000_000  # bytes; each ledger apart took 28 MB
     # At the end of a seal epoch none of them is read.
     later = WaitingCommands(store)
     with mock.patch.object(later, "_get", side_effect=AssertionError):
-        assert later.take_where(lambda rows: np.ones(rows.num_rows, np.bool_), NEVER - 1).num_rows == 0
-    assert later.take_where(lambda rows: np.ones(rows.num_rows, np.bool_), NEVER).num_rows == 10_000
+        assert later.take_commands_where(lambda rows: np.ones(rows.num_rows, np.bool_), NEVER - 1).num_rows == 0
+    assert later.take_commands_where(lambda rows: np.ones(rows.num_rows, np.bool_), NEVER).num_rows == 10_000
     assert len(later) == 0
 
 
@@ -79,7 +79,7 @@ def test_what_an_earlier_program_has_stored_is_taken_over() -> None:
         assert control._counts == {(TOPIC, 0): 3, (TOPIC, 1): 3}
         control.save()
     assert ("waiting_ledgers", (0, 0)) not in store.values
-    taken = control.take(messages([(9_000, 0, 1), (7, 1, 1), (7, 5, 1)]))
+    taken = control.take_commands(messages([(9_000, 0, 1), (7, 1, 1), (7, 5, 1)]))
     assert taken.schema == WAITING
     assert taken["request_id"].to_pylist() == ["7 1", "9000 0"]
     assert control._counts == {(TOPIC, 0): 1, (TOPIC, 1): 1}

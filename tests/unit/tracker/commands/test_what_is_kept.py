@@ -5,10 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.support.tracker.control_desk import ALONE, BATCH, SUBSCRIPTIONS, TICK_MILLIS, Desk, apply_to_batch
+from tests.support.tracker.control_desk import ALONE, BATCH, TICK_MILLIS, Desk, apply_to_batch
 from tests.support.tracker.messages import command, messages
 from tracker.commands import repeats
-from tracker.commands.control import Control
 from tracker.commands.repeats import KEPT_MILLIS, RequestLog
 from tracker.message_state.cancelled import Compression
 from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
@@ -27,7 +26,7 @@ def test_what_was_cancelled_outlasts_a_restart_whatever_the_codec(codec: str) ->
     desk.restart()
     assert desk.subscription_mask(many) == masks == [0b10 if i % 2 == 0 else 0b01 for i in range(500)]
     assert desk.subscription_mask(BATCH) == [0b11, 0b11, 0b10]
-    assert desk.control.cancelled.count == 501
+    assert desk.state.cancelled.count == 501
     # Another codec reads what this one wrote.
     desk.compression = Compression("NONE")
     desk.restart()
@@ -39,8 +38,8 @@ def test_small_bitmaps_are_not_compressed() -> None:
     for codec in ("NONE", "ZSTD"):
         desk = Desk(Compression(codec, threshold_bytes=1_000_000))
         desk.apply(command("r", 1, 7), known=ALONE)
-        desk.control.save()
-        sizes.append(desk.control.cancelled.n_bytes)
+        desk.save()
+        sizes.append(desk.state.cancelled.n_bytes)
     assert sizes[0] == sizes[1]
 
 
@@ -48,26 +47,26 @@ def test_what_was_cancelled_is_forgotten_two_ticks_after_its_time(desk: Desk) ->
     later = messages([(1, 9, 60_000)])
     desk.apply(command("r", 1, 7), known=ALONE)
     desk.apply(command("s", 1, 9), known=later)
-    desk.control.save()
-    desk.control.cancelled.drop_expired(60_000 + MARGIN - 1)
+    desk.save()
+    desk.state.cancelled.drop_expired(60_000 + MARGIN - 1)
     assert desk.subscription_mask(ALONE) == [0b10]
-    desk.control.cancelled.drop_expired(60_000 + MARGIN)
+    desk.state.cancelled.drop_expired(60_000 + MARGIN)
     assert desk.subscription_mask(ALONE) == [0b11]
-    assert not desk.control.cancelled
+    assert not desk.state.cancelled
     desk.restart()
-    assert desk.control.cancelled.n_bytes == 0
+    assert desk.state.cancelled.n_bytes == 0
     assert not [key for key in desk.store.values if key[0] == "taken_back"]
 
 
 def test_what_was_delivered_before_a_rebuild_is_forgotten_for_good_when_it_is_past(desk: Desk) -> None:
     done = {"subscription": 0, "ledger_id": 1, "entry_id": 7, "batch_index": -1, "until": 5_000}
-    desk.control.rebuild(Rebuilt(delivered=pa.Table.from_pylist([done], schema=NOT_TO_DELIVER)), 1_000)
-    desk.control.save()
-    again = Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS)
-    assert again.has_exceptions
-    again.drop_expired(5_000)
-    again.save()
-    assert not Control(desk.store, SUBSCRIPTIONS, TICK_MILLIS).has_exceptions
+    desk.rebuild(Rebuilt(delivered=pa.Table.from_pylist([done], schema=NOT_TO_DELIVER)))
+    desk.save()
+    desk.open()
+    assert desk.state.has_exceptions
+    desk.state.drop_expired(5_000)
+    desk.restart()
+    assert not desk.state.has_exceptions
     assert not [key for key in desk.store.values if key[0] == "delivered"]
 
 
@@ -76,9 +75,9 @@ def test_of_ten_times_as_many_request_ids_as_are_kept_the_newest_are_for_a_day(m
     monkeypatch.setattr(repeats, "_CHUNK_REQUESTS", 10)
     store = MemoryStore()
     for n in range(100):
-        RequestLog(store).add({f"r{n * 10 + i}": n for i in range(10)}, n)
-    found = RequestLog(store).find([f"r{i}" for i in range(1_000)], 100)
+        RequestLog(store).add_ids({f"r{n * 10 + i}": n for i in range(10)}, n)
+    found = RequestLog(store).find_ids([f"r{i}" for i in range(1_000)], 100)
     assert sorted(found) == sorted(f"r{i}" for i in range(900, 1_000))
     assert sum(map(len, store.values.values())) < 4_000  # bytes
-    RequestLog(store).add({"last": 1}, KEPT_MILLIS + 100)
-    assert RequestLog(store).find(["r999", "last"], KEPT_MILLIS + 100) == {"last": {1}}
+    RequestLog(store).add_ids({"last": 1}, KEPT_MILLIS + 100)
+    assert RequestLog(store).find_ids(["r999", "last"], KEPT_MILLIS + 100) == {"last": {1}}

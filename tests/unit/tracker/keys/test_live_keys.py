@@ -89,7 +89,7 @@ def test_a_map_of_keys_is_a_map(changes: list[tuple[int, bool]], rows: int) -> N
             model |= {(number, 7): live} if is_there else {}
             keys.save()
             assert len(keys) == len(model)
-        assert LiveKeys(store).find({(number, 7) for number, _ in changes}) == model
+        assert LiveKeys(store).find_hot({(number, 7) for number, _ in changes}) == model
         keys = LiveKeys(store)
         for _ in range(2 * len(changes) + 1):
             keys.sweep(lambda of: (np.ones(of.num_rows, np.bool_), np.zeros(of.num_rows, np.bool_)), 0, 0, 0)
@@ -121,7 +121,7 @@ def test_cold_keys_are_a_set_of_fingerprints_and_groups(
         return sorted(zip(*(column.tolist() for column in cold._columns()), strict=True))
 
     cold = ColdKeys()
-    cold.add(*np.array(model, np.int64).reshape(-1, 2).T)
+    cold.add_keys(*np.array(model, np.int64).reshape(-1, 2).T)
     cold = again(cold)
     assert len(cold) == len(model)
     assert all_of(cold) == model
@@ -192,7 +192,7 @@ def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() ->
     bucket.put((5, 7), live)
     store.put("schedule_keys", (0, 0), bucket.pack())
     store.put("schedule_keys_meta", (0, 0), struct.pack("<3q", 1, 1, 0))
-    assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
+    assert LiveKeys(store).find_hot([(5, 7)]) == {(5, 7): live}
     for _ in range(2):
         keys = LiveKeys(store)
         keys.sweep(all_rest, 0, 0, 0)
@@ -201,7 +201,7 @@ def test_a_map_that_an_earlier_version_has_written_is_read_and_becomes_cold() ->
     assert (len(keys), keys.n_cold) == (1, 1)
     keys.warm((5, 7), live)
     keys.save()
-    assert LiveKeys(store).find([(5, 7)]) == {(5, 7): live}
+    assert LiveKeys(store).find_hot([(5, 7)]) == {(5, 7): live}
     assert LiveKeys(store).n_cold == 0
 
 
@@ -219,11 +219,11 @@ def test_keys_that_somebody_has_chosen_to_be_in_one_bucket_hold_up_nothing() -> 
         }
         began = time.process_time()
         keys = LiveKeys(store)
-        assert not keys.find(messages)
+        assert not keys.find_hot(messages)
         keys.update(messages)
         keys.save()
         seconds = time.process_time() - began
     assert len(keys) == n
     assert len(PackedBucket(store.values["schedule_keys", (0, 0)])) == n
-    assert LiveKeys(store).find(messages) == messages
+    assert LiveKeys(store).find_hot(messages) == messages
     assert seconds < 2, "of the last thousand; it was more than five seconds"

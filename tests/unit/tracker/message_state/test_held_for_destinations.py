@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
 from tracker.in_flight import PLACE
-from tracker.message_state.moves import held
+from tracker.message_state.moves import select_parked
 from tracker.message_state.parking import pace
 from tracker.messages import concat, in_order_of_dues, with_columns
 from tracker.schemas import KNOWN, PauseChange
@@ -81,7 +81,7 @@ def test_what_was_handed_out_stays_open_and_what_comes_due_is_held_back_until_it
     assert handed_out(again) == [(0, 2), (1, 2)]
     assert again.releases[0].rows[PLACE].to_pylist() == [0, 1]
 
-    back = service.step(42, confirmed=4, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(42, confirmed=4, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))
     assert handed_out(back) == [(2, 2), (3, 2)]
     assert handed_out(service.step(43, confirmed=5, run_id="run3")) == []
 
@@ -92,7 +92,7 @@ def test_what_is_held_back_comes_in_the_order_in_which_it_was_due() -> None:
     service.step(0, messages([(1, entry, 10 + entry * 7 % 50) for entry in range(50)]), unwritable=stuck)
     for cutoff in range(5, 70, 5):
         service.step(cutoff, unwritable=stuck)
-    back = service.step(100, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(100, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))
     later = service.step(200)
     order = [entry for entry, _ in handed_out(back) + handed_out(later)]
     assert order == sorted(range(50), key=lambda entry: (10 + entry * 7 % 50, entry))
@@ -103,7 +103,7 @@ def test_nothing_that_was_held_back_comes_before_its_time() -> None:
     service = Service()
     service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable={"b": {"open": []}})
     assert handed_out(service.step(1_050, now=200, unwritable={"b": {"open": []}})) == [(1, 1), (0, 1)]
-    back = service.step(1_050, now=300, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(1_050, now=300, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))
     assert handed_out(back) == [(1, 2), (0, 2)]
     assert back.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]
 
@@ -119,7 +119,7 @@ def test_what_several_shards_held_back_is_in_order_together_also_what_came_late(
         shard.step(70, late[n], unwritable=stuck)
     rows = []
     for shard in shards:
-        effects = shard.step(100, reinstated={TOPIC}, payload_rows=held(concat(shard.stored)))
+        effects = shard.step(100, reinstated={TOPIC}, payload_rows=select_parked(concat(shard.stored)))
         rows += [row for release in effects.releases for row in release.rows.to_pylist()]
     rows.sort(key=lambda row: (row["deliver_at"], row["was_due"], row["entry_id"]))
     due = {entry: 10 + entry * 7 % 50 for entry in range(50)} | {100: 7, 101: 8}
@@ -136,7 +136,7 @@ def test_many_messages_come_in_the_order_in_which_they_were_due_however_unevenly
         shard.step(0, messages(own), unwritable=stuck)
         for cutoff in (300, 600, 1_000):
             shard.step(cutoff, unwritable=stuck)
-    sealed = [held(concat(shard.stored)) for shard in shards]
+    sealed = [select_parked(concat(shard.stored)) for shard in shards]
     steps = pace(concat(sealed))
     rows = []
     for shard, own in zip(shards, sealed, strict=True):
@@ -163,7 +163,7 @@ def test_what_comes_due_while_much_that_was_held_back_goes_out_is_behind_it_wher
     service.step(0, messages([(1, entry, 10 + entry // 3) for entry in range(2_500)], key="k"), unwritable=stuck)
     for cutoff in (500, 1_000):
         service.step(cutoff, unwritable=stuck)
-    sealed = held(concat(service.stored))
+    sealed = select_parked(concat(service.stored))
     news = concat([messages([(2, 0, 1_160)], key="k"), messages([(2, 1, 1_170)]), messages([(2, 2, 1_190)], key="k")])
     came = []
     resumed: dict[str, Any] = {"reinstated": {TOPIC}, "payload_rows": sealed, "pace": pace(sealed), "rows": news}
@@ -194,7 +194,7 @@ def test_the_order_outlives_long_outages() -> None:
     entries = [3, 2, 6, 1, 0, 5, 4]
     for entry, time in zip(entries, times, strict=True):
         service.step(time, messages([(1, entry, time)]), unwritable=stuck)
-    back = service.step(90_000_000, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(90_000_000, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))
     assert [entry for entry, _ in handed_out(back)] == entries
 
 
@@ -216,7 +216,10 @@ def test_what_is_held_back_can_be_cancelled_and_what_is_open_can_not() -> None:
     results = dict(zip(effects.outcomes["entry_id"].to_pylist(), effects.outcomes["result"].to_pylist(), strict=True))
     assert results == {0: Result.TOO_LATE, 1: Result.APPLIED}
     assert (
-        handed_out(service.step(32, reinstated={TOPIC}, payload_rows=held(concat(service.stored)), confirmed=2)) == []
+        handed_out(
+            service.step(32, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)), confirmed=2)
+        )
+        == []
     )
 
 
@@ -229,8 +232,8 @@ def test_one_that_is_paused_too_stays_so() -> None:
         1, unwritable=stuck, commands=pause, request_ids={"p": 0}, pause_changes=[PauseChange("p", TOPIC, 2, True)]
     )
     service.step(5, unwritable=stuck)
-    assert handed_out(service.step(6, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))) == []
-    assert positions(held(concat(service.stored))) == [(1, 0)]
+    assert handed_out(service.step(6, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))) == []
+    assert positions(select_parked(concat(service.stored))) == [(1, 0)]
 
 
 REJECTS = {"b": {"open": [[1, 0]], "rejects": "b's topic can't be written: terminated"}}
@@ -259,7 +262,11 @@ def test_what_is_rejected_after_a_while_is_what_was_handed_out_held_back_and_com
     assert handed_out(service.step(30, confirmed=confirmed, unwritable=stuck)) == [(1, 1)]
 
     effects = service.step(
-        40, confirmed=confirmed, unwritable=REJECTS, reinstated={TOPIC}, payload_rows=held(concat(service.stored))
+        40,
+        confirmed=confirmed,
+        unwritable=REJECTS,
+        reinstated={TOPIC},
+        payload_rows=select_parked(concat(service.stored)),
     )
     assert sorted(rejected(effects)) == [0, 1, 2]
     assert [pair for pair in handed_out(effects) if pair[1]] == [(2, 1)]
@@ -344,7 +351,7 @@ def test_of_what_nothing_was_sent_is_held_back_again_can_be_cancelled_and_goes_o
         known_messages=rows.select(KNOWN.names),
     )
     assert effects.outcomes["result"].to_pylist() == [Result.APPLIED]
-    back = service.step(33, confirmed=4, reinstated={TOPIC}, payload_rows=held(concat(service.stored)))
+    back = service.step(33, confirmed=4, reinstated={TOPIC}, payload_rows=select_parked(concat(service.stored)))
     assert handed_out(back) == [(0, 2), (2, 2)]
 
 
@@ -359,7 +366,7 @@ def test_a_slow_destination_gets_the_first_of_what_waits_while_what_comes_due_go
     for n in range(1, 4):
         due = messages([(2, 100 + n, 70 + 10 * n)])
         # Of what is sealed the first come; none of them is left in the last round, but those that came due since.
-        sealed = in_order_of_dues(held(concat(service.stored)))
+        sealed = in_order_of_dues(select_parked(concat(service.stored)))
         waiting = sealed.filter(pa.array([row not in came for row in sealed["entry_id"].to_pylist()], pa.bool_()))
         effects = service.step(
             70 + 10 * n,
@@ -386,7 +393,7 @@ def test_what_is_not_sealed_goes_out_before_sealed_ones_that_were_due_later() ->
     service.step(0, messages([(1, entry, dues[entry]) for entry in range(0, 10, 2)]), unwritable=slow)
     for cutoff in (20, 25, 30):
         service.step(cutoff, unwritable=slow)
-    sealed = in_order_of_dues(held(concat(service.stored)))
+    sealed = in_order_of_dues(select_parked(concat(service.stored)))
     assert sealed["entry_id"].to_pylist() == [0, 2, 4, 6, 8]
     service.step(31, messages([(1, entry, dues[entry]) for entry in range(1, 10, 2)]), unwritable=slow)
     effects = service.step(
@@ -394,7 +401,7 @@ def test_what_is_not_sealed_goes_out_before_sealed_ones_that_were_due_later() ->
     )
     assert [entry for entry, mask in handed_out(effects) if mask & 2] == [0, 1, 2, 3, 4]
     assert effects.drained == {TOPIC: {"b": (5, True)}}
-    sealed = in_order_of_dues(held(concat(service.stored)))
+    sealed = in_order_of_dues(select_parked(concat(service.stored)))
     left = sealed.filter(pc.greater(sealed["entry_id"], 4))
     effects = service.step(33, unwritable=slow, drains=9, drained=left, drained_until={TOPIC: {"b": None}})
     assert [entry for entry, mask in handed_out(effects) if mask & 2] == [5, 6, 7, 8, 9]
@@ -408,7 +415,7 @@ def test_what_is_paused_too_is_not_drained() -> None:
     service.step(5, unwritable=slow)
     pause = [PauseChange("p", TOPIC, 2, True)]
     service.step(6, unwritable=slow, commands=commands([]), request_ids={"p": 0}, pause_changes=pause)
-    effects = service.step(7, unwritable=slow, drains=20, drained=held(concat(service.stored)))
+    effects = service.step(7, unwritable=slow, drains=20, drained=select_parked(concat(service.stored)))
     assert (handed_out(effects), effects.drained) == ([], {TOPIC: {"b": (0, False)}})
 
 
@@ -418,6 +425,6 @@ def test_nothing_is_drained_before_its_time() -> None:
     slow: dict[str, Any] = {"b": {"open": []}}
     service.step(100, messages([(1, 0, 1_000), (1, 1, 150)]), now=100, unwritable=slow)
     service.step(1_050, now=200, unwritable=slow)
-    effects = service.step(1_100, now=300, unwritable=slow, drains=20, drained=held(concat(service.stored)))
+    effects = service.step(1_100, now=300, unwritable=slow, drains=20, drained=select_parked(concat(service.stored)))
     assert handed_out(effects) == [(1, 2), (0, 2)]
     assert effects.releases[0].rows["deliver_at"].to_pylist() == [300, 1_000]

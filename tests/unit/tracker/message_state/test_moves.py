@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tracker.message_state import moves
 from tracker.message_state.moves import HELD_DELIVER_AT, Moved
+from tracker.messages import MessageIds
 from tracker.store import Key, MemoryStore
 
 _TIMES = st.integers(1, 40) | st.just(HELD_DELIVER_AT)
@@ -31,14 +32,14 @@ def _put(moved: Moved, subscription: int, ledger: int, sequence: int, rows: dict
     times, until, attempts = np.array([*rows.values()], np.int64).T
     n = len(rows)
     ledgers, sequences = np.full(n, ledger), np.full(n, sequence)
-    moved.put(subscription, ledgers, entries, indexes, sequences, times, until, attempts)
+    moved.put(subscription, MessageIds(ledgers, entries, indexes), sequences, times, until, attempts)
 
 
 def _found(moved: Moved, subscription: int, ledger: int, messages: list[tuple[int, int]]) -> list[tuple[object, ...]]:
     entries, indexes = np.array(messages, np.int64).reshape(-1, 2).T
-    position = np.full(len(messages), ledger), entries, indexes
-    retries = moved.are_retries(subscription, *position)
-    return list(zip(*(c.tolist() for c in (*moved.find(subscription, *position), retries)), strict=True))
+    ids = MessageIds(np.full(len(messages), ledger), entries, indexes)
+    retries = moved.are_retries(subscription, ids)
+    return list(zip(*(c.tolist() for c in (*moved.find_moves(subscription, ids), retries)), strict=True))
 
 
 @pytest.mark.slow

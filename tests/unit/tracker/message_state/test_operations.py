@@ -5,58 +5,56 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tracker.message_state.operations
+import tracker.context
 import tracker.message_state.parking
+from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC, commands, messages, tick_at
 from tracker import Shard, TickInput
-from tracker.commands.control import Control
 from tracker.commands.decode import decode
 from tracker.commands.kinds import ANSWER
-from tracker.context import Moment
-from tracker.message_state.operations import SequencesExhaustedError
+from tracker.context import SequencesExhaustedError
 from tracker.messages import concat
-from tracker.schemas import KNOWN, SubscriptionRule
+from tracker.schemas import SubscriptionRule
 from tracker.store import MemoryStore
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages
 
 BITS = 6
 NAMES = ["a", "b", "c", "d", "e"]
-MOMENT = Moment(tick=7, now=1_000, released=1_000, ingested_through=7)
 
 
 @pytest.fixture
-def control(monkeypatch: pytest.MonkeyPatch) -> Control:
-    monkeypatch.setattr(tracker.message_state.operations, "SEQUENCE_BITS", BITS)
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setattr(tracker.context, "SEQUENCE_BITS", BITS)
     monkeypatch.setattr(tracker.message_state.parking, "_MAX_IN_ORDER", 1 << BITS - 1)
     monkeypatch.setattr(tracker.message_state.parking, "_LEFT_FOR_OTHERS", 1 << BITS - 3)
-    return Control(MemoryStore(), {TOPIC: NAMES}, 1_000)
+    return Desk(subscriptions={TOPIC: NAMES}).at(7, 1_000)
 
 
-def test_what_is_held_back_in_one_tick_has_only_sequences_of_that_tick(control: Control) -> None:
-    control.begin({TOPIC: (1 << len(NAMES)) - 1}, {})
-    control.hand_out(messages([(1, i, 900) for i in range(40)]), MOMENT)
-    moved = control.take_moves().to_pylist()
-    assert {row["sequence"] >> BITS for row in moved} == {MOMENT.tick}
+def test_what_is_held_back_in_one_tick_has_only_sequences_of_that_tick(desk: Desk) -> None:
+    desk.parking.begin_tick({TOPIC: (1 << len(NAMES)) - 1}, {})
+    desk.parking.choose_subscriptions(messages([(1, i, 900) for i in range(40)]))
+    moved = desk.state.take_moves().to_pylist()
+    assert {row["sequence"] >> BITS for row in moved} == {7}
     of_first = [row["sequence"] for row in moved if row["subscription"] == "a"]
     assert of_first[:33] == sorted(set(of_first)), "as far as there is room they rise"
     firsts = [min(row["sequence"] for row in moved if row["subscription"] == name) for name in NAMES]
     assert firsts == sorted(set(firsts))
-    assert [control.next_sequence(MOMENT) for _ in range(3)][-1] >> BITS == MOMENT.tick
+    assert [desk.context.next_sequence() for _ in range(3)][-1] >> BITS == 7
 
 
-def test_a_tick_with_more_commands_than_sequences_is_an_error_and_not_the_next_ticks(control: Control) -> None:
-    given = np.array([control.next_sequence(MOMENT) for _ in range(1 << BITS)])
+def test_a_tick_with_more_commands_than_sequences_is_an_error_and_not_the_next_ticks(desk: Desk) -> None:
+    given = np.array([desk.context.next_sequence() for _ in range(1 << BITS)])
     assert given.tolist() == list(range(7 << BITS, 8 << BITS))
     with pytest.raises(SequencesExhaustedError, match="more than 64 commands and moves in tick 7"):
-        control.next_sequence(MOMENT)
+        desk.context.next_sequence()
 
 
-def test_the_answers_of_one_command_share_a_sequence(control: Control) -> None:
+def test_the_answers_of_one_command_share_a_sequence(desk: Desk) -> None:
     one = {"kind": ANSWER, "topic": TOPIC, "ledger_id": -1, "entry_id": -1, "batch_index": -1, "deliver_at": 0}
     rows = [
         one | {"request_id": f"r{n}", "result": 5, "subscriptions": 0, "body": n} for n in range(3) for _ in range(50)
     ]
-    answers = control.apply(commands(rows), {}, KNOWN.empty_table(), np.zeros(0, np.bool_), MOMENT)
+    answers = desk.publish(commands(rows), {})
     of_tick = 7 << BITS
     assert answers["sequence"].to_pylist() == [of_tick + n for n in range(3) for _ in range(50)]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.naive import rates
-from tracker.shaping.token_bucket import Bucket, own_ranks
+from tracker.shaping.token_bucket import TokenBucket, own_ranks
 from tracker.sharding import ShardId
 
 RATES = st.sampled_from([0.5, 1.0, 3.0, 50.0, 2_000.0])
@@ -39,7 +39,7 @@ def most_within(places: list[float], millis: float) -> int:
 def test_each_message_gets_the_place_at_which_a_bucket_has_a_token_for_it(
     rate: float, burst: int, times: list[int], cut: int
 ) -> None:
-    bucket = Bucket.of(rate, burst, ShardId())
+    bucket = TokenBucket.share_of(rate, burst, ShardId())
     first, state = bucket.places(np.array(times[:cut], float), -1e12)
     second, _ = bucket.places(np.array(times[cut:], float), state)
     assert np.allclose([*first, *second], naive(times, 1000 / rate, burst))
@@ -52,7 +52,7 @@ def test_all_shards_together_give_no_more_places_than_rate_and_burst_allow(
     places: list[float] = []
     for number in range(shards):
         times = sorted(time for shard, time in messages if shard % shards == number)
-        given_, _ = Bucket.of(rate, burst, ShardId(number, shards)).places(np.array(times, float), -1e12)
+        given_, _ = TokenBucket.share_of(rate, burst, ShardId(number, shards)).places(np.array(times, float), -1e12)
         assert all(place >= time for place, time in zip(given_, times, strict=True))
         places += list(given_)
     for millis in (1.0, 100.0, 1_000.0, 4_000.0):
@@ -63,7 +63,7 @@ def test_all_shards_together_give_no_more_places_than_rate_and_burst_allow(
 def test_each_key_has_a_bucket_of_its_own(rate: float, burst: int, times: list[int], data: st.DataObject) -> None:
     keys = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(times), max_size=len(times))), np.int64)
     for shard_id in (ShardId(), ShardId(1, 3)):
-        bucket = Bucket.of(rate, burst, shard_id)
+        bucket = TokenBucket.share_of(rate, burst, shard_id)
         places, states = bucket.places_of_keys(np.array(times, float), keys, np.zeros(5))
         for key in range(5):
             of_key = keys == key
@@ -73,7 +73,7 @@ def test_each_key_has_a_bucket_of_its_own(rate: float, burst: int, times: list[i
 
 
 def test_many_messages_with_few_of_each_key_take_as_few_rounds_as_many_with_one() -> None:
-    times, bucket = np.zeros(20_000), Bucket.of(1, 1, ShardId())
+    times, bucket = np.zeros(20_000), TokenBucket.share_of(1, 1, ShardId())
     places, _ = bucket.places_of_keys(times, np.arange(20_000) % 10_000, np.zeros(10_000))
     assert sorted(set(places)) == [0, 1_000]
     assert len(set(bucket.places_of_keys(times, np.zeros(20_000, np.int64), np.zeros(1))[0])) == 20_000

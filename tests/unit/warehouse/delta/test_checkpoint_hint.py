@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.start import begin
+from streaming.crash_recovery import begin
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.checkpoint_hint import drop_wrong_hint
 from warehouse.delta.opening import open_newest

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.position import Position
+from checkpoint_from_tables.rebuild.changes import find_commands
+from checkpoint_from_tables.rebuild.delivered import Delivered
+from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import Settings, local_path
-from recovery.rebuild.changes import find_commands
-from recovery.rebuild.delivered import Delivered
-from recovery.rebuild.rebuild import rebuild
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows

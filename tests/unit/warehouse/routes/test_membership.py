@@ -18,12 +18,11 @@ from conf.settings import Settings
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.control_desk import Desk
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.support.warehouse.tables import DAY, NOW, TOPIC, rows
-from tracker.commands.control import Control
 from tracker.messages import MESSAGES, typed
 from tracker.schemas import SEQUENCE_BITS
-from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.retention import Retention
@@ -122,12 +121,12 @@ class History:
         found = prepared(now, self.folder / "checkpoint", NOW)
         assert found.offset is not None
         names = [s.name for s in now.routes[0].subscriptions]
-        control = Control(MemoryStore(), {TOPIC: names}, 1000)
-        control.rebuild(of_all_shards(found), NOW)
+        desk = Desk(subscriptions={TOPIC: names})
+        desk.rebuild(of_all_shards(found))
         index = self.tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
-        masks = control.subscription_mask(typed(index, MESSAGES))
+        masks = desk.subscription_mask(typed(index, MESSAGES))
         goes: list[set[str]] = [set() for _ in self.due]
-        for bits, row in zip(masks.tolist(), index.to_pylist(), strict=True):
+        for bits, row in zip(masks, index.to_pylist(), strict=True):
             if row["deliver_at"] >= found.offset.load_horizon:
                 goes[row["entry_id"]] |= {name for i, name in enumerate(names) if bits >> i & 1}
         return goes

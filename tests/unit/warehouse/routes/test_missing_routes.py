@@ -13,12 +13,11 @@ import pytest
 from conf.settings import Settings
 from status.alerts import NO_ROUTE, Alerts
 from status.status_writer import StatusWriter
+from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
-from tracker.commands.control import Control
 from tracker.message_state.moves import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, typed
-from tracker.store import MemoryStore
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.routes.known_routes import known_routes
@@ -127,20 +126,18 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     assert routes is not None
     assert [*routes.missing] == ([TOPIC] if names is None else [])
 
-    control = Control(MemoryStore(), routes.subscriptions, 1000)
-    control.rebuild(of_all_shards(found), NOW)
+    desk = Desk(subscriptions=routes.subscriptions)
+    desk.rebuild(of_all_shards(found))
     rows = tables.sql("SELECT * FROM delayed_index WHERE operation = 'DELAY' ORDER BY entry_id")
     known = routes.subscriptions.names[TOPIC]
     masks = [
-        {n for i, n in enumerate(known) if bits >> i & 1}
-        for bits in control.subscription_mask(typed(rows, MESSAGES)).tolist()
+        {n for i, n in enumerate(known) if bits >> i & 1} for bits in desk.subscription_mask(typed(rows, MESSAGES))
     ]
     every = {"a", "b", *(names or ())}
     assert masks == [every, every - {"a"}, every - {"a"}]
     if names is None:
-        moment = mock.Mock(tick=9)
-        assert control.hand_out(typed(rows, MESSAGES), moment).tolist() == [0, 0, 0]
-        held = control.take_moves()
+        assert desk.parking.choose_subscriptions(typed(rows, MESSAGES)).tolist() == [0, 0, 0]
+        held = desk.state.take_moves()
         assert np.all(held["deliver_at"].to_numpy() == HELD_DELIVER_AT)
         assert sorted(zip(held["entry_id"].to_pylist(), held["subscription"].to_pylist(), strict=True)) == [
             (0, "a"), (0, "b"), (1, "b"), (2, "b"),

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
-from streaming.release.driver import open_parts, unwritable_destinations
-from streaming.release.driver.unwritable_destinations import _Stuck
+from streaming.release.driver import destinations
+from streaming.release.driver import job as jobs
+from streaming.release.driver.destination_retries import moment
+from streaming.release.driver.destinations import Destination
+from streaming.release.driver.transitions import DestinationState, PartState
 from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
@@ -102,7 +105,7 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
 def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_parts, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(jobs, "_ROWS_AT_ONCE", 5)
     job = make()
     job.broken["a"] = "TopicTerminated"
     body = pack(release_rows(messages([(1, i, 1) for i in range(2)], **PASSED), 3, SENDING))
@@ -271,7 +274,7 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
 def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_gets_what_waits_in_rounds(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwritable_destinations, "_KEEPS_UP_SECONDS", 0)
+    monkeypatch.setattr(destinations, "_KEEPS_UP_SECONDS", 0)
     job = make()
     job.throttled.add("a")
     job.submit(1, [1])
@@ -302,13 +305,13 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     assert [tick for tick, name, _ in job.tables.delivered if name == "a"] == [1, 2, 4, 6]
     assert job.troubles.current() == []
     # Lately slow, it does not share its connection, and has to keep up for longer.
-    assert job.releaser._unwritable._keeps_up_seconds == {(TOPIC, "a"): 0}
-    job.releaser._unwritable._keeps_up_seconds[TOPIC, "a"] = 20
+    assert job.releaser._destinations._keeps_up_seconds == {(TOPIC, "a"): 0}
+    job.releaser._destinations._keeps_up_seconds[TOPIC, "a"] = 20
     job.submit(8, [8])
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
-    assert job.releaser._unwritable.lately_slow == {(TOPIC, "a")}
-    assert job.releaser._unwritable._stuck[TOPIC, "a"].keeps_up_seconds == 40
+    assert job.releaser._destinations.lately_slow(moment()) == {(TOPIC, "a")}
+    assert job.releaser._destinations._destinations[TOPIC, "a"].keeps_up_seconds == 40
 
 
 def test_one_with_a_connection_of_its_own_is_found_slow_at_once_where_others_are_answered(
@@ -355,13 +358,13 @@ def test_what_is_rejected_is_not_held_back_as_well() -> None:
     """Nobody would let it go: a destination that rejects has nothing that waits."""
 
     class Untouched:
-        is_recalled = True
+        state = PartState.RECALLED
 
     part: Any = Untouched()
-    stuck = _Stuck(1, "away", "destination", parts={(1, 1): part})
-    assert stuck.has_recalled
-    stuck.rejects = "not delivered"
-    assert not stuck.has_recalled
+    destination = Destination("destination", DestinationState.UNWRITABLE, 1, "away", parts={(1, 1): part})
+    assert destination.has_recalled
+    destination.state = DestinationState.REJECTING
+    assert not destination.has_recalled
 
 
 def test_a_disk_that_is_full_for_a_moment_ends_neither_lanes_nor_retries_and_the_feedback_comes_later(
@@ -413,6 +416,7 @@ def test_whatever_fails_while_one_is_tried_again_it_is_tried_on(
         begin(*args)
 
     monkeypatch.setattr(job.troubles, "begin", fail_once)
+    job.broken["a"] = "NotAuthorized"
     job.submit(2)
     assert failed.wait(20)
     job.broken.clear()

@@ -27,7 +27,7 @@ from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tests.unit.streaming.release.task.test_send_on_time import Topic, lines_to, now, run
 from tracker.packing import pack
-from tracker.shaping.token_bucket import Bucket
+from tracker.shaping.token_bucket import TokenBucket
 from tracker.sharding import ShardId
 from warehouse.routes.known_routes import known_routes
 
@@ -65,7 +65,7 @@ def test_in_any_second_no_more_than_rate_and_burst_whenever_tasks_begin(
     # By task its batches: how many messages, after how long the task is idle before it, how long it takes to send it.
     # A message goes at its place or later, and places are given as the tracker does, to all of them together.
     n = sum(min(size, burst) for _, batches in tasks for size, _, _ in batches)
-    places = Bucket.of(rate, burst, ShardId(0, 1)).places(np.full(n, first_due * 1000), 0.0)[0] / 1000
+    places = TokenBucket.share_of(rate, burst, ShardId(0, 1)).places(np.full(n, first_due * 1000), 0.0)[0] / 1000
     given = iter(places)
     waiting: list[tuple[float, int, int, list[Any]]] = []
     for number, (begin, batches) in enumerate(tasks):

@@ -1,0 +1,367 @@
+"""Rebuilds the state of a lost checkpoint from the Delta tables alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.position import Position
+from checkpoint_from_tables.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
+from checkpoint_from_tables.rebuild.delivered import DONE, Delivered, read_delivered
+from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
+from checkpoint_from_tables.rebuild.last_answers import find_last_answers
+from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
+from checkpoint_from_tables.rebuild.recurring.schedules import Schedules
+from checkpoint_from_tables.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
+from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
+from conf.partitions import partition_name
+from conf.settings import Settings
+from streaming.batch_schema import InputKind
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import PreparedState
+from tracker import MemoryStore
+from tracker.commands.kinds import Effect
+from tracker.context import Context
+from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.state import MessageState
+from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
+from tracker.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.sharding import shards_of
+from tracker.subscriptions import Subscriptions
+from warehouse.delta.tables import OnProgress, Tables
+from warehouse.named_queries import NamedQueries, identifier
+from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
+from warehouse.queries.first_answers import find_bodies
+from warehouse.renumbering import Renumbering
+from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
+from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
+from warehouse.routes.membership import Changes as SubscriptionChanges
+from warehouse.routes.membership import Memberships, changes, write_changes
+from warehouse.routes.missing_routes import with_missing_routes
+
+_SQL = NamedQueries(
+    __file__,
+    first_imported_ledger=FIRST_IMPORTED_LEDGER,
+    held=HELD_DELIVER_AT,
+    effect=EFFECT,
+    is_pause_change=IS_PAUSE_CHANGE,
+)
+
+_ADDRESSED = ["subscription", "ledger_id", "entry_id", "batch_index"]
+
+
+def rebuild(
+    settings: Settings,
+    tables: Tables,
+    checkpoint: Path,
+    on_progress: OnProgress = lambda table, step, rows: None,
+    now: int | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
+    renumbering: Renumbering | None = None,
+) -> dict[str, int]:
+    """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
+
+    Entries that are not durable come again from the source topics, which have not acknowledged them. So the rebuild
+    removes their rows from the delayed index, and the state remembers those of their messages that were delivered. Of
+    durable messages, it remembers those delivered ones whose rows will be loaded again.
+
+    The memory needed is proportional to the number of messages that commands have changed, and about a bit for each
+    delivered message.
+
+    Args:
+        settings: of the job.
+        tables: of the warehouse, taken over.
+        checkpoint: the checkpoint's folder.
+        on_progress: called with (table, step, number of rows).
+        now: ms since the epoch; None: the current time.
+        on_warning: called with one line for each destination that is not read, or from which the broker has trimmed
+            messages that the rebuild needs.
+        without: destinations that are not to be read.
+        renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
+
+    Returns:
+        counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
+
+    Raises:
+        UnreadableDestinationError: a destination can't be read.
+        PulsarError, pulsar.PulsarException: the source topics can't be read.
+        FencedError: another job has taken the warehouse over.
+    """
+    # Messages of a missing route continue to wait.
+    known = with_missing_routes(settings)
+    names = subscription_names(known)
+    durable = last_entries(tables, "entries")
+    now = time.time_ns() // 1_000_000 if now is None else now
+    changed = _write_changes(known, tables, now)
+    memberships = Memberships.of(settings.warehouse)
+    delivered = read_delivered(tables, names, durable, memberships, on_progress)
+    commands = find_commands(tables, names, durable, now, on_progress)
+    changes = commands.changes(delivered)
+    message_state = _message_state(known, changes)
+    tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
+    schedules = Schedules(tables, names, durable, tick, now, memberships)
+    overdue = first_overdue(tables, names, message_state, changes.unsealed, delivered, now, on_progress)
+    for at, due in schedules.states(delivered, message_state).overdue.items():
+        overdue[at] = min(due, overdue.get(at, due))
+    unwritten = write_missing_deliveries(
+        known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
+    )
+    if unwritten:  # `delivered` contains these now
+        changes = commands.changes(delivered)
+        message_state = _message_state(known, changes)
+    write_moves(tables, changes.unsealed, names, tick)
+    schedule_states = schedules.states(delivered, message_state)
+    schedule_states.write(tables, names, tick)
+    schedule_states.add_ended(delivered)
+    moved = pa.concat_tables([changes.moved, schedule_states.moved_rows])
+    message_state = _message_state(known, replace(changes, moved=moved))
+    _remove_not_durable(tables, durable)
+    since = min(overdue.values(), default=now)
+    found = count_sealed(tables, message_state, delivered, settings.tracker.shards, since, now, on_progress)
+    done = _delivered_rows(delivered, found, changes, now)
+    ended = pa.concat_tables(rows.select(_ADDRESSED) for rows in (delivered.not_durable, changes.cancelled))
+    waiting = [changes.waiting, schedule_states.waiting_rows, find_waiting(tables, names)]
+    prepared = PreparedState(checkpoint)
+    prepared.write_rows(
+        {
+            InputKind.REBUILT_CANCELLED: changes.cancelled,
+            InputKind.REBUILT_DELIVERED: done,
+            InputKind.REBUILT_MOVED: moved,
+            InputKind.REBUILT_OCCURRENCES: schedule_states.done_rows,
+            InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now, ended, names),
+            InputKind.REBUILT_WAITING: pa.concat_tables(waiting),
+            InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
+        }
+    )
+    offset = _first_offset(settings, known, tables, found, durable, changed, tick)
+    metadata = _metadata(tables, names, found, now)
+    own = Checkpoint(checkpoint)
+    own.write_version()
+    own.epoch = tables.epoch or 0
+    prepared.complete(offset, metadata)
+    return {
+        "pending": found.pending,
+        "taken_back_or_delivered": changes.cancelled.num_rows + done.num_rows,
+        "deliveries_found_at_destinations": unwritten,
+        "topic_partitions": len(durable),
+    }
+
+
+def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: int) -> pa.Table:
+    """Returns the delivered messages that the state has to remember: a row of them comes or is loaded again."""
+    done = concat([delivered.not_durable, found.delivered], DONE)
+    # A message that is to be retried is remembered by its move, which says which row is to be delivered.
+    done = where(done, ~is_among(done, changes.retried, _ADDRESSED))
+    return not_to_deliver(done, now)
+
+
+def _first_offset(
+    settings: Settings,
+    known: Settings,
+    tables: Tables,
+    found: Sealed,
+    durable: dict[str, Position],
+    changed: SubscriptionChanges,
+    tick: int,
+) -> Offset:
+    """Makes the offset with which the query begins.
+
+    Args:
+        settings: of the job, without the missing routes.
+        known: of the job, with the missing routes.
+        tables: of the warehouse.
+        found: the rows that are still to be loaded.
+        durable: the last durable entry, by topic partition.
+        changed: the subscriptions that were added or removed.
+        tick: the last tick.
+    """
+    return Offset(
+        tick=tick,
+        load_horizon=found.first,
+        positions={name: str(p) for name, p in durable.items()},
+        routes=known_routes(known).updated_to(settings).to_json(),
+        changed=changed,
+        # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
+        barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
+        ingested_through=REBUILT_TICK - 1,
+        keyed=keyed_topics(tables),
+    )
+
+
+def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: int) -> dict[str, Any]:
+    """Returns the metadata for `PreparedState.complete`."""
+    return {
+        "sealed": found.sealed.tolist(),
+        "unwanted": found.unwanted.tolist(),
+        "request_ids": find_bodies(tables, now),
+        "paused": _paused(tables.sql(_SQL("pause_changes")), names),
+        "released": found.first - 1,
+        "shaped_until": _shaped_until(tables, now),
+        "now": now,
+    }
+
+
+def _shaped_until(tables: Tables, now: int) -> dict[str, dict[str, int]]:
+    """Returns the latest time of a shaped message, ms since the epoch, by source topic and subscription."""
+    rows = tables.sql(_SQL("shaped_until", now=now))
+    found: dict[str, dict[str, int]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["topic"], {})[row["subscription"]] = row["last"]
+    return found
+
+
+def _message_state(settings: Settings, changes: Changes) -> MessageState:
+    """Makes the state that commands leave, with their effects in all shards together."""
+    state = MessageState(Context(MemoryStore(), Subscriptions(subscription_names(settings))))
+    state.rebuild(Rebuilt(cancelled=changes.cancelled, moved=changes.moved))
+    return state
+
+
+def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
+    """Writes the subscriptions that were added to or removed from the settings to the tables, and returns them.
+
+    Added subscriptions do not get messages that have been taken in and are due by now.
+
+    Args:
+        settings: with the missing routes.
+        tables: of the warehouse.
+        now: ms since the epoch.
+    """
+    known = {
+        topic: KnownRoute(tuple(KnownSubscription(name, "", "") for name in sorted(names)))
+        for topic, names in Memberships.of(settings.warehouse).last.items()
+    }
+    before, after = KnownRoutes(known), known_routes(settings)
+    found = changes(before, after, now, {})
+    if found:
+        taken_in = [last_entries(tables, "entries"), last_entries(tables, "deliveries")]
+        positions = {name: str(max(t[name] for t in taken_in if name in t)) for name in {**taken_in[0], **taken_in[1]}}
+        found = changes(before, after, now, positions)
+        write_changes(tables, found, _last_tick(tables) + 1, now, f"rebuild-{time.time_ns()}")
+    return found
+
+
+def last_entries(tables: Tables, table: str) -> dict[str, Position]:
+    """Returns the last entry in a table of each topic partition, by its name; imported entries do not count."""
+    last: dict[str, Position] = {}
+    for row in tables.sql(_SQL("last_entries", table=identifier(table))).to_pylist():
+        name = partition_name(row["topic"], row["partition"])
+        position = Position(row["ledger_id"], row["entry_id"])
+        last[name] = max(position, last.get(name, position))
+    return last
+
+
+def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
+    """Removes messages that come again from the source topics from the delayed index."""
+    index = tables.sql(_SQL("ledgers")).to_pylist()
+    conditions = []
+    for row in index:
+        name = partition_name(row["topic"], row["partition"])
+        last = durable.get(name, Position(-1, -1))
+        if row["ledger_id"] > last.ledger_id:
+            conditions.append(f"ledger_id = {row['ledger_id']}")
+        elif row["ledger_id"] == last.ledger_id:
+            conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
+    if conditions:
+        # Moved rows stay, because they do not come again. A recurring message makes its rows anew.
+        is_made = "(sequence IS NULL OR occurrence IS NOT NULL)"
+        tables.delete("delayed_index", f"operation = 'DELAY' AND {is_made} AND ({' OR '.join(conditions)})")
+
+
+def _last_tick(tables: Tables) -> int:
+    """Returns the last tick with rows in any table."""
+    columns = dict.fromkeys(("deliveries", "outcomes", SUBSCRIPTION_CHANGES), "batch_id")
+    columns["delayed_index"] = "bucket_id"
+    last = (
+        tables.query(name, _SQL("last_tick", table=identifier(name), column=identifier(column)))
+        for name, column in columns.items()
+    )
+    return max(int(found["t"][0].as_py()) for found in last)
+
+
+def _paused(pause_changes: pa.Table, names: dict[str, list[str]]) -> dict[str, int]:
+    """Returns a mask of the paused subscriptions by source topic; topics without any are left out."""
+    paused: dict[str, int] = {}
+    for row in pause_changes.to_pylist():
+        if row["subscription"] in names.get(row["topic"], ()):
+            bit = 1 << names[row["topic"]].index(row["subscription"])
+            before = paused.get(row["topic"], 0)
+            paused[row["topic"]] = before | bit if row["effect"] == Effect.HOLD else before & ~bit
+    return {topic: bits for topic, bits in paused.items() if bits}
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The DELAY rows of the delayed index that are still to be loaded: those due at `first` or later.
+
+    Attributes:
+        first: the least `deliver_at` of a row that is pending for a subscription, at most now; ms since the epoch.
+        pending: the number of rows that are pending for a subscription.
+        sealed: the number of rows of each shard, int64, shape (shards,).
+        unwanted: the number of those that are pending for no subscription, int64, shape (shards,).
+        delivered: the rows that have been delivered, as DONE.
+        keyed: the pending rows with a schedule key, as KEYED_ROWS.
+    """
+
+    first: int
+    pending: int
+    sealed: Int64Array
+    unwanted: Int64Array
+    delivered: pa.Table
+    keyed: pa.Table
+
+
+def count_sealed(
+    tables: Tables,
+    message_state: MessageState,
+    delivered: Delivered,
+    shards: int,
+    since: int,
+    now: int,
+    on_progress: OnProgress = lambda table, step, rows: None,
+) -> Sealed:
+    """Counts the rows of the delayed index that are still to be loaded.
+
+    Args:
+        tables: of the warehouse.
+        message_state: has the cancelled and moved messages.
+        delivered: the delivered messages.
+        shards: the number of shards.
+        since: no pending row is due before this time, ms since the epoch.
+        now: ms since the epoch.
+        on_progress: called with (table, step, number of rows).
+    """
+    first = now
+    n = 0
+    for rows in tables.stream(delays_due(since, now)):
+        n += rows.num_rows
+        on_progress("delayed_index", "past rows read", n)
+        rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
+        masks, _ = subscription_mask_of(rows, message_state, delivered)
+        first = int(int64(rows, "deliver_at")[masks != 0].min(initial=first))
+
+    sealed, unwanted = np.zeros((2, shards), np.int64)
+    found: list[pa.Table] = []
+    keyed: list[pa.Table] = []
+    n = 0
+    for rows in tables.stream(delays_due(first, None)):
+        n += rows.num_rows
+        on_progress("delayed_index", "rows counted", n)
+        rows = by_ledger(rows)
+        masks, done = subscription_mask_of(rows, message_state, delivered)
+        shard = shards_of(rows, shards)
+        sealed += np.bincount(shard, minlength=shards)
+        unwanted += np.bincount(shard[masks == 0], minlength=shards)
+        found += done
+        keyed.append(where(rows, (masks != 0) & pc.is_valid(rows["schedule_key"]).to_numpy(zero_copy_only=False)))
+    done = concat(found, DONE)
+    return Sealed(first, int(sealed.sum() - unwanted.sum()), sealed, unwanted, done, concat(keyed, KEYED_ROWS))

@@ -1,0 +1,169 @@
+"""Does what `Destinations` says is next for each destination that can't be written or is slow, in a thread for each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from status.alerts import Alerts
+from streaming.release.driver.destinations import Destinations, Ended, Moment, Probe, Send, Wait
+from streaming.release.driver.feedback_writer import FeedbackWriter
+from streaming.release.driver.job import Job, OpenPart, PartsSent, Release
+from streaming.release.driver.part_sender import PartSender
+from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.transitions import TransitionError
+from streaming.release.naming import Target
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0  # until a destination is looked after again whose thread something has failed for
+
+
+class RunThreads:
+    """Starts threads. An exception in one becomes `failure`."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None  # the error that has ended a thread
+
+    def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread, which ends with the process."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
+                _log.exception("%s", name)
+                self.failure = f"{name}: {type(error).__name__}: {error}"
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+class DestinationRetries:
+    """Looks after destinations until they are writable. Thread-safe.
+
+    Args:
+        lock: guards the states, and is notified when releases are written.
+        destinations: of this run.
+        feedback: is written when the destinations have changed.
+        parts: sends open parts.
+        spark_jobs: tries whether a topic accepts a producer.
+        threads: of the run.
+        alerts: records each unwritable or slow destination.
+        stopped: set when the job stops; then the threads end.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Condition,
+        destinations: Destinations,
+        feedback: FeedbackWriter,
+        parts: PartSender,
+        spark_jobs: SparkJobs,
+        threads: RunThreads,
+        alerts: Alerts,
+        stopped: threading.Event,
+    ) -> None:
+        self._lock = lock
+        self._destinations = destinations
+        self._feedback = feedback
+        self._parts = parts
+        self._spark_jobs = spark_jobs
+        self._threads = threads
+        self._alerts = alerts
+        self._stopped = stopped
+        self._recorded: dict[str, Any] = {}  # as the feedback has it
+        self._shown: dict[tuple[str, str], str] = {}  # as `alerts` has them
+
+    def resume(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
+        """Takes over the unwritable targets of the run before: see `Destinations.resume`."""
+        with self._lock:
+            targets = self._destinations.resume(recorded, jobs, moment())
+        self._begin(targets)
+
+    def leave(
+        self,
+        reasons: Mapping[Target, str],
+        parts: Mapping[Target, OpenPart],
+        slow: Collection[Target] = (),
+    ) -> None:
+        """Leaves open parts to their destinations.
+
+        Args:
+            reasons: why the destination of each target can't be written; an empty text: as before.
+            parts: by target.
+            slow: the targets whose destinations are slow.
+        """
+        with self._lock:
+            now = moment()
+            is_new = {
+                target: self._destinations.add(target, reason, [parts[target]], now, target in slow)
+                for target, reason in reasons.items()
+            }
+        self._begin([target for target in reasons if is_new[target]])
+
+    def _begin(self, targets: Collection[Target]) -> None:
+        for target in targets:
+            self._threads.start(f"retry {target[0]} {target[1]}", partial(self._look_after, target))
+        self._publish()
+
+    def _publish(self) -> None:
+        """Writes the feedback, and the alerts, where the destinations have changed."""
+        with self._lock:
+            if (recorded := self._destinations.recorded()) != self._recorded:
+                self._feedback.write()
+                self._recorded = recorded
+            current = self._destinations.alerts()
+            for (kind, topic), text in current.items():
+                if self._shown.get((kind, topic)) != text:
+                    self._alerts.begin(kind, topic, text)
+            for kind, topic in self._shown.keys() - current.keys():
+                self._alerts.end(kind, topic)
+            self._shown = current
+
+    def _look_after(self, target: Target) -> None:
+        """Tries a destination again until it is writable, whatever fails meanwhile: nobody else would."""
+        while not self._stopped.is_set():
+            try:
+                self._try(target)
+                return
+            except TransitionError:
+                raise
+            except Exception:
+                _log.exception("%s is tried again", target)
+                self._stopped.wait(_AGAIN_SECONDS)
+
+    def _try(self, target: Target) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                step = self._destinations.next_step(target, moment())
+                self._publish()
+                if isinstance(step, Wait):
+                    self._lock.wait(step.seconds)
+                    continue
+            if isinstance(step, Ended):
+                return
+            sent = self._done(step)
+            if self._stopped.is_set():
+                return
+            with self._lock:
+                self._destinations.note_result(target, step, sent, moment())
+            self._publish()
+
+    def _done(self, step: Probe | Send) -> PartsSent:
+        try:
+            if isinstance(step, Probe):
+                return PartsSent(self._spark_jobs.probe(step.topic))
+            return self._parts.send(step.parts, step.is_slow)
+        except Exception as error:
+            return PartsSent(f"{type(error).__name__}: {error}")
+
+
+def moment() -> Moment:
+    """Returns the time."""
+    return Moment(time.time_ns() // 1_000_000, time.monotonic())

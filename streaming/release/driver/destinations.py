@@ -1,0 +1,432 @@
+"""The unwritable and the slow destinations, the open parts of releases for them, and what is tried next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from status.alerts import SLOW, UNWRITABLE
+from streaming.release.driver.job import Job, OpenPart, PartsSent, Release, is_parked, oldest
+from streaming.release.driver.releases import Releases
+from streaming.release.driver.transitions import DestinationEvent, DestinationState, PartEvent, PartState, after
+from streaming.release.naming import Target
+
+_log = logging.getLogger(__name__)
+
+_FIRST_DELAY_SECONDS = 1.0  # until the first new attempt
+_POLL_SECONDS = 0.1
+_LATELY_SECONDS = 600  # for so long one that was slow does not share a connection
+
+# For so long a slow destination has to keep up, twice as long each time that it is slow again.
+_KEEPS_UP_SECONDS = 10.0
+_MOST_KEEPS_UP_SECONDS = 300.0
+
+# The messages of a round, and how much a slow destination is given at a time: as much as it took before in so long.
+_FIRST_MESSAGES = 100
+_MOST_MESSAGES = 20_000
+_ROUND_SECONDS = 5.0
+
+
+class Moment(NamedTuple):
+    """A time, by two clocks of one machine."""
+
+    millis: int  # since the epoch
+    seconds: float  # of a clock that never jumps
+
+
+class Wait(NamedTuple):
+    """A step: nothing is to be done for a while, or until something has changed."""
+
+    seconds: float
+
+
+class Probe(NamedTuple):
+    """A step: try whether a topic accepts a producer."""
+
+    topic: str
+
+
+class Send(NamedTuple):
+    """A step: send open parts together, and write their deliveries when all have arrived."""
+
+    parts: list[OpenPart]
+    is_slow: bool
+
+
+class Ended(NamedTuple):
+    """A step: the destination can be written again, and nothing more is to be done."""
+
+
+Step = Wait | Probe | Send | Ended
+
+
+@dataclass
+class Drain:
+    """The rounds in which a slow destination gets what is parked for it.
+
+    Attributes:
+        round: the number of the last round that was asked for; 0: none was.
+        most: the most messages of that round.
+        is_answered: whether an offset has had that round.
+        n: the number of messages of the last round that was answered.
+        others_wait: whether others waited after it.
+    """
+
+    round: int = 0
+    most: int = _FIRST_MESSAGES
+    is_answered: bool = True
+    n: int = 0
+    others_wait: bool = True
+    _seconds: float = 0.0  # that the last parts took
+    _kept_up_since: float = 0.0  # monotonic; 0: it does not keep up
+
+    def note_sent(self, messages: int, seconds: float) -> None:
+        """Notes how long the destination took for some messages."""
+        self._seconds = seconds
+        fitting = int(_ROUND_SECONDS * messages / max(seconds, 0.1))
+        self.most = min(max(fitting, _FIRST_MESSAGES), _MOST_MESSAGES)
+
+    def ask(self, number: int) -> None:
+        """Begins the next round."""
+        self.round, self.is_answered = number, False
+
+    def note_answer(self, n: int, others_wait: bool) -> None:
+        """Notes that a tick has dispatched the messages of the last round."""
+        self.is_answered, self.n, self.others_wait = True, n, others_wait
+
+    def is_over(self, fast_seconds: float, seconds: float, now: float) -> bool:
+        """Whether the destination has kept up for a while: each round had all that waited, and it took that in no time.
+
+        So it does where nothing may go out, because what waits is parked for another reason, too. Called when all
+        that was dispatched has arrived.
+
+        Args:
+            fast_seconds: it may take so long for a round.
+            seconds: for so long it has to have kept up.
+            now: the time, seconds, monotonic.
+        """
+        if not self.is_answered or not self.round:
+            return False
+        if self.n and (self.others_wait or self._seconds > fast_seconds):
+            self._kept_up_since = 0.0
+            return False
+        self._kept_up_since = self._kept_up_since or now
+        return now - self._kept_up_since >= seconds
+
+
+@dataclass
+class Destination:
+    """The destination of a target that can't be written, or is slow."""
+
+    topic: str
+    state: DestinationState
+    since: int  # ms since the epoch
+    reason: str = ""  # why it can't be written, or is slow
+    rejects: str = ""  # the reason with which due messages are rejected, where it is REJECTING
+    parts: dict[Release, OpenPart] = field(default_factory=dict)
+    delay: float = 0.0  # until the next attempt, seconds
+    try_at: float = 0.0  # when it is tried next, seconds, monotonic
+    drain: Drain = field(default_factory=Drain)  # of a slow one
+    keeps_up_seconds: float = 0.0  # for so long a slow one has to keep up
+    sending_since: float = 0.0  # since when the oldest parts are sent, seconds, monotonic; 0: they are not
+    has_arrived: bool = False  # all that is open; it is over when nothing is on its way and `keeps_up`
+    keeps_up: bool = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the destination is slow."""
+        return self.state == DestinationState.SLOW
+
+    @property
+    def has_recalled(self) -> bool:
+        """Whether the shards are still to park some messages."""
+        return any(self.recalls(part) for part in self.parts.values())
+
+    def recalls(self, part: OpenPart) -> bool:
+        """Whether the shards are to park a part's messages: where they reject them, nobody would let them go."""
+        return part.state == PartState.RECALLED and self.state != DestinationState.REJECTING
+
+    def parts_to_send(self) -> list[OpenPart]:
+        """Returns the parts to send together, without those whose messages the shards are to park."""
+        return oldest(part for _, part in sorted(self.parts.items()) if part.state == PartState.OPEN)
+
+    def note(self, event: DestinationEvent, now: Moment) -> None:
+        """Changes the state after an event."""
+        before, self.state = self.state, after(self.state, event)
+        if (before == DestinationState.SLOW) != self.is_slow:
+            self.drain, self.since, self.sending_since = Drain(), now.millis, 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRules:
+    """How unwritable and slow destinations are tried.
+
+    Attributes:
+        retry_max_seconds: the longest time between two attempts.
+        reject_after_millis: due messages of a subscription are rejected when its destination has been unwritable for so
+            long; None: they wait. Rejects and dead letters always wait for their topic.
+        slow_seconds: a destination that takes for longer what it is given is slow.
+        lookahead_ceiling_millis: the longest lookahead; what is due later was dispatched before the clock was set back.
+        gone: targets that the settings no longer have; they are forgotten when they have no open parts.
+    """
+
+    retry_max_seconds: float
+    reject_after_millis: int | None = None
+    slow_seconds: float = 2.0
+    lookahead_ceiling_millis: int = 0
+    gone: Collection[Target] = frozenset()
+
+
+class Destinations:
+    """The destinations that can't be written or are slow. Others are WRITABLE.
+
+    The open parts of one are sent together, ordered by when messages are due, at longer and longer intervals. It is
+    writable again when all have arrived, or, without open parts, when it accepts a producer. Until then no more
+    messages are dispatched for the target, so that it gets all in order.
+
+    A slow destination has a connection of its own, and shares no lane with others. It gets what is parked for it in
+    rounds (`Drain`), as much as it takes, until it has kept up for a while.
+
+    Args:
+        topics: the topic of each target.
+        rules: how they are tried.
+        releases: of this run.
+    """
+
+    def __init__(self, topics: Mapping[Target, str], rules: RetryRules, releases: Releases) -> None:
+        self._topics = topics
+        self._rules = rules
+        self._releases = releases
+        self._destinations: dict[Target, Destination] = {}
+        self._round = 0  # of all slow destinations together
+        self._slow_until: dict[Target, float] = {}  # when targets stopped being slow, seconds, monotonic
+        self._keeps_up_seconds: dict[Target, float] = {}  # for so long they had to keep up
+
+    @property
+    def targets(self) -> frozenset[Target]:
+        """The targets whose destinations are not WRITABLE."""
+        return frozenset(self._destinations)
+
+    def lately_slow(self, now: Moment) -> frozenset[Target]:
+        """Returns the targets whose destinations were slow a short while ago."""
+        since = now.seconds - _LATELY_SECONDS
+        return frozenset(target for target, until in self._slow_until.items() if until > since)
+
+    def open_parts(self) -> set[tuple[Target, Release]]:
+        """Returns the parts that are not CLOSED, as (target, release)."""
+        return {(target, release) for target, one in self._destinations.items() for release in one.parts}
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the unwritable targets and their open parts, as `Feedback.unwritable` has them."""
+        found: dict[str, dict[str, Any]] = {}
+        for (source, subscription), known in sorted(self._destinations.items()):
+            one: dict[str, Any] = {"since": known.since, "open": []}
+            for (tick, kind), part in sorted(known.parts.items()):
+                one.setdefault("recalled" if known.recalls(part) else "open", []).append([tick, kind])
+            one |= {"rejects": known.rejects} if known.rejects else {}
+            one |= {"round": known.drain.round, "most": known.drain.most} if known.drain.round else {}
+            found.setdefault(source, {})[subscription] = one
+        return found
+
+    def alerts(self) -> dict[tuple[str, str], str]:
+        """Returns what an operator is to know, by kind of alert and topic."""
+        found = {}
+        for one in self._destinations.values():
+            if one.is_slow:
+                why = one.reason.removeprefix("slow: ")
+                found[SLOW, one.topic] = f"is slow, and what is due for it waits: {why}"
+            else:
+                what = "; what is due for it is rejected" if one.rejects else ""
+                found[UNWRITABLE, one.topic] = f"can't be written: {one.reason}{what}"
+        return found
+
+    def resume(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job], now: Moment) -> list[Target]:
+        """Takes over the unwritable targets of the run before; returns those that are new here.
+
+        Args:
+            recorded: `Offset.unwritable` of its last offset.
+            jobs: the releases that are dispatched again; open parts of other releases are dropped.
+            now: the time.
+        """
+        added = []
+        for source, names in recorded.items():
+            for subscription, one in names.items():
+                target = (source, subscription)
+                releases = [(tick, kind) for tick, kind in one["open"]]
+                parts = [OpenPart(jobs[release], target, is_resumed=True) for release in releases if release in jobs]
+                self._round = max(self._round, one.get("round", 0))
+                rejects = one.get("rejects", "") if self._rules.reject_after_millis is not None else ""
+                is_slow = "round" in one and not rejects
+                if self.add(target, "so it was before the start", parts, now, is_slow):
+                    added.append(target)
+                    known = self._destinations[target]
+                    known.since = one["since"]
+                    if rejects:
+                        known.note(DestinationEvent.OVERDUE, now)
+                        known.rejects = rejects
+        return added
+
+    def add(self, target: Target, reason: str, parts: list[OpenPart], now: Moment, is_slow: bool = False) -> bool:
+        """Notes that the destination of a target can't be written, or is slow, and keeps open parts for it.
+
+        Args:
+            target: of the destination.
+            reason: why it can't be written; empty: as before.
+            parts: the open parts; may be empty.
+            now: the time.
+            is_slow: whether it is slow. Ignored where it is known.
+
+        Returns:
+            whether it was WRITABLE before.
+        """
+        known = self._destinations.get(target)
+        is_new = known is None
+        if known is None:
+            known = Destination(self._topics[target], DestinationState.WRITABLE, now.millis)
+            known.note(DestinationEvent.LATE if is_slow else DestinationEvent.REFUSED, now)
+            known.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
+            known.try_at = now.seconds + known.delay
+            longer = 2 * self._keeps_up_seconds.get(target, 0.0) if target in self.lately_slow(now) else 0.0
+            known.keeps_up_seconds = min(max(longer, _KEEPS_UP_SECONDS), _MOST_KEEPS_UP_SECONDS)
+            self._destinations[target] = known
+            what = "is slow" if is_slow else "can't be written"
+            _log.warning("%s %s, and what is due for it waits: %s", known.topic, what, reason)
+        known.reason = reason or known.reason
+        for part in parts:
+            known.parts.setdefault(part.release, part)
+        return is_new
+
+    def forget_taken_back(self, recorded: Mapping[str, Any]) -> None:
+        """Forgets open parts whose messages the shards reject, or park.
+
+        Args:
+            recorded: `Offset.unwritable`, which says for which targets and releases they do.
+        """
+        for source, names in recorded.items():
+            for subscription, one in names.items():
+                if (known := self._destinations.get((source, subscription))) is not None:
+                    for tick, kind in [*one.get("recalled", ()), *(one["open"] if "rejects" in one else ())]:
+                        _close(known, (tick, kind), PartEvent.TAKEN_BACK)
+
+    def note_drained(self, drained: Mapping[Target, tuple[int, bool]]) -> None:
+        """Notes by target how many messages a tick has let go to a slow destination, and whether others wait."""
+        for target, (n, others_wait) in drained.items():
+            if target in self._destinations:
+                self._destinations[target].drain.note_answer(n, others_wait)
+
+    def next_step(self, target: Target, now: Moment) -> Step:
+        """Returns what is to be done next for a destination. A probe's or a sending's result goes to `note_result`."""
+        known = self._destinations.get(target)
+        if known is None:
+            return Ended()
+        if known.try_at > now.seconds:
+            return Wait(known.try_at - now.seconds)
+        if known.has_arrived:
+            return self._settle(target, known, now)
+        parts = known.parts_to_send()
+        if not parts or known.rejects:
+            if target not in self._rules.gone and not known.is_slow:
+                return Probe(known.topic)
+            self._note_all_arrived(target, known, now)
+            return Wait(0.0)
+        if not all(self._releases.is_written(part) for part in parts):
+            return Wait(_POLL_SECONDS)
+        if known.is_slow and known.drain.others_wait and is_parked(target):
+            self._ask(target, known, now)  # so that they are at hand when these have arrived
+        known.sending_since = known.sending_since or now.seconds
+        return Send(parts, known.is_slow)
+
+    def note_result(self, target: Target, step: Probe | Send, sent: PartsSent, now: Moment) -> None:
+        """Notes the result of a step.
+
+        Args:
+            target: of the destination.
+            step: as `next_step` returned it.
+            sent: of a probe its `reason` alone.
+            now: the time after it.
+        """
+        known = self._destinations[target]
+        if sent.reason:
+            self._note_failed(target, known, sent, now)
+        elif isinstance(step, Send):
+            known.drain.note_sent(sent.messages, now.seconds - known.sending_since)
+            known.sending_since = 0.0
+            for part in step.parts:
+                _close(known, part.release, PartEvent.ARRIVED)
+        else:
+            self._note_all_arrived(target, known, now)
+
+    def _note_failed(self, target: Target, known: Destination, sent: PartsSent, now: Moment) -> None:
+        known.note(DestinationEvent.LATE if sent.is_slow else DestinationEvent.REFUSED, now)
+        longer = min(max(2 * known.delay, _FIRST_DELAY_SECONDS), self._rules.retry_max_seconds)
+        known.delay = 0.0 if known.is_slow else longer
+        known.reason = sent.reason
+        self._reject_in_time(target, known, now)
+        known.try_at = now.seconds + known.delay
+
+    def _reject_in_time(self, target: Target, known: Destination, now: Moment) -> None:
+        """Begins to reject due messages of a subscription, if its destination has been unwritable for long enough.
+
+        If it is too early, the next attempt is made at that time at the latest.
+        """
+        limit = self._rules.reject_after_millis
+        if limit is None or known.rejects or not is_parked(target) or known.is_slow or known.has_recalled:
+            return
+        left = known.since + limit - now.millis
+        if left > 0:
+            known.delay = min(known.delay, left / 1000)
+            return
+        _log.warning("%s can't be written for too long, and what is due for it is rejected", known.topic)
+        known.note(DestinationEvent.OVERDUE, now)
+        known.rejects = f"{known.topic} can't be written: {known.reason}"
+
+    def _note_all_arrived(self, target: Target, known: Destination, now: Moment) -> None:
+        """Notes that all has arrived that was dispatched for a destination; asks for more, where it may be slow yet."""
+        known.delay = 0.0
+        was_slow = known.is_slow
+        known.note(DestinationEvent.ARRIVED, now)
+        if known.is_slow and not was_slow:
+            known.reason = "it could not be written, and was slow before"
+        known.has_arrived = True
+        known.keeps_up = (
+            not known.is_slow
+            or not is_parked(target)
+            or known.drain.is_over(self._rules.slow_seconds, known.keeps_up_seconds, now.seconds)
+        )
+        if not known.keeps_up:
+            self._ask(target, known, now)
+
+    def _ask(self, target: Target, known: Destination, now: Moment) -> None:
+        """Asks the shards for the next messages for a slow destination, once all has come that was asked for before."""
+        if known.drain.is_answered and not known.has_recalled and not self._is_on_its_way(target, now):
+            self._round += 1
+            known.drain.ask(self._round)
+
+    def _settle(self, target: Target, known: Destination, now: Moment) -> Step:
+        if self._is_on_its_way(target, now):
+            return Wait(_POLL_SECONDS)
+        known.has_arrived = False
+        if known.parts or not known.keeps_up:
+            known.delay = _POLL_SECONDS if known.rejects or known.is_slow or known.has_recalled else 0.0
+            known.try_at = now.seconds + known.delay
+            return Wait(known.delay)
+        was_slow = known.is_slow
+        known.note(DestinationEvent.SETTLED, now)
+        del self._destinations[target]
+        if was_slow:
+            self._slow_until[target] = now.seconds
+            self._keeps_up_seconds[target] = known.keeps_up_seconds
+        what = "keeps up again" if was_slow else "can be written again"
+        what = "is not in the settings, and nothing is open" if target in self._rules.gone else what
+        _log.warning("%s %s", known.topic, what)
+        return Ended()
+
+    def _is_on_its_way(self, target: Target, now: Moment) -> bool:
+        return self._releases.is_on_its_way(target, now.millis + self._rules.lookahead_ceiling_millis)
+
+
+def _close(known: Destination, release: Release, event: PartEvent) -> None:
+    if (part := known.parts.pop(release, None)) is not None:
+        after(part.state, event)

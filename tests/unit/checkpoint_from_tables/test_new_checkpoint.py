@@ -1,0 +1,63 @@
+"""A rebuild puts a new checkpoint in the place of an old one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from broker.position import Position
+from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from streaming.checkpoint.offset import Offset
+from streaming.source.watch.beginnings import Beginning, Beginnings
+from tests.support.warehouse.rebuilt import without_destinations
+from tests.support.warehouse.tables import make
+from warehouse.backup.copying import back_up
+from warehouse.backup.marker import read_marker
+
+pytestmark = pytest.mark.slow
+
+
+def test_of_the_checkpoints_that_were_moved_aside_only_the_newest_stay(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    second = datetime(2026, 11, 23, 10, tzinfo=UTC)
+    for i in range(5):
+        (tmp_path / "checkpoint" / "query").mkdir(parents=True)
+        (tmp_path / "checkpoint" / "query" / f"of {i}").touch()
+        with without_destinations(), mock.patch("checkpoint_from_tables.new_checkpoint.datetime") as clock:
+            clock.now.return_value = second + timedelta(milliseconds=i)
+            rebuild_checkpoint(made, discards_checkpoint=True)
+        assert (tmp_path / "checkpoint" / f"query.20261123T10000000{i}000" / f"of {i}").exists()
+        for file in (tmp_path / "checkpoint" / "query").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        (tmp_path / "checkpoint" / "query").rename(tmp_path / f"rebuilt {i}")
+    kept = sorted(folder.name for folder in (tmp_path / "checkpoint").glob("query.*"))
+    assert kept == ["query.20261123T100000003000", "query.20261123T100000004000"]
+
+
+def test_a_rebuild_that_is_refused_leaves_a_backup_as_it_was(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    back_up(made, str(tmp_path / "copy"))
+    (tmp_path / "checkpoint" / "query").mkdir(parents=True)
+    copy = made.model_copy(update={"warehouse": str(tmp_path / "copy")})
+    with pytest.raises(RebuildError, match="there is a checkpoint"):
+        rebuild_checkpoint(copy, discards_checkpoint=False)
+    assert read_marker(copy.warehouse) is not None
+    back_up(made, copy.warehouse)
+
+
+def test_a_rebuild_takes_over_where_topics_began_that_were_not_read_yet(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    began = Beginning(Position(7, -1), -1)
+    for name in ("empty", "read"):
+        Beginnings(made).keep(name, began)
+    offsets = tmp_path / "checkpoint" / "query" / "offsets"
+    offsets.mkdir()
+    (offsets / "0").write_text(f"v1\n{{}}\n{json.dumps(Offset(tick=1, positions={'read': '7:3'}).to_json())}")
+    with without_destinations():
+        rebuild_checkpoint(made, discards_checkpoint=True)
+    assert Beginnings(made).all() == {"empty": began}
