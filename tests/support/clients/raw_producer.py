@@ -71,9 +71,9 @@ class RawProducer:
         if self._next() != _PRODUCER_SUCCESS:
             raise OSError("the broker takes no producer")
 
-    def send(self, entry_bytes: bytes, sequence_id: int, n_messages: int = 1) -> None:
+    def send(self, entry_bytes: bytes, sequence_id: int, n_messages: int = 1, *, is_chunk: bool = False) -> None:
         """Sends an entry, and does not wait for its receipt."""
-        fields = _number(1, 1) + _number(2, sequence_id) + _number(3, n_messages)
+        fields = _number(1, 1) + _number(2, sequence_id) + _number(3, n_messages) + _number(7, is_chunk)
         self._command(_SEND, fields, entry_bytes)
         self._sent += 1
 
