@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import tracker.packing
 from tests.support.tracker.messages import messages
 from tracker.buckets import large_rows
 from tracker.buckets.large_rows import Budget
@@ -23,9 +22,8 @@ def test_payloads_have_their_bytes_and_a_row_has_some_more() -> None:
     assert row_sizes(pa.table({"n": pa.array([1, 2])})).tolist() == [8, 8]
 
 
-def test_a_table_is_cut_by_bytes_and_by_rows_and_no_row_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker.packing, "PART_BYTES", 11_000)
-    parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE, 2)]
+def test_a_table_is_cut_by_bytes_and_by_rows_and_no_row_is_lost() -> None:
+    parts = [int64(part, "entry_id").tolist() for part in in_parts(LARGE, 2, 11_000)]
     assert parts == [[0, 1], [2], [3], [4, 5]]
     assert list(in_parts(LARGE.slice(0, 0))) == []
 

@@ -157,9 +157,9 @@ def rebuilt(made: Settings, folder: Path) -> dict[str, Any]:
     names = subscription_names(made)[TOPIC]
     read = {
         kind: pq.read_table(folder / f"query/rebuild/rebuilt_{kind}.parquet").to_pylist()
-        for kind in ("taken", "delivered", "moved")
+        for kind in ("cancelled", "delivered", "moved")
     }
-    done = [*read["taken"], *read["delivered"]]
+    done = [*read["cancelled"], *read["delivered"]]
     cancelled = {(names[r["subscription"]], r["ledger_id"], r["entry_id"], r["batch_index"]) for r in done}
     moved = {
         (names[r["subscription"]], r["ledger_id"], r["entry_id"], max(r["batch_index"], 0)): r["sequence"]
