@@ -65,7 +65,7 @@ chaos: setup ## many examples of each property, long crash and soak runs: KILLS=
 	@$(PY) -m pytest -m chaos -o faulthandler_timeout=0
 
 attack: setup ## everybody sends for the worst beside honest traffic, and figures with bounds: ATTACK_MINUTES=n SEED=n
-	@$(PY) -m pytest tests/attack -m chaos -o faulthandler_timeout=0
+	@$(PY) -m pytest tests/attack -m "chaos or long" -o faulthandler_timeout=0
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

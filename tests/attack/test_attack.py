@@ -260,7 +260,7 @@ def check(figures: Mapping[str, Any], late_millis: float) -> None:
     assert {"entries", "commands", "400", "401", "403"} <= answers.keys(), answers
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_who_attacks_for_half_a_minute_harms_nobody(broker: EmbeddedBroker, tmp_path: Path) -> None:
     figures = attack(tmp_path, broker, SHORT_SECONDS, 41, is_whole=False)
     print(json.dumps(figures))
