@@ -24,7 +24,6 @@ import pulsar
 from broker.client import connect
 from broker.position import START, SourceTopic
 from broker.protocol.brokers import Brokers
-from broker.protocol.flow import FetchBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -76,7 +75,7 @@ def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int
     for name in names:
         receiver = Receiver(
             SourceTopic(name, name, -1),
-            lambda name=name: brokers.subscribe(name, "job", budget=FetchBudget(4 << 20), max_messages=20_000),  # type: ignore[misc]
+            lambda name=name: brokers.subscribe(name, "job", max_bytes=4 << 20, max_messages=20_000),  # type: ignore[misc]
             after=START,
             limits=Limits(0, 5 << 20, 2 * BATCH_MESSAGES, 64 << 20),
             broker=TopicQuestions(admin, "job"),

@@ -18,7 +18,6 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import EntryError, Message, ack_set_of, is_acknowledged, messages_of
-from broker.protocol.flow import FetchBudget
 from broker.protocol.sending import is_refusal
 from broker.protocol.session import DisconnectedError, RefusedError
 from broker.protocol.unpacking import unpack
@@ -46,7 +45,7 @@ def ensure_subscription(brokers: Brokers, topic: str) -> None:
     Without any subscription the broker would delete the messages, and later the topic.
     """
     try:
-        brokers.subscribe(topic, SUBSCRIPTION, budget=FetchBudget(1), max_messages=1).close()
+        brokers.subscribe(topic, SUBSCRIPTION, max_bytes=1, max_messages=1).close()
     except PulsarError as error:
         if not is_busy(error):
             _log.warning("%s: dead letters are not kept for a re-drive: %s", topic, error)
@@ -181,7 +180,7 @@ class DeadLetterConsumer:
         while True:
             try:
                 return self._brokers.subscribe(
-                    self.topic, SUBSCRIPTION, budget=FetchBudget(_MAX_BYTES), max_messages=_MAX_MESSAGES
+                    self.topic, SUBSCRIPTION, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES
                 )
             except PulsarError as error:
                 if is_refusal(error) or time.monotonic() > deadline:

@@ -20,7 +20,6 @@ from broker.client import (
 from broker.position import Position
 from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.flow import FetchBudget
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
@@ -55,29 +54,29 @@ class Brokers:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def subscribe(self, topic: str, subscription: str, *, budget: FetchBudget, max_messages: int) -> EntryConsumer:
+    def subscribe(self, topic: str, subscription: str, *, max_bytes: int, max_messages: int) -> EntryConsumer:
         """Opens a consumer; see `EntryConsumer`.
 
         Raises:
             PulsarError: no broker answers, or it refuses.
         """
         connection = self._connection_for(topic)
-        return EntryConsumer(connection, topic, subscription, budget=budget, max_messages=max_messages)
+        return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
 
-    def read(self, topic: str, start: Position, *, budget: FetchBudget, max_messages: int) -> EntryConsumer:
+    def read(self, topic: str, start: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
         """Opens a consumer whose subscription is not durable; see `EntryConsumer`.
 
         Args:
             topic: the topic partition.
             start: it begins with this entry, or after it.
-            budget, max_messages: as of `EntryConsumer`.
+            max_bytes, max_messages: as of `EntryConsumer`.
 
         Raises:
             PulsarError: no broker answers, or it refuses.
         """
         name = f"delaylake-reader-{uuid.uuid4().hex}"
         connection = self._connection_for(topic)
-        return EntryConsumer(connection, topic, name, budget=budget, max_messages=max_messages, start=start)
+        return EntryConsumer(connection, topic, name, max_bytes=max_bytes, max_messages=max_messages, start=start)
 
     def produce(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,16 +12,14 @@ from broker.client import NoAnswerError, PulsarError
 from broker.position import START, Position
 from broker.protocol.connection import Connection
 from broker.protocol.entries import EntryError, Envelope, open_envelope
-from broker.protocol.flow import FetchBudget, FlowControl
+from broker.protocol.flow import FlowControl
 from broker.protocol.frames import Frame
 from broker.protocol.session import DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 
 _SIGN = 1 << 63
 _MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
-_PARTS = 8  # the flow control hears of what was handed over for each such part of its share, or when all is
-_SILENT_SECONDS = 0.2  # after which a consumer to which nothing has come asks whether there is anything
-_MOST_SILENT_SECONDS = 5.0  # after which it keeps nobody from a turn in any case
+_PARTS = 8  # the flow control hears of what was handed over for each such part of its budget, or when all is
 _UNSIGNED = _WORD = (1 << 64) - 1
 
 
@@ -46,8 +43,7 @@ class EntryConsumer:
         connection: to the broker that has the topic.
         topic: the topic partition.
         subscription: its name.
-        budget: about so many bytes may wait for `receive`, or be on their way. An entry that was handed over counts
-            until the next is asked for.
+        max_bytes: about so many bytes may wait for `receive`, or be on their way.
         max_messages: so many messages may.
         start: the subscription is not durable, and ends with the consumer: it begins with this entry, or after it.
 
@@ -61,7 +57,7 @@ class EntryConsumer:
         topic: str,
         subscription: str,
         *,
-        budget: FetchBudget,
+        max_bytes: int,
         max_messages: int,
         start: Position | None = None,
     ) -> None:
@@ -69,18 +65,12 @@ class EntryConsumer:
         self._connection = connection
         self._entries: deque[ReceivedEntry] = deque()
         self._changed = threading.Condition()
-        self._budget = budget
-        self._flow = FlowControl(budget, max_messages, self._grant)
-        self._granted_at = 0.0  # when the broker got its last permits; monotonic clock, seconds
-        self._asks_at = 0.0  # when it asks whether there is anything that its turn is for
-        self._came_to = START  # the last entry that has come
-        self._is_granted_anew = False
-        self._has_left = False
+        self._flow = FlowControl(max_bytes, max_messages)
         # What `receive` hands over next, without the lock, and what it has handed over since it told the flow control.
         self._at_hand: deque[ReceivedEntry] = deque()
         self._handed_messages = self._handed_bytes = 0
-        self._told_messages = max_messages // _PARTS
-        self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * budget.max_bytes)
+        self._told_messages, self._told_bytes = max_messages // _PARTS, max_bytes // _PARTS
+        self._most_waiting_bytes = max(_MOST_WAITING_BYTES, 4 * max_bytes)
         self._error: PulsarError | None = None
         self._id = connection.attach(self)
         begin: dict[str, Any] = {"durable": True, "initial_position": Subscribe.EARLIEST}
@@ -102,11 +92,9 @@ class EntryConsumer:
             with suppress(PulsarError):
                 self._request(Command.CLOSE_CONSUMER, "close_consumer")
             connection.detach(self._id)
-            self._leave()
             raise
         except PulsarError:
             connection.detach(self._id)
-            self._leave()
             raise
 
     @property
@@ -125,17 +113,13 @@ class EntryConsumer:
         Raises:
             DisconnectedError: no more comes from this consumer.
         """
-        if self._handed_bytes and (
-            not self._at_hand
-            or self._handed_messages > self._told_messages
-            or self._handed_bytes > self._budget.share // _PARTS
-        ):
-            self._tell_handed()
         if not self._at_hand and not self._wait(timeout_seconds):
             return None
         entry = self._at_hand.popleft()
         self._handed_messages += entry.n_messages
         self._handed_bytes += entry.n_bytes
+        if not self._at_hand or self._handed_messages > self._told_messages or self._handed_bytes > self._told_bytes:
+            self._tell_handed()
         return entry
 
     def _wait(self, timeout_seconds: float) -> bool:
@@ -144,49 +128,18 @@ class EntryConsumer:
         Raises:
             DisconnectedError: no more comes from this consumer.
         """
-        ends_at = time.monotonic() + timeout_seconds
-        while True:
-            with self._changed:
-                until = min(ends_at, self._asks_at) if self._flow.waits_for_turn else ends_at
-                self._changed.wait_for(self._has_news, max(until - time.monotonic(), 0))
-                self._is_granted_anew = False
-                if not self._entries and self._error is not None:
-                    raise DisconnectedError(str(self._error)) from self._error
-                self._at_hand, self._entries = self._entries, deque()
-                if self._at_hand:
-                    return True
-                now = time.monotonic()
-                is_silent = self._flow.waits_for_turn and now >= self._asks_at
-            if is_silent:
-                self._pass_turn()
-            if now >= ends_at:
-                return False
-
-    def _pass_turn(self) -> None:
-        """Ends a turn to which nothing has come, unless the topic has something that is on its way."""
-        if time.monotonic() < self._granted_at + _MOST_SILENT_SECONDS:
-            try:
-                last, read_to = self._last_entry_and_read_to()
-            except PulsarError:
-                last, read_to = START, START
-            if last.entry_id >= 0 and last > max(read_to, self._came_to):
-                self._asks_at = time.monotonic() + _SILENT_SECONDS
-                return
         with self._changed:
-            if self._flow.waits_for_turn:
-                self._flow.pass_turn()
-        self._budget.wake()
-
-    def _has_news(self) -> bool:
-        return bool(self._entries) or self._error is not None or self._is_granted_anew
+            self._changed.wait_for(lambda: self._entries or self._error is not None, timeout_seconds)
+            if not self._entries and self._error is not None:
+                raise DisconnectedError(str(self._error)) from self._error
+            self._at_hand, self._entries = self._entries, deque()
+        return bool(self._at_hand)
 
     def _tell_handed(self) -> None:
         """Tells the flow control what has been handed over, so that the broker sends more."""
         with self._changed:
-            is_room = self._flow.taken(self._handed_messages, self._handed_bytes)
+            self._flow.taken(self._handed_messages, self._handed_bytes)
         self._handed_messages = self._handed_bytes = 0
-        if is_room:
-            self._budget.wake()
         self._grant()
 
     def acknowledge(self, last: Position) -> None:
@@ -263,14 +216,6 @@ class EntryConsumer:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._changed:
-            has_left, self._has_left = self._has_left, True
-        if not has_left:
-            self._flow.leave()
-            self._budget.wake()
 
     def _keep(self, message: Any, data: bytes) -> None:
         envelope: Envelope | EntryError
@@ -285,13 +230,10 @@ class EntryConsumer:
         with self._changed:
             if self._error is not None:
                 return
-            is_room = self._flow.came(n_messages, len(data))
+            self._flow.came(n_messages, len(data))
             self._entries.append(entry)
-            self._came_to = max(self._came_to, position)
             self._changed.notify_all()
             is_too_much = self._flow.waiting_bytes > self._most_waiting_bytes
-        if is_room:
-            self._budget.wake()
         if is_too_much:  # an entry may lie about its messages, of which the broker makes permits
             self.disconnected(DisconnectedError(f"the broker sends more of {self.topic} than it may"))
             with suppress(PulsarError):
@@ -301,12 +243,7 @@ class EntryConsumer:
     def _grant(self) -> None:
         while True:  # what the broker is owed may be more than one command can grant
             with self._changed:
-                permits = 0 if self._has_left else self._flow.grant()
-                if permits:
-                    self._granted_at = time.monotonic()
-                    self._asks_at = self._granted_at + _SILENT_SECONDS
-                    self._is_granted_anew = True
-                    self._changed.notify_all()
+                permits = self._flow.grant()
             if not permits:
                 return
             try:

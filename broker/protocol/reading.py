@@ -16,7 +16,6 @@ from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import EntryError, Message, decompressed, messages_of
-from broker.protocol.flow import FetchBudget
 from broker.protocol.sending import is_refusal
 from broker.protocol.session import DisconnectedError, RefusedError
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -77,7 +76,7 @@ def read_entries(
 
 def _read_once(brokers: Brokers, topic: str, after: Position, silent_seconds: float) -> Generator[ReceivedEntry]:
     """Does what `read_entries` does, by one consumer."""
-    consumer = brokers.read(topic, after, budget=FetchBudget(_MAX_BYTES), max_messages=_MAX_MESSAGES)
+    consumer = brokers.read(topic, after, max_bytes=_MAX_BYTES, max_messages=_MAX_MESSAGES)
     try:
         end, last, silent = consumer.has_more(), after, 0.0
         while end is not None and last < end:

@@ -15,7 +15,6 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
-from broker.protocol.flow import FetchBudget
 from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -87,9 +86,7 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             app_id = f"import {partition} to {importer.source_topic}"
             written = position_of(importer.tables.written("entries", app_id))
             begin = max(TopicQuestions(admin, subscription).begin(partition), written)
-            consumer = brokers.subscribe(
-                partition, subscription, budget=FetchBudget(_PREFETCHED_BYTES), max_messages=_PREFETCHED
-            )
+            consumer = brokers.subscribe(partition, subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED)
             details = MessageDetails(source, schemas, name)
             incomplete = ChunkAssembler(_BYTES_AT_ONCE, MOST_KEPT * importer.max_size, max_seconds=_CHUNKS_SECONDS)
             chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)

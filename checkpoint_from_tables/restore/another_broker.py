@@ -22,7 +22,6 @@ from broker.client import PulsarError
 from broker.clusters.replicas import read_replicas
 from broker.position import START, Position
 from broker.protocol.brokers import Brokers
-from broker.protocol.flow import FetchBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS
 from checkpoint_from_tables.restore.rewind import CHUNKS_MILLIS
@@ -261,7 +260,7 @@ def _known(tables: Tables, topic: str, partition: int, since: int) -> pa.Table:
 
 def _subscribe(brokers: Brokers, settings: Settings, name: str) -> None:
     """Creates the job's subscription to a topic partition where it is missing."""
-    consumer = brokers.subscribe(name, settings.pulsar.subscription, budget=FetchBudget(1), max_messages=1)
+    consumer = brokers.subscribe(name, settings.pulsar.subscription, max_bytes=1, max_messages=1)
     with suppress(PulsarError):
         consumer.close()
 

@@ -14,7 +14,6 @@ from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
-from broker.protocol.flow import FetchBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.partitions import split_partition
@@ -35,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
-_PREFETCHED_BYTES = 4 << 20  # and about the most bytes of its share in what all may fetch ahead
+_PREFETCHED_BYTES = 4 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
 
-# So many full batches may all receivers together keep, and fetch ahead: of small messages, and of large ones.
+# So many full batches may all receivers together keep, and their clients fetch ahead.
 _BATCHES_KEPT = 3
-_BATCHES_AHEAD = 1
+_BATCHES_AHEAD = 2
 
 
 class Receivers:
@@ -74,7 +73,6 @@ class Receivers:
         self._brokers = Brokers(settings.pulsar)
         self._decryptor = Decryptor.of_settings(settings.pulsar)
         self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
-        self._fetched = FetchBudget(_BATCHES_AHEAD * settings.ingest.max_bytes_per_batch, _PREFETCHED_BYTES)
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, alerts)
@@ -125,7 +123,7 @@ class Receivers:
                 consumer = self._brokers.subscribe(
                     name,
                     self._settings.pulsar.subscription,
-                    budget=self._fetched,
+                    max_bytes=self._prefetched_bytes(),
                     max_messages=_PREFETCHED,
                 )
                 try:
@@ -226,6 +224,11 @@ class Receivers:
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
+
+    def _prefetched_bytes(self) -> int:
+        """Returns about how many bytes the broker may send a receiver before they are received."""
+        of_all = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
+        return min(_PREFETCHED_BYTES, of_all // max(1, len(self.open)))
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, partition = split_partition(name)

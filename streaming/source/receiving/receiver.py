@@ -44,8 +44,7 @@ _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chun
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
-_ROOM_SECONDS = 0.5  # how often a receiver that waits for room looks whether it is to stop
-_ROOM_BYTES = 2 << 10  # room is taken in pieces of so many bytes, if entries are smaller
+_SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,6 @@ class Receiver:
         self._consumer: EntryConsumer | None = None
         self._is_idle = False
         self._is_cut_off = False
-        self._in_hand: ReceivedEntry | None = None  # came, and there was no room for it
-        self._room_taken = 0  # bytes of the room, for the chunk that is being built
         self._thread = threading.Thread(target=self._run, name=f"receive {source.name}", daemon=True)
 
     def start(self) -> None:
@@ -272,8 +269,6 @@ class Receiver:
     def stop(self) -> None:
         """Lets the thread end; does not wait for it."""
         self._stopped.set()
-        if self._limits.room is not None:
-            self._limits.room.leave(self.source.name)
         with self._changed:
             self._changed.notify_all()
 
@@ -288,8 +283,7 @@ class Receiver:
                 self._consumer = self._subscribe()
                 with self._changed:
                     self._chunked.begin_anew(time.monotonic() - self._waited)
-                    self._note_kept(is_all=True)
-                self._is_cut_off, self._in_hand = False, None
+                self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room()
                     self.receive(self._consumer)
@@ -314,49 +308,25 @@ class Receiver:
                 consumer.close()
 
     def _wait_for_room(self) -> None:
-        """Waits until batches have taken enough of what has come in."""
         begin = time.monotonic()
         with self._changed:
-            self._changed.wait_for(self._has_room)
+            while not self._changed.wait_for(self._has_room, _SHARED_ROOM_SECONDS):
+                pass
         self._waited += time.monotonic() - begin
 
     def _has_room(self) -> bool:
         return self._stopped.is_set() or (
             self._chunks.waiting_messages < self._limits.max_messages
             and self._chunks.waiting_bytes < self._limits.max_bytes
+            and (self._limits.room is None or self._limits.room.has_room(self.source.name))
         )
-
-    def _take_room(self, builder: ChunkBuilder, entry: ReceivedEntry) -> bool:
-        """Takes room for an entry among all receivers; waits for it unless there are messages that can be kept.
-
-        Returns:
-            whether there is room; if not, the entry is in hand.
-        """
-        room = self._limits.room
-        missing = builder.n_bytes + entry.n_bytes - self._room_taken
-        if room is None or missing <= 0:
-            return True
-        missing = max(missing, _ROOM_BYTES)
-        if not room.take(self.source.name, missing):
-            if len(builder):
-                self._in_hand = entry
-                return False
-            begin = time.monotonic()
-            while not room.take(self.source.name, missing, _ROOM_SECONDS):
-                if self._stopped.is_set():
-                    return False
-            self._waited += time.monotonic() - begin
-        self._room_taken += missing
-        return True
 
     def receive(self, consumer: EntryConsumer) -> None:
         """Receives the entries of the next moment, and keeps their messages as a chunk.
 
         When this raises, no message is kept, and the next consumer receives all of them again.
         """
-        entry, self._in_hand = self._in_hand, None
-        if entry is None:
-            entry = consumer.receive(_IDLE_SECONDS)
+        entry = consumer.receive(_IDLE_SECONDS)
         if entry is not None:
             self._is_idle = False
             self._end_check.begin_anew()
@@ -368,8 +338,7 @@ class Receiver:
         limits = self._limits
         builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
         deadline = time.monotonic() + _CHUNK_SECONDS
-        self._room_taken = 0
-        while entry is not None and self._take_room(builder, entry):
+        while entry is not None:
             self._take(builder, entry, consumer.max_message_bytes)
             if (
                 len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
@@ -385,9 +354,6 @@ class Receiver:
             self._keep(builder)
         elif builder.parts:
             self._on_entries(MESSAGES.empty_table(), builder.parts)
-        if not len(builder) and self._room_taken:  # by what had come before, or is a part of a message
-            with self._changed:
-                self._note_kept(is_all=True)
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
@@ -453,13 +419,13 @@ class Receiver:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
             self._chunks.add(rows, builder.n_bytes, builder.entries.last)
-            self._note_kept(is_all=True)
+            self._note_kept()
             self._changed.notify_all()
         self._on_received()
 
-    def _note_kept(self, is_all: bool = False) -> None:
-        if self._limits.room is not None and not self._stopped.is_set():
-            self._limits.room.note(self.source.name, self._chunks.kept_bytes, is_all)
+    def _note_kept(self) -> None:
+        if self._limits.room is not None:
+            self._limits.room.note(self.source.name, self._chunks.kept_bytes)
 
     def _check_end(self, consumer: EntryConsumer) -> ReceivedEntry | None:
         """Checks, while no entry comes, whether all entries up to `_awaited` have been read, and notes it if so.

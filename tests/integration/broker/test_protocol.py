@@ -20,7 +20,6 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import Envelope, ack_set_of, is_acknowledged, messages_of
-from broker.protocol.flow import FetchBudget
 from broker.protocol.session import DisconnectedError
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
@@ -99,7 +98,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, jar_set: JarSet) -> Iterat
 
 
 def opened(brokers: Brokers, topic: str = TOPIC) -> EntryConsumer:
-    return brokers.subscribe(topic, "s", budget=FetchBudget(1 << 20), max_messages=1_000)
+    return brokers.subscribe(topic, "s", max_bytes=1 << 20, max_messages=1_000)
 
 
 @pytest.mark.long
@@ -250,7 +249,7 @@ def test_a_backlog_of_large_messages_comes_in_pieces_of_the_budget(
     producer = pulsar_client.create_producer(topic, batching_enabled=False)
     for i in range(60):
         producer.send(bytes([i]) * 500_000)
-    consumer = brokers.subscribe(topic, "s", budget=FetchBudget(2 << 20), max_messages=1_000)
+    consumer = brokers.subscribe(topic, "s", max_bytes=2 << 20, max_messages=1_000)
     most = 0
     for i in range(60):
         body = payloads(consumer.receive(20))

@@ -21,7 +21,6 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import NOT_DECRYPTED
-from broker.protocol.flow import FetchBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -104,7 +103,7 @@ class Watched:
         self.watch = SourceWatch(self.settings, self.troubles, lambda: self.receivers, lambda: self.why, self.tables)
 
     def subscribe(self) -> EntryConsumer:
-        return self.brokers.subscribe(self.topic, SUBSCRIPTION, budget=FetchBudget(1 << 20), max_messages=1_000)
+        return self.brokers.subscribe(self.topic, SUBSCRIPTION, max_bytes=1 << 20, max_messages=1_000)
 
     def send(self, *texts: str) -> list[Position]:
         if self._producer is None:

@@ -14,7 +14,6 @@ import pytest
 from broker.jvm.jars import jars
 from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
-from broker.protocol.flow import FetchBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -83,7 +82,7 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
         brokers = Brokers(broker.settings)
         receiver = Receiver(
             SourceTopic(topic, topic, -1),
-            lambda: brokers.subscribe(topic, "job", budget=FetchBudget(1 << 20), max_messages=100),
+            lambda: brokers.subscribe(topic, "job", max_bytes=1 << 20, max_messages=100),
             after=START,
             limits=Limits(0, 5_000_000, 10_000, 10_000_000),
             broker=TopicQuestions(admin, "job"),

@@ -31,7 +31,6 @@ from broker.protocol.chunks import ChunkAssembler
 from broker.protocol.connection import Connection
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
-from broker.protocol.flow import FetchBudget
 from broker.protocol.frames import encode
 from broker.protocol.session import DisconnectedError, Session, answered
 from broker.protocol.unpacking import unpack
@@ -127,7 +126,7 @@ class Reader:
         self._session = Session(lambda: "token", None, 0.0)
         list(self._session.receive(encode(Command.CONNECTED, connected={"max_message_size": MAX_MESSAGE_BYTES}), 0.0))
         connection = cast(Connection, _NoBroker())
-        self._consumer = EntryConsumer(connection, "t", "s", budget=FetchBudget(1 << 20), max_messages=1_000)
+        self._consumer = EntryConsumer(connection, "t", "s", max_bytes=1 << 20, max_messages=1_000)
 
     def _entries(self, said: str) -> str:
         try:

@@ -12,7 +12,6 @@ from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.session import DisconnectedError
 from streaming.source.receiving.receiver import Limits, Receiver
 from streaming.source.receiving.recurring import Recurring
-from streaming.source.receiving.room import Room
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer
 from tracker.messages import concat
 
@@ -32,10 +31,9 @@ class Harness:
         max_size: int = 1_000,
         details: Any = None,
         recurring: Recurring | None = None,
-        room: Room | None = None,
     ) -> None:
         self.broker: Any = broker or FakeBroker()
-        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20, room=room)
+        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
         consumers: Any = FakeConsumer
         side: Any = self.broker
         self.receiver = Receiver(

@@ -15,7 +15,6 @@ from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
 from broker.protocol import consumer
 from broker.protocol.brokers import Brokers
-from broker.protocol.flow import FetchBudget
 from broker.protocol.frames import FrameDecoder, encode
 from broker.protocol.session import DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Ack, Command, LookupAnswer, MessageMetadata
@@ -111,7 +110,7 @@ def test_a_topic_is_looked_up_where_the_broker_sends_the_client(
 ) -> None:
     first, second = servers
     first.lookup = lambda asked: {"kind": LookupAnswer.REDIRECT, "broker_url": second.url, "authoritative": True}
-    opened = brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     assert [command.lookup.authoritative for command in second.of(Command.LOOKUP)] == [True]
     assert [command.subscribe.topic for command in second.of(Command.SUBSCRIBE)] == [TOPIC]
     assert first.of(Command.SUBSCRIBE) == []
@@ -129,7 +128,7 @@ def test_through_a_proxy_the_connection_says_which_broker_is_meant(
         "broker_url": "pulsar://broker-7:6650",
         "through_service_url": True,
     }
-    brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     connects = [command.connect.proxy_to_broker_url for command in proxy.of(Command.CONNECT)]
     assert connects == ["", "broker-7:6650"]
 
@@ -138,20 +137,20 @@ def test_redirections_without_end_are_given_up(servers: tuple[Server, Server], b
     first, _ = servers
     first.lookup = lambda asked: {"kind": LookupAnswer.REDIRECT, "broker_url": first.url}
     with pytest.raises(PulsarError, match="does not end: 20 redirections"):
-        brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
 
 
 def test_a_refusal_is_pulsars_and_the_connection_goes_on(servers: tuple[Server, Server], brokers: Brokers) -> None:
     first, _ = servers
     first.lookup = lambda asked: {"kind": LookupAnswer.FAILED, "error": 4, "message": b"no rights"}
     with pytest.raises(RefusedError, match="AuthorizationError: no rights"):
-        brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     first.lookup = lambda asked: {"kind": LookupAnswer.CONNECT, "broker_url": first.url}
     first.refuses = True
     with pytest.raises(RefusedError, match="ConsumerBusy: busy"):
-        brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     first.refuses = False
-    brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10).close()
+    brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10).close()
     assert len(first.connections) == 1
 
 
@@ -159,13 +158,13 @@ def test_a_lost_connection_ends_its_consumers_and_the_next_one_is_new(
     servers: tuple[Server, Server], brokers: Brokers
 ) -> None:
     first, _ = servers
-    lost = brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    lost = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     first.connections[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     with pytest.raises(DisconnectedError, match="a frame of 1213486160 bytes"):
         lost.receive(20)
     with pytest.raises(DisconnectedError):
         lost.last_entry()
-    again = brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    again = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     assert again.is_connected
     assert len(first.connections) == 2
 
@@ -178,7 +177,7 @@ def test_a_consumer_for_which_the_broker_does_not_answer_in_time_is_closed(
     monkeypatch.setattr(brokers, "_request_seconds", 0.05)
     first.is_silent = True
     with pytest.raises(NoAnswerError):
-        brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     wait_until(lambda: first.of(Command.CLOSE_CONSUMER), 5, "the consumer is closed")
 
 
@@ -186,7 +185,7 @@ def test_single_entries_and_messages_of_a_batch_are_acknowledged(
     servers: tuple[Server, Server], brokers: Brokers
 ) -> None:
     first, _ = servers
-    opened = brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     opened.acknowledge_each([(Position(7, 1), ()), (Position(7, 3), (-(2**63), 5))])
     [asked] = first.of(Command.ACK)
     assert asked.ack.type == Ack.INDIVIDUAL
@@ -202,7 +201,7 @@ def test_a_consumer_that_gets_far_more_than_it_asked_for_ends(
 ) -> None:
     first, _ = servers
     monkeypatch.setattr(consumer, "_MOST_WAITING_BYTES", 100_000)
-    opened = brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    opened = brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     metadata = MessageMetadata(n_messages=-(2**31)).SerializeToString()
     entry = struct.pack(">I", len(metadata)) + metadata + b"x" * 30_000
     command = Command(type=Command.MESSAGE, message={"consumer_id": 1, "id": {"ledger_id": 1, "entry_id": 1}})
@@ -250,15 +249,15 @@ def test_two_threads_make_one_connection_to_a_broker(servers: tuple[Server, Serv
 def test_no_connection_is_made_after_the_end(servers: tuple[Server, Server], brokers: Brokers) -> None:
     brokers.close()
     with pytest.raises(DisconnectedError, match="the connections are closed"):
-        brokers.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        brokers.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
 
 
 def test_the_first_host_that_answers_is_taken(servers: tuple[Server, Server]) -> None:
     host = servers[0].address
     made = Brokers(PulsarSettings(service_url=f"pulsar://127.0.0.1:1,{host}"))
-    made.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+    made.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
     made.close()
     wait_until(lambda: servers[0].of(Command.SUBSCRIBE), 5, "the consumer")
     nobody = Brokers(PulsarSettings(service_url="pulsar://127.0.0.1:1"))
     with pytest.raises(NoAnswerError, match=r"no broker at 127\.0\.0\.1:1"):
-        nobody.subscribe(TOPIC, "s", budget=FetchBudget(1_000), max_messages=10)
+        nobody.subscribe(TOPIC, "s", max_bytes=1_000, max_messages=10)
