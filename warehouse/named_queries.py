@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,8 +89,8 @@ def literal(value: Value) -> Sql:
         return Sql("'" + value.replace("'", "''") + "'")
     if value is None or isinstance(value, bool):
         return Sql({None: "NULL", True: "true", False: "false"}[value])
-    if isinstance(value, int):
-        return Sql(value)
+    if isinstance(value, Integral):  # also one of numpy's
+        return Sql(int(value))
     if not value:
         raise ValueError("SQL has no empty list")
     return Sql(", ".join(map(literal, value)))

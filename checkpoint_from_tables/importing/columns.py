@@ -62,7 +62,7 @@ def own_columns(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
         ImportFailedError: a value can't be cast.
     """
     own = {}
-    for name in COLUMNS.keys() & set(rows.column_names):
+    for name in (name for name in COLUMNS if name in rows.column_names):
         try:
             own[name] = _cast(rows[name], name, COLUMNS[name])
         except pa.ArrowException as error:

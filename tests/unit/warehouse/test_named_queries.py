@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -43,6 +44,7 @@ def test_names_stand_for_values_and_for_other_sections(queries: NamedQueries) ->
     assert queries("named", columns=Sql("*"), value=None, condition=TRUE).endswith(
         "a = NULL AND true AND b <> ':value'"
     )
+    assert queries("condition", some=[np.int64(-3), 2**63 - 1]) == "c IN (-3, 9223372036854775807)"
     assert queries("other") == "7"
     assert queries.names == ["named", "condition", "other"]
 
