@@ -89,7 +89,7 @@ def literal(value: Value) -> Sql:
         return Sql("'" + value.replace("'", "''") + "'")
     if value is None or isinstance(value, bool):
         return Sql({None: "NULL", True: "true", False: "false"}[value])
-    if isinstance(value, Integral):  # also one of numpy's
+    if isinstance(value, (int, Integral)):  # also one of numpy's
         return Sql(int(value))
     if not value:
         raise ValueError("SQL has no empty list")

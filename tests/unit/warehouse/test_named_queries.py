@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -44,7 +45,8 @@ def test_names_stand_for_values_and_for_other_sections(queries: NamedQueries) ->
     assert queries("named", columns=Sql("*"), value=None, condition=TRUE).endswith(
         "a = NULL AND true AND b <> ':value'"
     )
-    assert queries("condition", some=[np.int64(-3), 2**63 - 1]) == "c IN (-3, 9223372036854775807)"
+    numbers: Any = [np.int64(-3), 2**63 - 1]
+    assert queries("condition", some=numbers) == "c IN (-3, 9223372036854775807)"
     assert queries("other") == "7"
     assert queries.names == ["named", "condition", "other"]
 
