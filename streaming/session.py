@@ -272,6 +272,7 @@ def _archive() -> Path:
         return root  # this program itself is in an archive, from spark-submit's --py-files
     with zipfile.ZipFile(archive := Path(_temporary_folder()) / _ARCHIVE, "w") as file:
         for package in _SHIPPED:
-            for module in sorted((root / package).rglob("*.py")):
-                file.write(module, module.relative_to(root))
+            for module in sorted((root / package).rglob("*")):
+                if module.suffix in (".py", ".sql"):
+                    file.write(module, module.relative_to(root))
     return archive

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TypeAlias
+from zipimport import zipimporter
 
 _SECTION = re.compile(r"^-- (\w+) --\n", re.MULTILINE)
 _COMMENT = re.compile(r"^ *--.*\n?", re.MULTILINE)
@@ -40,8 +41,7 @@ class NamedQueries:
     """
 
     def __init__(self, module: str, **shared: Value) -> None:
-        text = Path(module).with_suffix(".sql").read_text(encoding="utf-8")
-        _, *parts = _SECTION.split(text)
+        _, *parts = _SECTION.split(_text(Path(module).with_suffix(".sql")))
         sections = zip(parts[::2], parts[1::2], strict=True)
         self._queries = {name: _TOKEN.split(_COMMENT.sub("", sql).strip()) for name, sql in sections}
         self._shared: Mapping[str, Value] = shared
@@ -75,6 +75,13 @@ class NamedQueries:
             if name in known:
                 return literal(known[name])
         return self(name, **values)
+
+
+def _text(file: Path) -> str:
+    for folder in file.parents:
+        if folder.is_file():  # the executors of a cluster have the program as an archive
+            return zipimporter(str(folder)).get_data(str(file)).decode()
+    return file.read_text(encoding="utf-8")
 
 
 def literal(value: Value) -> Sql:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import duckdb
 import numpy as np
@@ -49,6 +50,12 @@ def test_names_stand_for_values_and_for_other_sections(queries: NamedQueries) ->
     assert queries("condition", some=numbers) == "c IN (-3, 9223372036854775807)"
     assert queries("other") == "7"
     assert queries.names == ["named", "condition", "other"]
+
+
+def test_queries_are_read_from_the_archive_that_executors_have(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "program.zip", "w") as archive:
+        archive.writestr("folder/module.sql", TEXTS)
+    assert NamedQueries(str(tmp_path / "program.zip/folder/module.py"), shared=7)("other") == "7"
 
 
 def test_what_has_no_value_is_an_error_and_so_is_an_empty_list(queries: NamedQueries) -> None:
