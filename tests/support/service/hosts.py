@@ -75,6 +75,8 @@ def network(n: int) -> Iterator[Network]:
     finally:
         made.stop()
         for host in hosts:
+            # A namespace is deleted later, and its link's name may be wanted again at once.
+            subprocess.run(["ip", "link", "delete", f"{host.name}v"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "delete", host.name], check=False, capture_output=True)
         _ip("link", "delete", name)
 
