@@ -45,15 +45,6 @@ def key_of_row(columns: Mapping[str, Sequence[Any]], row: int, is_rejected: bool
     )
 
 
-def attempt_sql(table: str = "") -> str:
-    """Returns the SQL expression of a row's attempt, 0 for the first delivery.
-
-    Args:
-        table: the alias of the table with the column `attempt`; empty: only one table has it.
-    """
-    return f"coalesce({table}.attempt, 0)" if table else "coalesce(attempt, 0)"
-
-
 def attempt_ids(rows: pa.Table) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Returns an id of each row's message and attempt, as three columns.
 
