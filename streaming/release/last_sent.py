@@ -24,7 +24,7 @@ from broker.protocol.reading import plain_messages, read_entries, texts_of
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
-from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
+from broker.pulsar_admin.answers import TopicLedgers
 from conf.errors import one_line
 from conf.partitions import partition_name
 from conf.settings import Settings, dead_letter_topic, rejects_topic
@@ -57,7 +57,6 @@ class _Admin(Protocol):
     """The part of `AdminClient` that is used here."""
 
     def internal_stats(self, topic: str) -> TopicLedgers | None: ...
-    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None: ...
 
 
 def _is_own(message: Message, source: str) -> bool:
@@ -137,26 +136,22 @@ class ProducerLookup:
         """
         is_found = False
         try:
-            for (ledger_id, entry_id), is_job in reversed(self._last_entries(brokers, admin, name, source).items()):
-                entry = admin.entry_metadata(self.topic, ledger_id, entry_id)
-                if entry is None or entry.sequence_id is None:
-                    return True
-                if tick_of(entry.sequence_id) <= self.newest_tick:
+            for sequence_id, is_job in reversed(self._last_entries(brokers, admin, name, source)):
+                if tick_of(sequence_id) <= self.newest_tick:
                     break
-                is_found = is_found or entry.sequence_id >= last_id
+                is_found = is_found or sequence_id >= last_id
                 if is_job or not is_found:
                     return True
-                self._check_time()
         except PulsarError as error:
             _log.warning("%s: whether the job has published as %s is not known: %s", self.topic, name, one_line(error))
             return True
         return not is_found
 
-    def _last_entries(self, brokers: Brokers, admin: _Admin, name: str, source: str) -> dict[tuple[int, int], bool]:
+    def _last_entries(self, brokers: Brokers, admin: _Admin, name: str, source: str) -> list[tuple[int, bool]]:
         """Returns the entries among the topic's last ones that a producer has sent, in order.
 
         Returns:
-            by (ledger id, entry id) whether the entry looks as the job sends it.
+            of each its sequence id (of a batch that of its first message), and whether it looks as the job sends it.
         """
         stats, left = admin.internal_stats(self.topic), _LAST_ENTRIES
         after = START
@@ -165,12 +160,13 @@ class ProducerLookup:
                 after = Position(ledger_id, n - left - 1)
                 break
             left -= n
-        found: dict[tuple[int, int], bool] = {}
+        found: list[tuple[int, bool]] = []
         with closing(read_entries(brokers, self.topic, after, _SILENT_SECONDS)) as entries:
             for entry in entries:
                 envelope = entry.envelope
                 if not isinstance(envelope, EntryError) and envelope.metadata.producer_name == name.encode():
-                    found[entry.position] = any(self.is_of_job(one, source) for one in plain_messages(entry))
+                    is_job = any(self.is_of_job(one, source) for one in plain_messages(entry))
+                    found.append((envelope.metadata.sequence_id, is_job))
                 self._check_time()
         return found
 

@@ -17,7 +17,7 @@ from broker.position import Position
 from broker.protocol.building import OutgoingMessage, encoded_property, single_entry
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import open_envelope
-from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
+from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release import last_sent
@@ -39,7 +39,6 @@ class Destination:
     trimmed: int = 0  # so many of the first ones are gone
     is_silent: bool = False
     read_entries: int = 0
-    properties: list[dict[str, str]] = field(default_factory=list)  # of the messages
     brokers: FakeBrokers = field(default_factory=FakeBrokers)
 
     def send(
@@ -51,10 +50,10 @@ class Destination:
         payload: bytes = b"",
         key: str = "",
     ) -> None:
-        self.properties.append(PROPERTIES if properties is None else properties)
-        encoded = [encoded_property(*one) for one in self.properties[-1].items()]
-        entry = single_entry(OutgoingMessage(1, payload, encoded, key.encode()), producer.encode(), 1)
-        self.messages.append((producer, sequence_id_of(tick, place), entry.data))
+        encoded = [encoded_property(*one) for one in (PROPERTIES if properties is None else properties).items()]
+        sequence_id = sequence_id_of(tick, place)
+        entry = single_entry(OutgoingMessage(sequence_id, payload, encoded, key.encode()), producer.encode(), 1)
+        self.messages.append((producer, sequence_id, entry.data))
 
     def produce(self, topic: str, name: str) -> Any:
         return FakeProducer(self.brokers, topic, name.encode(), max(self._ids(name), default=-1))
@@ -63,6 +62,8 @@ class Destination:
         return [sequence_id for producer, sequence_id, _ in self.messages if producer == name]
 
     def read(self, topic: str, start: Position, **_: Any) -> FakeReading:
+        if self.is_silent:
+            raise PulsarError("no answer")
         after = start.entry_id if start.ledger_id == 5 else -1
         left = deque(
             ReceivedEntry(Position(5, entry), open_envelope(data), (), 1, len(data))
@@ -77,12 +78,6 @@ class Destination:
 
     def internal_stats(self, topic: str) -> TopicLedgers | None:
         return TopicLedgers({5: len(self.messages)}, {}, {}, (5, len(self.messages) - 1))
-
-    def entry_metadata(self, topic: str, ledger_id: int, entry_id: int) -> BrokerEntry | None:
-        if self.is_silent:
-            raise PulsarError("no answer")
-        producer, sequence_id, _ = self.messages[entry_id]
-        return BrokerEntry(1, 1, producer, None, self.properties[entry_id], False, False, sequence_id)
 
 
 def last_tick(destination: Any) -> int:
