@@ -54,7 +54,12 @@ class FeedbackWriter:
         return self._feedback.lookahead_millis
 
     def end_batch(
-        self, tick: int, next_due: int, waiting: dict[str, dict[str, list[list[int]]]], large_bytes: int = 0
+        self,
+        tick: int,
+        next_due: int,
+        waiting: dict[str, dict[str, list[list[int]]]],
+        resuming: dict[str, dict[str, int]],
+        large_bytes: int = 0,
     ) -> None:
         """Writes the feedback after a batch, whose releases have all been added.
 
@@ -62,11 +67,16 @@ class FeedbackWriter:
             tick: of the batch.
             next_due: no message that is in state after the batch is due before this time, ms since the epoch.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
+            resuming: resumed subscriptions, as `Feedback.resuming` has them by source topic and subscription.
             large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
         with self._lock:
             self._feedback = replace(
-                self._feedback, next_due=next_due, waiting=(tick, waiting), large_bytes=large_bytes
+                self._feedback,
+                next_due=next_due,
+                waiting=(tick, waiting),
+                resuming=(tick, resuming),
+                large_bytes=large_bytes,
             )
             self.write()
 

@@ -158,6 +158,7 @@ class Releaser:
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
         drained: Mapping[Target, tuple[int, bool]] | None = None,
+        resuming: dict[str, dict[str, int]] | None = None,
         large_bytes: int = 0,
     ) -> None:
         """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
@@ -173,6 +174,7 @@ class Releaser:
             drained: the slow targets to which the batch dispatches messages that were parked: how many, and whether
                 others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
+            resuming: resumed subscriptions, as `Feedback.resuming` has them by source topic and subscription.
             large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
         releases: dict[tuple[int, int], dict[int, list[bytes]]] = {}
@@ -195,7 +197,7 @@ class Releaser:
             planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
             self._releases.end_batch(tick, cutoff)
-            self._feedback.end_batch(tick, next_due, waiting or {}, large_bytes)
+            self._feedback.end_batch(tick, next_due, waiting or {}, resuming or {}, large_bytes)
             self._lock.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:

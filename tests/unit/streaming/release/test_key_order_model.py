@@ -138,14 +138,13 @@ def _sent_back(after: int) -> dict[str, object]:
 @effort(max_examples=examples(300), deadline=None)
 @given(HISTORY, st.integers(0, 1 << 30), st.integers(1, 3), st.sampled_from(SHAPED), st.sampled_from([2, 1_000]))
 def test_messages_of_a_key_come_in_order_and_once_whatever_is_done_to_them(
-    history: list[Step], seed: int, shards: int, shaped: dict[str, Any], pace: int
+    history: list[Step], seed: int, shards: int, shaped: dict[str, Any], round_rows: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracker.message_state.parking.PACE_ROWS", pace)
-        story = Story(seed, shards, shaped)
-        for step in history:
-            story.go_on(*step)
-        story.end()
+    story = Story(seed, shards, shaped)
+    story.service.round_rows = round_rows
+    for step in history:
+        story.go_on(*step)
+    story.end()
     for name in ("one", "other"):
         came = story.service.came(name)
         assert Counter(one.position[1] // ENTRY for one in came) == story.expected(name)
