@@ -25,14 +25,14 @@ from streaming.release.driver.transitions import (
 # By state and event the next state; "-": the event can't come.
 TABLES = {
     (ReleaseState, ReleaseEvent): """
-                 BEGUN WRITTEN_BEFORE TIME   TURN    LOST   INCOMPLETE COMPLETE NAMED   STORED
-        QUEUED   EARLY -              -      -       -      -          -        -       -
-        EARLY    -     SENT           BLOCKED -       -      -          -        -       -
-        BLOCKED   -     -              -      SENDING -      -          -        -       -
-        SENDING  -     -              -      -       BLOCKED SENDING    SENT     -       -
-        SENT     -     -              -      -       -      -          -        WRITING -
-        WRITING  -     -              -      -       -      -          -        -       WRITTEN
-        WRITTEN  -     -              -      -       -      -          -        -       -
+                 BEGUN  WRITTEN_BEFORE  TIME     UNBLOCKED  LOST     INCOMPLETE  COMPLETE  NAMED    STORED
+        QUEUED   EARLY  -               -        -          -        -           -         -        -
+        EARLY    -      SENT            BLOCKED  -          -        -           -         -        -
+        BLOCKED  -      -               -        SENDING    -        -           -         -        -
+        SENDING  -      -               -        -          BLOCKED  SENDING     SENT      -        -
+        SENT     -      -               -        -          -        -           -         WRITING  -
+        WRITING  -      -               -        -          -        -           -         -        WRITTEN
+        WRITTEN  -      -               -        -          -        -           -         -        -
     """,
     (RemainderState, RemainderEvent): """
                  ARRIVED TAKEN_BACK
