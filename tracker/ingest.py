@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.control import Control
+from tracker.commands.apply import Control
 from tracker.commands.kinds import KINDS_WITH_PAYLOAD
 from tracker.commands.match import Named, with_released
 from tracker.commands.retries import take_sent_back

@@ -326,7 +326,7 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Returns the targets (source topic, subscription) whose due messages wait, as the destination can't be written.
+    """Returns the recipients (source topic, subscription) whose due messages wait, as the destination can't be written.
 
     Dead letters do not wait: they are handed out, and stay open.
     """
@@ -345,7 +345,7 @@ def _drains(
 
     Args:
         before: `Offset.unwritable` of the last offset.
-        unwritable: the same of this one. A slow target has a round when the driver has asked for it in between.
+        unwritable: the same of this one. A slow recipient has a round when the driver has asked for it in between.
         resumed: the resumed subscriptions that have one.
     """
     most = shared_by(sum(map(len, resumed.values()))).rows
@@ -360,7 +360,7 @@ def _drains(
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns an offset's `unwritable` after `release.unwritable` was changed from `reject` to `wait`.
 
-    No target rejects any more. A target that did has nothing open, because its open messages have been rejected.
+    No recipient rejects any more. A recipient that did has nothing open, because its open messages have been rejected.
     """
     return {
         topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}

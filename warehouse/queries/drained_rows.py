@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Round, Rounds
 from tracker.messages import MESSAGES, concat, empty_table, in_order_of_dues, int64, is_among, typed, where
 from tracker.packing import fitting

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Round
 from tracker.messages import MESSAGES
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tracker.commands.kinds import CANCEL, SKIP
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
-from tracker.message_state.moves import select_parked
+from tracker.message_state.changes import select_parked
 from tracker.message_state.parking import Round
 from tracker.messages import MESSAGES, concat
 from tracker.schemas import COMMAND_ROWS

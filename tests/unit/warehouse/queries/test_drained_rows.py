@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.tracker.messages import TOPIC, messages
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Round
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.schemas import CANCEL_ROWS
