@@ -144,9 +144,9 @@ class Dispatcher:
             others = in_order_of_dues(_parked_for(unsealed, topic, name))
             if self._parking.is_resumed(topic, name):
                 # All shards begin and end the rounds together: messages of a key are in any of them.
-                self._parking.note_round(topic, name, one)
                 first = others if one.until is None else _due_before(others, one.until)
-                self._parking.drain_parked(concat([rows, first]), topic, name)
+                n = self._parking.drain_parked(concat([rows, first]), topic, name)
+                self._parking.note_round(topic, name, one, n)
             elif (most := drains.get(topic, {}).get(name)) is not None:
                 first = others.slice(0, most) if one.until is None else _due_before(others, one.until)
                 n = self._parking.drain_parked(concat([rows, first]), topic, name)

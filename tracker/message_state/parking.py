@@ -38,11 +38,13 @@ class Round(NamedTuple):
             due before it is in the round, too. None: the round has all that is parked.
         left: about how many sealed messages stay parked after the round.
         left_bytes: about the bytes of their payloads.
+        n: how many sealed messages are in the round.
     """
 
     until: int | None = None
     left: int = 0
     left_bytes: int = 0
+    n: int = 0
 
 
 Rounds = Mapping[str, Mapping[str, Round]]  # by source topic and subscription
@@ -275,16 +277,19 @@ class Parking:
         number = self._number(topic, name)
         return number >= 0 and bool(self._subscriptions.active(topic) & ~self.parked_mask(topic) & 1 << number)
 
-    def note_round(self, topic: str, name: str, one: Round) -> None:
-        """Notes that this tick has dispatched a round of a subscription for which `is_resumed`."""
+    def note_round(self, topic: str, name: str, one: Round, n: int) -> None:
+        """Notes that this tick dispatches a round of a subscription for which `is_resumed`; `n` messages of this shard.
+
+        What comes due in the tick goes behind the last round, if there is anything in it.
+        """
         key = topic, self._number(topic, name)
         until = self._resuming[key].until if key in self._resuming else 0
         if one.until is not None or until > self._context.released:
             since = self._context.released if one.until is None else one.until
             self._resuming[key] = Resuming(until, one.left, one.left_bytes, since)
             return
-        self._resuming.pop(key, None)
-        self._ended.add(key)
+        if self._resuming.pop(key, None) is not None or n or one.n:
+            self._ended.add(key)
 
     def drain_parked(self, rows: pa.Table, topic: str, name: str) -> int:
         """Moves messages that are parked for a subscription to now, or to when they are due, if later.

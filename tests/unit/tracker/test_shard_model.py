@@ -104,6 +104,7 @@ class ShardModel(RuleBasedStateMachine):
         self.durable: set[int] = set()
         self.marks: list[tuple[int, int, int]] = []
         self.durable_through = 0
+        self.released: set[tuple[int, int, str]] = set()  # messages that the last resume has let go
 
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
@@ -209,7 +210,11 @@ class ShardModel(RuleBasedStateMachine):
             for pair, time in entry.moved.items():
                 if time == HELD_DELIVER_AT and pair[1] in self.wanted and pair[1] not in self.paused:
                     entry.moved[pair] = self.now
-                    self.released.add(pair)
+                    self.released.add((entry.entry_id, *pair))
+
+    def comes_behind(self, entry_id: int, i: int, s: str) -> bool:
+        """Whether a message with a key comes behind what has just been let go, and was not let go itself."""
+        return any(name == s for *_, name in self.released) and (entry_id, i, s) not in self.released
 
     @rule(later=st.integers(0, 4_000), seals=st.booleans())
     def time_passes(self, later: int, seals: bool) -> None:
@@ -327,7 +332,7 @@ class ShardModel(RuleBasedStateMachine):
                 elif s in self.paused or self.routes.missing:
                     entry.held[i, s] = entry.time(i, s)
                     entry.moved[i, s] = HELD_DELIVER_AT
-                elif s == "s0" and (TOPIC, s) in back and entry.entry_id % 2 and (i, s) not in self.released:
+                elif s == "s0" and back and entry.entry_id % 2 and self.comes_behind(entry.entry_id, i, s):
                     entry.moved[i, s] = cutoff + 1  # behind what was held back, as it has a key
         tick = Tick(
             tick=self.tick,
