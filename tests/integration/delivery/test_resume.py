@@ -89,9 +89,9 @@ def test_what_a_pause_has_held_back_goes_out_in_rounds_and_what_waits_can_be_can
         for key in range(KEYS):
             of_key = [n for k, n in came("ordered") if k == f"k{key}"]
             assert of_key == sorted(of_key)
-        # Both subscriptions share a round.
+        # The first round of one may be in the batch of the next round of another.
         sql = "SELECT batch_id, count(*) AS n FROM {table} GROUP BY batch_id"
-        assert max(row["n"] for row in job.rows("deliveries", sql)) <= ROUND_BYTES // SIZE + 3
+        assert max(row["n"] for row in job.rows("deliveries", sql)) <= 2 * ROUND_BYTES // SIZE + 3
         wait_until(
             lambda: json.loads(job.command("status", "--output", "json").stdout)["resuming"] == {}, 30, "the end"
         )
