@@ -49,9 +49,15 @@ def resumed_rounds(last: Offset, feedback: Feedback, most_in_flight: int) -> Sin
 
 
 def without_unwritable(rounds: Since, unwritable: Mapping[str, Mapping[str, Any]]) -> Since:
-    """Returns rounds without those of targets whose due messages are parked, as `Offset.unwritable` has them."""
-    return {
-        topic: left
-        for topic, names in rounds.items()
-        if (left := {name: since for name, since in names.items() if name not in unwritable.get(topic, {})})
-    }
+    """Returns rounds without those of subscriptions whose due messages are parked.
+
+    Args:
+        rounds: as `resumed_rounds` returns them.
+        unwritable: as `Offset.unwritable`. Where due messages are rejected what was parked goes on, to be rejected.
+    """
+    found: Since = {}
+    for topic, names in rounds.items():
+        for name, since in names.items():
+            if "rejects" in unwritable.get(topic, {}).get(name, {"rejects": ""}):
+                found.setdefault(topic, {})[name] = since
+    return found

@@ -49,3 +49,4 @@ def test_of_many_each_has_its_turn() -> None:
 def test_one_that_can_not_be_written_now_gets_none() -> None:
     rounds = {"t": {"a": 5, "b": 0}, "u": {"a": 9}}
     assert without_unwritable(rounds, {"t": {"a": {}}, "u": {"a": {}, "b": {}}}) == {"t": {"b": 0}}
+    assert without_unwritable(rounds, {"t": {"a": {"rejects": "gone"}}}) == rounds, "what is rejected goes on"
