@@ -31,7 +31,7 @@ from tracker.commands.outcomes import Verdicts
 from tracker.commands.retries import CLOCKS_MILLIS
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.message_state.state import DeliveryState, MessageState
 from tracker.messages import (
     BoolArray,
