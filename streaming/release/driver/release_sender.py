@@ -9,12 +9,13 @@ from pathlib import Path
 
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.times import Moment
 from streaming.release.attempt import FailedProducer
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, SentRelease
 from streaming.release.driver.release_attempts import ReleaseAttempts
 from streaming.release.driver.run_context import RunStates, Sending
 from streaming.release.driver.transitions import ReleaseEvent
-from streaming.release.driver.unwritable_retries import UnwritableRetries, moment
+from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.task.order_signal import write_signal
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class ReleaseSender:
             FencedError: another job has taken the warehouse over.
         """
         with self._lock:
-            lately_slow = self._destinations.lately_slow(moment())
+            lately_slow = self._destinations.lately_slow(Moment.now())
         order_signal = self._order_signals.begin(release)
         put_off = self._spacing.put_off(release.shaped, time.time_ns() // 1_000_000)
         attempts = ReleaseAttempts(release, lately_slow, self._slow_seconds, put_off, self._spacing.pace_file)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
+from conf.times import Moment
 from status.alerts import Alerts
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult
@@ -15,7 +15,7 @@ from streaming.release.driver.remainder_sender import RemainderSender
 from streaming.release.driver.run_context import RunStates, RunThreads
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import TransitionError
-from streaming.release.driver.unwritable_destinations import Ended, Moment, Probe, Send, Wait
+from streaming.release.driver.unwritable_destinations import Ended, Probe, Send, Wait
 from streaming.release.naming import Recipient
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class UnwritableRetries:
     def resume(self, recorded: Mapping[str, Any], releases: Mapping[ReleaseId, LaneRelease]) -> None:
         """Takes over the unwritable recipients of the run before: see `UnwritableDestinations.resume`."""
         with self._lock:
-            recipients = self._destinations.resume(recorded, releases, moment())
+            recipients = self._destinations.resume(recorded, releases, Moment.now())
         self._begin(recipients)
 
     def leave(
@@ -73,7 +73,7 @@ class UnwritableRetries:
             slow: the recipients whose destinations are slow.
         """
         with self._lock:
-            now = moment()
+            now = Moment.now()
             is_new = {
                 recipient: self._destinations.add(recipient, reason, [remainders[recipient]], now, recipient in slow)
                 for recipient, reason in reasons.items()
@@ -114,7 +114,7 @@ class UnwritableRetries:
     def _try(self, recipient: Recipient) -> None:
         while not self._stopped.is_set():
             with self._lock:
-                step = self._destinations.next_step(recipient, moment())
+                step = self._destinations.next_step(recipient, Moment.now())
                 self._publish()
                 if isinstance(step, Wait):
                     self._lock.wait(step.seconds)
@@ -125,7 +125,7 @@ class UnwritableRetries:
             if self._stopped.is_set():
                 return
             with self._lock:
-                self._destinations.note_result(recipient, step, sent, moment())
+                self._destinations.note_result(recipient, step, sent, Moment.now())
             self._publish()
 
     def _done(self, step: Probe | Send) -> RemainderResult:
@@ -135,8 +135,3 @@ class UnwritableRetries:
             return self._remainders.send(step.remainders, step.is_slow)
         except Exception as error:
             return RemainderResult(f"{type(error).__name__}: {error}")
-
-
-def moment() -> Moment:
-    """Returns the time."""
-    return Moment(time.time_ns() // 1_000_000, time.monotonic())

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.times import Moment
 from streaming.release.driver.lane_release import LaneRelease, SentRelease
 from streaming.release.driver.release_sender import OrderSignals
 from streaming.release.driver.releases import Releases
 from streaming.release.driver.run_context import RunStates
 from streaming.release.driver.transitions import ReleaseEvent, ReleaseState
-from streaming.release.driver.unwritable_destinations import Moment, RetryRules, UnwritableDestinations
+from streaming.release.driver.unwritable_destinations import RetryRules, UnwritableDestinations
 from streaming.release.task.order_signal import RunEndedError, wait_for_signal
 from tests.support.tracker.messages import TOPIC
 from tracker.in_flight import IN_ORDER, PLANNED

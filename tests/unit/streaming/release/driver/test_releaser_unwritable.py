@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
+from conf.times import Moment
 from streaming.release.driver import lane_release, unwritable_destinations
 from streaming.release.driver.transitions import DestinationState, RemainderState
 from streaming.release.driver.unwritable_destinations import UnwritableDestination
-from streaming.release.driver.unwritable_retries import moment
 from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job, batch
@@ -309,7 +309,7 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     job.submit(8, [8])
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
-    assert job.releaser._destinations.lately_slow(moment()) == {(TOPIC, "a")}
+    assert job.releaser._destinations.lately_slow(Moment.now()) == {(TOPIC, "a")}
     assert job.releaser._destinations._destinations[TOPIC, "a"].keeps_up_seconds == 40
 
 
