@@ -29,8 +29,6 @@ class Context:
 
     Attributes:
         store: where the parts keep their state.
-        subscriptions: the subscriptions of each source topic.
-        shard_id: which shard this is.
         tick_time_millis: Pulsar's tick time, ms.
         tick: the tick's number.
         now: time of the job's clock.

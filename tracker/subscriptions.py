@@ -186,7 +186,6 @@ def dead_letters_in(rows: pa.Table, subscriptions: Subscriptions) -> Int64Array:
 
     Args:
         rows: with the columns topic and attempt.
-        subscriptions: the subscriptions of each source topic.
     """
     return dead_letter_masks(rows, subscriptions.max_count, subscriptions.most_retries)
 

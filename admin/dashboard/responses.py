@@ -63,7 +63,6 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
     """Renders a whole page.
 
     Args:
-        request: the request.
         template: file name of the template.
         caller: the caller; None: unknown, as on the login page.
         code: the HTTP status.

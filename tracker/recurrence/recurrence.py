@@ -22,7 +22,6 @@ class RecurrenceError(BadScheduleError):
     """A property of a recurring message can't be read. The error's message begins with the property's name.
 
     Attributes:
-        property_name: name of the property.
         reason: the error's message without the name.
     """
 

@@ -12,7 +12,6 @@ def schedules_left_out(settings: Settings, before: KnownRoutes, after: KnownRout
     """Returns a line of text for each topic with new subscriptions and schedules that go on without them.
 
     Args:
-        before: the known routes.
         after: the same, updated to the settings.
     """
     lines = []
