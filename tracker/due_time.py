@@ -54,14 +54,11 @@ def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_d
 
 
 def duration(name: str, text: str) -> int:
-    """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms.
+    """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms: ms.
 
     Args:
         name: the property's name, for the error.
         text: its value.
-
-    Returns:
-        ms.
 
     Raises:
         BadScheduleError: the value is no such duration.

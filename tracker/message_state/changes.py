@@ -121,14 +121,11 @@ class CancelledMessages:
         return sum(entry[3] for entry in self._ledgers.entries.values())
 
     def contains(self, subscription: int, ids: MessageIds) -> BoolArray:
-        """Tells which of the messages are cancelled for a subscription.
+        """Tells which of the messages are cancelled for a subscription: bool, (n,).
 
         Args:
             subscription: its number.
             ids: of n messages.
-
-        Returns:
-            bool, (n,).
         """
         cancelled = np.zeros(len(ids.ledger_ids), dtype=np.bool_)
         for ledger, rows in self._ledgers.of_messages(subscription, ids):
