@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conf.durations import EXAMPLES, parse_duration
 from conf.errors import DelayLakeError
+from conf.times import EXAMPLES, parse_duration
 
 DELIVER_AT = "deliverAt"
 
