@@ -83,7 +83,8 @@ class Service:
         feedback = Feedback(last.tick, last.cutoff)
         version = self.tables.version("delayed_index")
         monotonic = (now - START) / 1000
-@@
+        index = FakeIndex(lambda *a: rows_due(self.tables, *a), version)
+        offset = self.clock.next(last, Moment(now, monotonic), feedback, index)
         self.offset = replace(offset, ingested_through=offset.tick)
         tick_input = TickInput(
             messages=messages([(*key, due) for key, due in new], publish_time=now, payload=b"x" * 50),
