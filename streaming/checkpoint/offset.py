@@ -64,7 +64,7 @@ class Offset:
     # The version of delayed_index with the messages parked for them, and for `drains`; 0: index_version
     held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
-    # Slow targets that get some of the messages parked for them: by source topic and subscription the most of them.
+    # Slow recipients that get some of the messages parked for them: by source topic and subscription the most of them.
     drains: dict[str, dict[str, int]] = field(default_factory=dict)
     # By source topic whose rejects topic lacks some: the first tick whose rejects it lacked.
     rejects_since: dict[str, int] = field(default_factory=dict)

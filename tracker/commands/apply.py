@@ -9,17 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.decide import CommandGroup, Decision
+from tracker.commands.decide import NEW_TIMES, CommandGroup, Decision
 from tracker.commands.kinds import (
-    CANCEL,
-    OPERATIONS,
     PAUSE_SCHEDULE,
-    POSTPONE,
-    RESCHEDULE,
     RESTORE,
     RESUME_SCHEDULE,
     RETRY,
-    SKIP,
     SKIP_NEXT,
     Effect,
 )
@@ -28,7 +23,6 @@ from tracker.commands.occurrences import Occurrences
 from tracker.commands.outcomes import Verdicts, out_of_batch_outcomes, outcomes_of
 from tracker.commands.retries import retry_rows
 from tracker.context import Context
-from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     BoolArray,
@@ -99,13 +93,13 @@ class Executor:
         self._context = context
         self._state = state
         self._occurrences = occurrences
-        # By operation: carries out a decision.
-        self._effects: dict[str, Callable[[Application], None]] = {
-            CANCEL: self._cancel,
-            SKIP: self._cancel,
-            RESTORE: self._restore,
-            RESCHEDULE: self._reschedule,
-            POSTPONE: self._postpone,
+        # Carry out a decision: by effect, and by operation for those that do more than their effect says.
+        self._effects: dict[Effect, Callable[[Application], None]] = {
+            Effect.CANCEL: self._cancel,
+            Effect.RESTORE: self._restore,
+            Effect.MOVE: self._move,
+        }
+        self._own_effects: dict[str, Callable[[Application], None]] = {
             RETRY: self._retry,
             SKIP_NEXT: self._change_schedules(occurrences.skip_next),
             PAUSE_SCHEDULE: self._change_schedules(occurrences.pause_schedules),
@@ -174,9 +168,10 @@ class Executor:
             n_moved = int((decision.state.moves[decision.applied] > 0).sum())
             self._state.unwanted_moves += -n_moved if group.kind == RESTORE else n_moved
         commands = group.commands.take(pa.array(decision.verdicts.chosen))
-        times = np.maximum(int64(commands, "deliver_at"), self._context.now)
-        application = Application(group, decision, commands, sequence, times, np.zeros(len(times), np.int64))
-        self._effects[group.kind](application)
+        times, attempts = np.zeros(commands.num_rows, np.int64), np.zeros(commands.num_rows, np.int64)
+        application = Application(group, decision, commands, sequence, times, attempts)
+        carry_out = self._own_effects.get(group.kind) or self._effects[group.operation.effect]
+        carry_out(application)
         outcomes = outcomes_of(self._context.subscriptions, group.pairs, decision.verdicts, subscription)
         is_applied = pc.equal(outcomes["result"], int(Result.APPLIED))
         if not group.is_moving:
@@ -187,7 +182,7 @@ class Executor:
             return outcomes
         answered = decision.verdicts.answered
         attempt, number = application.attempts[answered], decision.number[answered]
-        has_time = pc.and_(is_applied, group.kind != PAUSE_SCHEDULE)
+        has_time = pc.and_(is_applied, group.operation.effect is not Effect.HOLD)
         return with_columns(
             outcomes,
             sequence=pc.if_else(is_applied, sequence, None),
@@ -207,16 +202,13 @@ class Executor:
         sizes = int64(rows, "batch_size")
         self._state.cancelled.remove(application.decision.subscription, message_ids(rows), sizes)
 
-    def _reschedule(self, application: Application) -> None:
-        decision = application.decision
-        times = application.times[decision.applied]
-        self._state.move_messages(application.payload_rows, decision.subscription, times, application.sequence)
-
-    def _postpone(self, application: Application) -> None:
+    def _move(self, application: Application) -> None:
         decision, applied = application.decision, application.decision.applied
-        by = int64(application.commands, "deliver_at")[applied]
-        application.times[applied] = decision.postponed_times(application.payload_rows, by, self._context.now)
-        self._reschedule(application)
+        rows, now = application.payload_rows, self._context.now
+        said = int64(application.commands, "deliver_at")[applied]
+        times = NEW_TIMES[application.group.kind](decision.due_times(rows, now), said, now)
+        application.times[applied] = times
+        self._state.move_messages(rows, decision.subscription, times, application.sequence)
 
     def _retry(self, application: Application) -> None:
         """Moves messages that have been dispatched to another time, even if they were cancelled afterwards."""
@@ -275,21 +267,16 @@ class Executor:
         is_late = pairs.named.are_dispatched[pairs.row[chosen]]
         result = np.where(is_late, int(Result.TOO_LATE), int(Result.APPLIED))
         shared, starts = entry_results(pairs.command[chosen], group.is_whole[chosen], result)
-        if group.kind in (CANCEL, SKIP):
+        if group.operation.cancels_message:
             # A later subscription gets no message that has been dispatched, and no schedule that has begun.
             result[result == Result.TOO_LATE] = Result.ALREADY_APPLIED
         reason = np.where(result == Result.TOO_LATE, "released", "").tolist()
         verdicts = Verdicts(chosen, result, reason, shared, starts)
         answers = outcomes_of(self._context.subscriptions, pairs, verdicts, ALSO_LATER)
         is_applied = pc.equal(answers["result"], int(Result.APPLIED))
-        is_move = OPERATIONS[group.kind].effect == Effect.MOVE
-        times = int64(group.commands, "deliver_at")[chosen]
-        if group.kind == POSTPONE:
-            times = times + int64(group.rows, "deliver_at")[chosen]
-        times = np.clip(times, self._context.now, MAX_TIME_MILLIS - 1)
-        answered_times = pa.array(times[verdicts.answered])
-        return with_columns(
-            answers,
-            sequence=pc.if_else(is_applied, self._context.next_sequence(), None),
-            deliver_at=pc.if_else(pc.and_(is_applied, is_move), answered_times, answers["deliver_at"]),
-        )
+        answers = with_columns(answers, sequence=pc.if_else(is_applied, self._context.next_sequence(), None))
+        if group.operation.effect is not Effect.MOVE:
+            return answers
+        due, said = (int64(rows, "deliver_at")[chosen] for rows in (group.rows, group.commands))
+        times = pa.array(NEW_TIMES[group.kind](due, said, self._context.now)[verdicts.answered])
+        return with_columns(answers, deliver_at=pc.if_else(is_applied, times, answers["deliver_at"]))
