@@ -100,6 +100,11 @@ class Offset:
         return self.large_rows.after or (self.load_horizon - 1, MAX_ID, MAX_ID)
 
     @property
+    def parked_rejects(self) -> list[str]:
+        """The source topics whose rejects are sent again after the batch, in rounds."""
+        return sorted(self.rejects_since)
+
+    @property
     def newest_ledgers(self) -> dict[str, int]:
         """By source topic the newest ledger when the batch's commands had come, where the broker told it."""
         ends: dict[str, str | None] = next((ends for tick, ends in self.barriers if tick == self.tick), {})
@@ -161,5 +166,5 @@ class Offset:
             large=self.large,
             drains=self.drains,
             places=self.places,
-            parked_rejects=sorted(self.rejects_since),
+            parked_rejects=self.parked_rejects,
         )
