@@ -18,7 +18,7 @@ from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
 from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Parking
 from tracker.messages import (
     MESSAGES,
@@ -47,9 +47,6 @@ class KeyOrder:
 
     Messages due by the last tick's cutoff go into one release, on short notice, those due later into another, planned.
     So all messages of the first, in every shard, come before all messages of the second.
-
-    Args:
-        subscriptions: the subscriptions of each source topic.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -98,7 +95,6 @@ class Dispatcher:
     """Dispatches due rows in releases.
 
     Args:
-        context: of the shard.
         tracker: takes back the rows that wait for places; has the parked rows that are not sealed yet.
         parking: decides to which subscriptions a message goes.
         occurrences: moves recurring messages on.
@@ -193,7 +189,7 @@ class Dispatcher:
     def give_up_failed(self, step: TickInProgress, rows: pa.Table) -> GivenUp:
         """Gives rows, as MESSAGES, up for all their subscriptions: those for which a tick has failed.
 
-        The tick's input says why it has failed for each row, as `tracker.containment` has found out.
+        The tick's input says why it has failed for each row, as `tracker.tick_failures` has found out.
         """
         rows = typed(where(rows, ~is_rejected(rows)), MESSAGES)
         rejects, outcomes = [], []
@@ -224,7 +220,6 @@ class Dispatcher:
         """Moves the recurring messages of a release on to their next occurrence, and gives up unwritable occurrences.
 
         Args:
-            step: the tick.
             rows: as MESSAGES and `subscription_mask`.
             given_up: the other messages of the release that are given up.
 

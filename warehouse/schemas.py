@@ -220,6 +220,6 @@ VERSION = 2
 VERSION_OF = "delaylake-version"
 
 # App ids of transactions of the table `entries`: how often the warehouse has got another broker, and when it last did,
-# ms since the epoch. See warehouse/renumbering.py.
+# ms since the epoch. See warehouse/renumber_message_ids.py.
 PLACES = "delaylake-places"
 MOVED_AT = "delaylake-moved-at"

@@ -20,7 +20,7 @@ from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
 from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, Effect
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_messages import Pending
@@ -161,7 +161,6 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
     Args:
         subscriptions: the subscriptions of the listing, in its order.
         rows: the rows that `matching` returned.
-        change: the change.
     """
     calls: list[Call] = []
     total = impossible = 0
@@ -226,7 +225,6 @@ def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]
     """Yields each time, ascending, and the rows with it.
 
     Args:
-        rows: the rows.
         times: the rows' times, int64, (rows,).
     """
     order = np.argsort(times, kind="stable")

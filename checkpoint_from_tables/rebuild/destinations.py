@@ -28,7 +28,7 @@ from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries
-from warehouse.renumbering import Renumbering
+from warehouse.renumber_message_ids import Renumbering
 from warehouse.schemas import DELIVERIES, MOVED_AT
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ def write_missing_deliveries(
 
     Args:
         settings: of the job, with the missing routes.
-        tables: of the warehouse.
         delivered: the messages in `deliveries`; those of the destinations are added.
         durable: the last entry of each topic partition that does not come again from the source topics.
         overdue: the least `deliver_at` of the overdue durable messages that a subscription has not got, ms since the

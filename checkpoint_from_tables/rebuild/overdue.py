@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.delta.tables import OnProgress, Tables
@@ -35,7 +35,6 @@ def first_overdue(
     messages do not count here.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         message_state: has the cancelled and moved messages.
         unsealed: as of `checkpoint_from_tables.rebuild.changes.Changes`.

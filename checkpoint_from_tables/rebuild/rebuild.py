@@ -30,7 +30,7 @@ from streaming.checkpoint.prepared import PreparedState
 from tracker import MemoryStore
 from tracker.commands.kinds import Effect
 from tracker.context import Context
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
@@ -40,7 +40,7 @@ from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
-from warehouse.renumbering import Renumbering
+from warehouse.renumber_message_ids import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges
@@ -78,7 +78,6 @@ def rebuild(
     delivered message.
 
     Args:
-        settings: of the job.
         tables: of the warehouse, taken over.
         checkpoint: the checkpoint's folder.
         on_progress: called with (table, step, number of rows).
@@ -178,7 +177,6 @@ def _first_offset(
     Args:
         settings: of the job, without the missing routes.
         known: of the job, with the missing routes.
-        tables: of the warehouse.
         found: the rows that are still to be loaded.
         durable: the last durable entry, by topic partition.
         changed: the subscriptions that were added or removed.
@@ -233,7 +231,6 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
     Args:
         settings: with the missing routes.
-        tables: of the warehouse.
         now: ms since the epoch.
     """
     known = {
@@ -332,7 +329,6 @@ def count_sealed(
     """Counts the rows of the delayed index that are still to be loaded.
 
     Args:
-        tables: of the warehouse.
         message_state: has the cancelled and moved messages.
         delivered: the delivered messages.
         shards: the number of shards.

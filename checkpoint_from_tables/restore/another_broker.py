@@ -30,7 +30,7 @@ from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, Int64Array, int64
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries
-from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
+from warehouse.renumber_message_ids import PAIRS, Renumbering, next_place, renumber
 
 _LAST_ENTRIES = 1_000  # the last entries of which the least publish time counts, because clocks differ
 
@@ -203,7 +203,6 @@ def change_broker(
     Commands that were sent after the backup are not read, because they name messages by ids of the earlier broker.
 
     Args:
-        settings: of the job.
         tables: of the warehouse, taken over, at the versions of the backup.
         made_at: when the backup was made, ms since the epoch.
         on_progress: called with (table, step, number of rows).

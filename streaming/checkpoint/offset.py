@@ -9,7 +9,7 @@ from typing import Any
 
 from tracker import Tick
 from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
-from tracker.shaping.rule import SHAPED, recorded
+from tracker.shaping.token_bucket import SHAPED, recorded
 from warehouse.routes.known_routes import KnownRoutes
 
 # Fields of `Offset` that have another name in Spark's offset log: a checkpoint outlives a renaming.

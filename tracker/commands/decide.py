@@ -31,7 +31,7 @@ from tracker.commands.outcomes import Verdicts
 from tracker.commands.retries import CLOCKS_MILLIS
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.message_state.state import DeliveryState, MessageState
 from tracker.messages import (
     BoolArray,
@@ -342,7 +342,6 @@ class CommandGroup:
             rows: as KNOWN.
             sequences: int64, (rows,): the sequence of the message's last move for the subscription; 0: none.
             subscription: its number.
-            context: of the shard.
         """
         ids = ["ledger_id", "entry_id", "batch_index"]
         in_state = concat(self._in_state)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.context import Context
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
@@ -86,7 +86,6 @@ class Parking:
     missing. A message that comes due meanwhile is moved to HELD_DELIVER_AT. When the state ends, it is moved to now.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records the moves.
 
     Attributes:

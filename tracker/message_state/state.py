@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.mutable_bucket import Chunks
 from tracker.context import Context
-from tracker.message_state.cancelled import CancelledMessages, Compression
-from tracker.message_state.moves import Moved
+from tracker.message_state.changes import CancelledMessages, Compression, Moved
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -60,7 +59,6 @@ class MessageState:
     the same tick. Rows that go to no subscription any more are unwanted; they are counted.
 
     Args:
-        context: of the shard.
         compression: how the bitmaps of cancelled messages are compressed.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, empty_table, in_order_of_dues, int64, is_among, typed, where
 from tracker.packing import fitting
 from warehouse.delta.tables import Tables
@@ -21,7 +21,6 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     """Reads the sealed rows of the messages that were due first, of those parked for a subscription.
 
     Args:
-        tables: of the warehouse.
         version: of the delayed index.
         topic: the source topic.
         name: of the subscription.

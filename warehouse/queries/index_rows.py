@@ -15,7 +15,7 @@ from tracker.commands.kinds import CANCELLING_KINDS, KINDS_WITH_PAYLOAD
 from tracker.commands.match import command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.live_keys import KEYED
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import (
     MESSAGES,
     BoolArray,

@@ -17,7 +17,7 @@ from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, i
 from checkpoint_from_tables.rebuild.done_occurrences import Done, Message
 from checkpoint_from_tables.rebuild.recurring.states import ScheduleStates
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, Effect
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import MessageIds, subscription_numbers
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
@@ -37,7 +37,6 @@ class Schedules:
     """The recurring messages of a warehouse.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         durable: the last entry of each topic partition that does not come again from the source topics.
         tick: of the sequences of new rows; later than any tick in the tables.

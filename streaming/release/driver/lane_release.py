@@ -17,7 +17,7 @@ from streaming.release.naming import Recipient
 from tracker.in_flight import IN_ORDER, SENDING
 from tracker.messages import MESSAGES, Int64Array, int64, order_keys
 from tracker.packing import row_sizes
-from tracker.shaping.rule import spans
+from tracker.shaping.token_bucket import spans
 from tracker.subscriptions import without_dead_letters
 from warehouse.schemas import DELIVERIES
 

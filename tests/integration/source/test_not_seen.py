@@ -29,7 +29,7 @@ from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Aler
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch.source_watch import SourceWatch
-from streaming.source.watch.standing import STANDING_MILLIS
+from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from tests.support.clients import go_client, java_client
 from tests.support.clients.java_client import make_key
 from tests.support.service.harness import now, wait_until

@@ -23,7 +23,7 @@ from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, PLANNED, SENDING
 from tracker.messages import MESSAGES, order_keys, readable
 from tracker.properties import position_of
-from tracker.shaping.rule import SHAPED
+from tracker.shaping.token_bucket import SHAPED
 from warehouse.schemas import DELIVERIES
 
 OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the messages' key

@@ -27,7 +27,7 @@ from streaming.source.clock import _places
 from tests.support.naive.key_order_history import Came
 from tests.support.tracker.messages import TOPIC, commands, messages
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack

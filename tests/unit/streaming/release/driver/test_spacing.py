@@ -14,7 +14,7 @@ from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import Release
 from tracker.packing import pack
-from tracker.shaping.rule import first_due, spans
+from tracker.shaping.token_bucket import first_due, spans
 
 SENDING = (
     f'{{"batch_millis": 5, "routes": {{"{TOPIC}": [["a", "{TOPIC}-a"], ["b", "{TOPIC}-b"]]}}, '

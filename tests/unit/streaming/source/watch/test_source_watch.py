@@ -23,7 +23,7 @@ from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents
 from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch import source_watch, undecided_gaps
 from streaming.source.watch.source_watch import SourceWatch
-from streaming.source.watch.standing import STANDING_MILLIS
+from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, one
 from warehouse.delta.fencing import FencedError
