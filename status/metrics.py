@@ -96,8 +96,8 @@ class JobCollector(Collector):
                 f"{what} that were held back for a subscription that gets its messages again, and are still to go out.",
                 labels=["topic", "subscription"],
             )
-            for topic, names in status.resuming.items():
-                for subscription, left in names.items():
+            for topic, subscriptions in status.resuming.items():
+                for subscription, left in subscriptions.items():
                     resuming.add_metric([topic, subscription], left[place])
             yield resuming
         lateness = HistogramMetricFamily(

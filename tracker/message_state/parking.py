@@ -82,7 +82,6 @@ class Parking:
     round messages with an order key that come due are parked behind them, for subscriptions with `order: key`.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records the moves.
 
     Attributes:

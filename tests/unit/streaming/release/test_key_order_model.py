@@ -131,7 +131,6 @@ class Story:
             and first.due > times[then.since]
         ]
 
-
     def overtaken(self) -> list[tuple[Came, Came]]:
         """Pairs of messages of a key of which the second was due before the first, and was held back when that went.
 
