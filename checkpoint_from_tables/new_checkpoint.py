@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import psutil
 from deltalake.exceptions import DeltaError
 from filelock import Timeout
 
-from checkpoint_from_tables.rebuild.destinations import RebuildOptions
 from checkpoint_from_tables.rebuild.rebuild import last_entries, rebuild
 from checkpoint_from_tables.restore.another_broker import change_broker
 from checkpoint_from_tables.restore.rewind import check_alone, check_broker, rewind
@@ -33,8 +32,6 @@ from warehouse.schemas import SCHEMAS
 _OLD = "query.[0-9]*"
 _OLD_KEPT = 2
 
-_NO_OPTIONS = RebuildOptions()
-
 
 class RebuildError(DelayLakeError):
     """The checkpoint can't be rebuilt."""
@@ -43,12 +40,19 @@ class RebuildError(DelayLakeError):
 def rebuild_checkpoint(
     settings: Settings,
     discards_checkpoint: bool,
-    options: RebuildOptions = _NO_OPTIONS,
+    on_progress: OnProgress = lambda table, step, rows: None,
+    on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
+    is_another_broker: bool = False,
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
+        on_progress: as of `rebuild`.
+        on_warning: as of `rebuild`.
+        without: as of `rebuild`.
+        is_another_broker: as of `import_and_rebuild`.
 
     Returns:
         the counts that `import_and_rebuild` returns.
@@ -60,21 +64,26 @@ def rebuild_checkpoint(
         PulsarError, pulsar.PulsarException: the source topics can't be read.
     """
     known = {one.destination for route in settings.routes for one in route.subscriptions}
-    if unknown := sorted(set(options.without) - known):
+    if unknown := sorted(set(without) - known):
         raise RebuildError(f"{unknown[0]} is no destination: those are {', '.join(sorted(known))}")
     missing = [name for name in SCHEMAS if not exists(settings.warehouse, name)]
     if missing:
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, options)
+    return import_and_rebuild(
+        settings, discards_checkpoint, lambda tables: None, on_progress, on_warning, without, is_another_broker
+    )
 
 
 def import_and_rebuild(
     settings: Settings,
     discards_checkpoint: bool,
     bring_in: Callable[[Tables], None],
-    options: RebuildOptions,
+    on_progress: OnProgress,
+    on_warning: Callable[[str], None],
+    without: Collection[str] = (),
+    is_another_broker: bool = False,
 ) -> dict[str, int]:
     """Takes the warehouse over, appends to its tables, and rebuilds the checkpoint from them.
 
@@ -85,6 +94,10 @@ def import_and_rebuild(
     Args:
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
         bring_in: called with the tables, to append messages to them.
+        on_progress: as of `rebuild`.
+        on_warning: as of `rebuild`.
+        without: as of `rebuild`.
+        is_another_broker: whether the warehouse is a backup whose messages are of another broker than the settings'.
 
     Returns:
         the counts that `rebuild` returns; with another broker those of `BrokerChange`, too.
@@ -96,7 +109,7 @@ def import_and_rebuild(
         PulsarError, pulsar.PulsarException: the source topics can't be read.
         ConnectedError, NewClusterError: of a backup: see `check_alone` and `check_broker`.
     """
-    if options.is_another_broker and settings.replicated != "all":
+    if is_another_broker and settings.replicated != "all":
         raise RebuildError("with another broker set replicated: all, else what was replicated to it is left out")
     checkpoint = Path(local_path(settings.checkpoint))
     try:
@@ -108,17 +121,17 @@ def import_and_rebuild(
             is_known_broker = False
             if (backup := read_marker(settings.warehouse)) is not None:
                 check_alone(settings)
-                is_known_broker = options.is_another_broker or (
+                is_known_broker = is_another_broker or (
                     backup.made_at > 0 and check_broker(settings, tables, last_entries(tables, "entries"))
                 )
                 restore(settings.warehouse)
-            elif options.is_another_broker:
+            elif is_another_broker:
                 raise RebuildError(
                     f"the warehouse {settings.warehouse} is no backup: only a backup is restored with another broker"
                 )
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
             if backup is not None and is_known_broker:
-                _overtake(settings, backup.source, options)
+                _overtake(settings, backup.source, on_progress, on_warning)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
                 # The name has microseconds, because a script may rebuild twice within a second.
@@ -127,13 +140,20 @@ def import_and_rebuild(
                 for name, beginning in beginnings.items():
                     Beginnings(settings).keep(name, beginning)
             tables.take_over(epoch)
-            _wait_for_overtaken(settings.warehouse, options.on_progress)
+            _wait_for_overtaken(settings.warehouse, on_progress)
             bring_in(tables)
             change = None
-            if backup is not None and options.is_another_broker:
-                change = change_broker(settings, tables, backup.made_at, options.on_progress, options.on_warning)
-            renumbering = None if change is None else change.renumbering
-            found = rebuild(settings, tables, checkpoint, options, renumbering=renumbering)
+            if backup is not None and is_another_broker:
+                change = change_broker(settings, tables, backup.made_at, on_progress, on_warning)
+            found = rebuild(
+                settings,
+                tables,
+                checkpoint,
+                on_progress,
+                on_warning=on_warning,
+                without=without,
+                renumbering=None if change is None else change.renumbering,
+            )
             if change is not None:
                 found |= change.counts
             elif backup is not None:
@@ -159,7 +179,7 @@ def _beginnings_of_unread(settings: Settings, checkpoint: Path) -> dict[str, Beg
     return {name: beginning for name, beginning in Beginnings(settings).all().items() if name not in read}
 
 
-def _overtake(settings: Settings, source: str, options: RebuildOptions) -> None:
+def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warning: Callable[[str], None]) -> None:
     """Takes over the warehouse that was backed up, if it still exists: a job that starts there again ends."""
     if source == local_path(settings.warehouse):
         return
@@ -169,9 +189,9 @@ def _overtake(settings: Settings, source: str, options: RebuildOptions) -> None:
         tables = Tables(source)
         tables.take_over(tables.newest_epoch() + 1)
     except (OSError, DeltaError) as error:
-        options.on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
+        on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
         return
-    _wait_for_overtaken(source, options.on_progress)
+    _wait_for_overtaken(source, on_progress)
 
 
 def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:

@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -54,30 +53,15 @@ class UnreadableDestinationError(DelayLakeError):
     """A destination can't be read. The message is one line, and says what to do."""
 
 
-@dataclass(frozen=True)
-class RebuildOptions:
-    """What a rebuild leaves out, and where it says how far it is.
-
-    Attributes:
-        on_progress: called with (table, step, number of rows).
-        on_warning: called with one line, for each destination that is not read, or from which the broker has trimmed
-            messages that the rebuild needs.
-        without: destinations that are not to be read.
-        is_another_broker: whether the warehouse is a backup whose messages are of another broker than the settings'.
-    """
-
-    on_progress: OnProgress = lambda table, step, rows: None
-    on_warning: Callable[[str], None] = lambda text: None
-    without: Collection[str] = ()
-    is_another_broker: bool = False
-
-
 def write_missing_deliveries(
     settings: Settings,
     tables: Tables,
     delivered: Delivered,
+    durable: Mapping[str, Position],
     overdue: Mapping[tuple[str, int], int],
-    options: RebuildOptions,
+    on_progress: OnProgress,
+    on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
     renumbering: Renumbering | None = None,
 ) -> int:
     """Adds messages that only the destinations have to `deliveries`.
@@ -88,9 +72,12 @@ def write_missing_deliveries(
     Args:
         settings: of the job, with the missing routes.
         delivered: the messages in `deliveries`; those of the destinations are added.
+        durable: the last entry of each topic partition that does not come again from the source topics.
         overdue: the least `deliver_at` of the overdue durable messages that a subscription has not got, ms since the
             epoch, by source topic and number of the subscription.
-        options: the log gets its warnings, too. Each destination that is left out and would be needed is one.
+        on_progress: called with (table, step, number of rows).
+        on_warning: called with one line; the log gets it, too.
+        without: destinations that are not to be read; each that would be needed is a warning.
         renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
             Messages from before an earlier renumbering are left out, because their ids are of another broker.
 
@@ -109,17 +96,17 @@ def write_missing_deliveries(
 
     def warn(text: str) -> None:
         _log.warning("%s", text)
-        options.on_warning(text)
+        on_warning(text)
 
     try:
         for route in settings.routes:
-            not_durable = _first_not_durable(brokers, route.source, delivered.durable)
+            not_durable = _first_not_durable(brokers, route.source, durable)
             for number, subscription in enumerate(route.subscriptions):
                 times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
                     continue
                 destination = subscription.destination
-                if destination in options.without:
+                if destination in without:
                     warn(f"{destination}: not read: {_MEANS}")
                     continue
                 try:
@@ -138,7 +125,7 @@ def write_missing_deliveries(
                         delivered.add(missing)
                         found.append(missing)
                         n += len(some)
-                        options.on_progress("destinations", "messages read", n)
+                        on_progress("destinations", "messages read", n)
                     partitions = brokers.partition_names(destination)
                 except PulsarError as error:
                     raise UnreadableDestinationError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,45 +20,14 @@ from warehouse.pending import EFFECT
 _SQL = NamedQueries(__file__, effect=EFFECT, held=HELD_DELIVER_AT)
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """To which subscriptions messages still go.
-
-    Attributes:
-        state: has the cancelled and moved messages.
-        delivered: the messages that have been delivered, or missed.
-    """
-
-    state: MessageState
-    delivered: Delivered
-
-    def masks(self, rows: pa.Table) -> tuple[Int64Array, list[pa.Table]]:
-        """Finds for each row the subscriptions for which it is pending.
-
-        Args:
-            rows: DELAY rows, with the columns of `delays_due`.
-
-        Returns:
-            (subscription masks, int64, shape (rows,); the delivered rows as DONE, in parts).
-        """
-        masks = self.state.subscription_masks(rows)
-        found = []
-        for number, is_delivered in itertools.chain(self.delivered.find(rows), self.delivered.missed(rows)):
-            masks[is_delivered] &= ~(1 << number)
-            done = rows.filter(pa.array(is_delivered))  # a copy, because a slice would keep all rows in memory
-            # A row that was held back is never loaded.
-            times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
-            found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
-        return masks, found
-
-
 def first_overdue(
     tables: Tables,
     names: Mapping[str, Sequence[str]],
-    remaining: Remaining,
+    message_state: MessageState,
     unsealed: pa.Table,
+    delivered: Delivered,
     now: int,
-    on_progress: OnProgress,
+    on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Times:
     """Finds the least `deliver_at` of the overdue durable messages that each subscription has not got.
 
@@ -68,8 +36,9 @@ def first_overdue(
 
     Args:
         names: the names of each source topic's subscriptions, in the order of their numbers.
-        remaining: of `deliveries`; what was delivered does not count.
+        message_state: has the cancelled and moved messages.
         unsealed: as of `checkpoint_from_tables.rebuild.changes.Changes`.
+        delivered: the messages in `deliveries`, which do not count.
         now: ms since the epoch. Messages that are due up to CLOCKS_MILLIS later count as due, because clocks differ.
         on_progress: called with (table, step, number of rows).
 
@@ -88,7 +57,7 @@ def first_overdue(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)
-        masks, _ = remaining.masks(rows)
+        masks, _ = subscription_mask_of(rows, message_state, delivered)
         due = int64(rows, "deliver_at")
         for topic in pc.unique(rows["topic"]).to_pylist():
             is_own = pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)
@@ -104,9 +73,33 @@ def first_overdue(
         topic, name = row["topic"], row["subscription"]
         if name in names.get(topic, ()):
             number = list(names[topic]).index(name)
-            if _was_held(tables, topic, name, number, remaining.delivered):
+            if _was_held(tables, topic, name, number, delivered):
                 note(topic, number, np.array([row["at"]]))
     return first
+
+
+def subscription_mask_of(
+    rows: pa.Table, message_state: MessageState, delivered: Delivered
+) -> tuple[Int64Array, list[pa.Table]]:
+    """Finds for each row the subscriptions for which it is pending.
+
+    Args:
+        rows: DELAY rows, with the columns of `delays_due`.
+        message_state: has the cancelled and moved messages.
+        delivered: the messages that have been delivered, or missed.
+
+    Returns:
+        (subscription masks, int64, shape (rows,); the delivered rows as DONE, in parts).
+    """
+    masks = message_state.subscription_masks(rows)
+    found = []
+    for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
+        masks[is_delivered] &= ~(1 << number)
+        done = rows.filter(pa.array(is_delivered))  # a copy, because a slice would keep all rows in memory
+        # A row that was held back is never loaded.
+        times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
+        found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
+    return masks, found
 
 
 def delays_due(start: int, end: int | None) -> Sql:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pyarrow.compute as pc
 from broker.position import Position
 from checkpoint_from_tables.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
 from checkpoint_from_tables.rebuild.delivered import DONE, Delivered, read_delivered
-from checkpoint_from_tables.rebuild.destinations import RebuildOptions, write_missing_deliveries
+from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.rebuild.last_answers import find_last_answers
-from checkpoint_from_tables.rebuild.overdue import Remaining, by_ledger, delays_due, first_overdue
+from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
 from checkpoint_from_tables.rebuild.recurring.schedules import Schedules
 from checkpoint_from_tables.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
@@ -54,8 +55,6 @@ _SQL = NamedQueries(
     is_pause_change=IS_PAUSE_CHANGE,
 )
 
-_NO_OPTIONS = RebuildOptions()
-
 _ADDRESSED = ["subscription", "ledger_id", "entry_id", "batch_index"]
 
 
@@ -63,8 +62,10 @@ def rebuild(
     settings: Settings,
     tables: Tables,
     checkpoint: Path,
-    options: RebuildOptions = _NO_OPTIONS,
+    on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
+    without: Collection[str] = (),
     renumbering: Renumbering | None = None,
 ) -> dict[str, int]:
     """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
@@ -79,7 +80,11 @@ def rebuild(
     Args:
         tables: of the warehouse, taken over.
         checkpoint: the checkpoint's folder.
+        on_progress: called with (table, step, number of rows).
         now: ms since the epoch; None: the current time.
+        on_warning: called with one line for each destination that is not read, or from which the broker has trimmed
+            messages that the rebuild needs.
+        without: destinations that are not to be read.
         renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
 
     Returns:
@@ -97,17 +102,18 @@ def rebuild(
     now = time.time_ns() // 1_000_000 if now is None else now
     changed = _write_changes(known, tables, now)
     memberships = Memberships.of(settings.warehouse)
-    delivered = read_delivered(tables, names, durable, memberships, options.on_progress)
-    commands = find_commands(tables, names, durable, now, options.on_progress)
+    delivered = read_delivered(tables, names, durable, memberships, on_progress)
+    commands = find_commands(tables, names, durable, now, on_progress)
     changes = commands.changes(delivered)
     message_state = _message_state(known, changes)
     tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
     schedules = Schedules(tables, names, durable, tick, now, memberships)
-    remaining = Remaining(message_state, delivered)
-    overdue = first_overdue(tables, names, remaining, changes.unsealed, now, options.on_progress)
+    overdue = first_overdue(tables, names, message_state, changes.unsealed, delivered, now, on_progress)
     for at, due in schedules.states(delivered, message_state).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
-    unwritten = write_missing_deliveries(known, tables, delivered, overdue, options, renumbering)
+    unwritten = write_missing_deliveries(
+        known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
+    )
     if unwritten:  # `delivered` contains these now
         changes = commands.changes(delivered)
         message_state = _message_state(known, changes)
@@ -119,8 +125,7 @@ def rebuild(
     message_state = _message_state(known, replace(changes, moved=moved))
     _remove_not_durable(tables, durable)
     since = min(overdue.values(), default=now)
-    remaining = Remaining(message_state, delivered)
-    found = count_sealed(tables, remaining, settings.tracker.shards, since, now, options.on_progress)
+    found = count_sealed(tables, message_state, delivered, settings.tracker.shards, since, now, on_progress)
     done = _delivered_rows(delivered, found, changes, now)
     ended = pa.concat_tables(rows.select(_ADDRESSED) for rows in (delivered.not_durable, changes.cancelled))
     waiting = [changes.waiting, schedule_states.waiting_rows, find_waiting(tables, names)]
@@ -136,17 +141,7 @@ def rebuild(
             InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
         }
     )
-    offset = Offset(
-        tick=tick,
-        load_horizon=found.first,
-        positions={name: str(p) for name, p in durable.items()},
-        routes=known_routes(known).updated_to(settings).to_json(),
-        changed=changed,
-        # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
-        barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
-        ingested_through=REBUILT_TICK - 1,
-        keyed=keyed_topics(tables),
-    )
+    offset = _first_offset(settings, known, tables, found, durable, changed, tick)
     metadata = _metadata(tables, names, found, now)
     own = Checkpoint(checkpoint)
     own.write_version()
@@ -166,6 +161,38 @@ def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: 
     # A message that is to be retried is remembered by its move, which says which row is to be delivered.
     done = where(done, ~is_among(done, changes.retried, _ADDRESSED))
     return not_to_deliver(done, now)
+
+
+def _first_offset(
+    settings: Settings,
+    known: Settings,
+    tables: Tables,
+    found: Sealed,
+    durable: dict[str, Position],
+    changed: SubscriptionChanges,
+    tick: int,
+) -> Offset:
+    """Makes the offset with which the query begins.
+
+    Args:
+        settings: of the job, without the missing routes.
+        known: of the job, with the missing routes.
+        found: the rows that are still to be loaded.
+        durable: the last durable entry, by topic partition.
+        changed: the subscriptions that were added or removed.
+        tick: the last tick.
+    """
+    return Offset(
+        tick=tick,
+        load_horizon=found.first,
+        positions={name: str(p) for name, p in durable.items()},
+        routes=known_routes(known).updated_to(settings).to_json(),
+        changed=changed,
+        # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
+        barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
+        ingested_through=REBUILT_TICK - 1,
+        keyed=keyed_topics(tables),
+    )
 
 
 def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: int) -> dict[str, Any]:
@@ -292,15 +319,18 @@ class Sealed:
 
 def count_sealed(
     tables: Tables,
-    remaining: Remaining,
+    message_state: MessageState,
+    delivered: Delivered,
     shards: int,
     since: int,
     now: int,
-    on_progress: OnProgress,
+    on_progress: OnProgress = lambda table, step, rows: None,
 ) -> Sealed:
     """Counts the rows of the delayed index that are still to be loaded.
 
     Args:
+        message_state: has the cancelled and moved messages.
+        delivered: the delivered messages.
         shards: the number of shards.
         since: no pending row is due before this time, ms since the epoch.
         now: ms since the epoch.
@@ -312,7 +342,7 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(where(rows, int64(rows, "deliver_at") < first))
-        masks, _ = remaining.masks(rows)
+        masks, _ = subscription_mask_of(rows, message_state, delivered)
         first = int(int64(rows, "deliver_at")[masks != 0].min(initial=first))
 
     sealed, unwanted = np.zeros((2, shards), np.int64)
@@ -323,7 +353,7 @@ def count_sealed(
         n += rows.num_rows
         on_progress("delayed_index", "rows counted", n)
         rows = by_ledger(rows)
-        masks, done = remaining.masks(rows)
+        masks, done = subscription_mask_of(rows, message_state, delivered)
         shard = shards_of(rows, shards)
         sealed += np.bincount(shard, minlength=shards)
         unwanted += np.bincount(shard[masks == 0], minlength=shards)

@@ -36,14 +36,14 @@ def rebuild(
     """
     from broker.client import check_listening
     from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
-    from checkpoint_from_tables.rebuild.destinations import RebuildOptions
 
     warnings: list[str] = []
     settings = global_options(context).settings
     check_listening(settings.pulsar)
     with ProgressLine(output) as progress:
-        options = RebuildOptions(progress.show, warnings.append, without_destination or (), another_broker)
-        found = rebuild_checkpoint(settings, discard_checkpoint, options)
+        found = rebuild_checkpoint(
+            settings, discard_checkpoint, progress.show, warnings.append, without_destination or (), another_broker
+        )
     lines = [f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items()]
     lines += [f"warning: {warning}" for warning in warnings]
     show(output, found | {"warnings": warnings}, "\n".join([*lines, "ready: start the job with `delaylake run`"]))

@@ -205,7 +205,7 @@ class Service:
         """The job goes on with what a rebuild finds in the tables and at the destinations."""
 
         def found_at_destinations(_: Any, tables: Tables, delivered: Any, *rest: Any) -> int:
-            overdue = rest[0]
+            overdue = rest[1]
             rows = pa.Table.from_pylist([self._delivery(row) for row in self.unwritten], schema=DELIVERIES)
             for number, name in enumerate(NAMES):
                 own = rows.filter(pa.compute.equal(rows["subscription"], name))

@@ -449,7 +449,7 @@ def overdue_of(made: Settings) -> dict[tuple[str, int], int]:
         without_destinations() as written,
     ):
         rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
-    found: dict[tuple[str, int], int] = written.call_args.args[3]
+    found: dict[tuple[str, int], int] = written.call_args.args[4]
     return found
 
 

@@ -17,11 +17,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
 from checkpoint_from_tables.rebuild.delivered import Delivered
-from checkpoint_from_tables.rebuild.destinations import (
-    RebuildOptions,
-    UnreadableDestinationError,
-    write_missing_deliveries,
-)
+from checkpoint_from_tables.rebuild.destinations import UnreadableDestinationError, write_missing_deliveries
 from checkpoint_from_tables.rebuild.trimmed import warn_of_trimmed
 from conf.settings import Settings
 from tests.support.servers.fake_destinations import FakeBrokers
@@ -185,10 +181,10 @@ def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
         with pytest.raises(
             UnreadableDestinationError, match=f"{BILLING} can't be read .*no rights.*--without-dest"
         ) as e:
-            write_missing_deliveries(settings, tables, known, overdue, RebuildOptions())
+            write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None)
         assert "\n" not in str(e.value)
         found = write_missing_deliveries(
-            settings, tables, known, overdue, RebuildOptions(on_warning=warnings.append, without=[BILLING])
+            settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append, [BILLING]
         )
     assert (found, warnings) == (0, [f"{BILLING}: not read: what was sent there and not written down may come twice"])
     assert caplog.messages == warnings
@@ -198,7 +194,7 @@ def test_what_is_no_destination_can_not_be_left_out(tmp_path: Path) -> None:
     route: dict[str, Any] = {"source": ORDERS, "subscriptions": [{"name": "billing"}]}
     settings = Settings.model_validate({"warehouse": f"file:{tmp_path}/warehouse", "routes": [route]})
     with pytest.raises(RebuildError, match=f"x is no destination: those are {BILLING}"):
-        rebuild_checkpoint(settings, False, RebuildOptions(without=["x"]))
+        rebuild_checkpoint(settings, False, without=["x"])
 
 
 def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_say(
@@ -217,7 +213,7 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
         ),
     ):
         overdue = {(ORDERS, 0): NEEDED}  # audit's is not read
-        write_missing_deliveries(settings, tables, known, overdue, RebuildOptions(on_warning=warnings.append))
+        write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append)
     assert [warning.startswith(f"{BILLING}: the broker still has it from") for warning in warnings] == [True]
     assert caplog.messages == warnings
 
@@ -241,5 +237,5 @@ def test_dead_letters_are_read_wherever_there_are_any(tables: Tables, tmp_path: 
         mock.patch("checkpoint_from_tables.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("checkpoint_from_tables.rebuild.destinations.AdminClient", return_value=admin),
     ):
-        write_missing_deliveries(settings, tables, known, {(ORDERS, 0): NEEDED}, RebuildOptions())
+        write_missing_deliveries(settings, tables, known, known.durable, {(ORDERS, 0): NEEDED}, lambda *_: None)
     assert read == {ORDERS, BILLING} | admin.topics

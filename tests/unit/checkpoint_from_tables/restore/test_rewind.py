@@ -13,7 +13,6 @@ from broker.clusters.new_cluster import NewClusterError
 from broker.position import START, Position
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
-from checkpoint_from_tables.rebuild.destinations import RebuildOptions
 from checkpoint_from_tables.restore.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
 from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -142,10 +141,10 @@ def test_another_broker_needs_a_backup_and_settings_that_take_what_was_replicate
 ) -> None:
     settings, _ = copy
     with pytest.raises(RebuildError, match="replicated: all"):
-        rebuild_checkpoint(settings, True, RebuildOptions(is_another_broker=True))
+        rebuild_checkpoint(settings, True, is_another_broker=True)
     everything = settings.model_copy(update={"replicated": "all"})
     with pytest.raises(RebuildError, match="is no backup"):
-        rebuild_checkpoint(everything, True, RebuildOptions(is_another_broker=True))
+        rebuild_checkpoint(everything, True, is_another_broker=True)
 
 
 def test_a_restore_fences_the_job_that_may_come_back_on_the_warehouse_that_was_lost(
@@ -158,7 +157,7 @@ def test_a_restore_fences_the_job_that_may_come_back_on_the_warehouse_that_was_l
     there = settings.model_copy(update={"warehouse": place, "checkpoint": str(tmp_path / "another")})
     admin, warnings = Admin({TOPIC: of((7, 50), _7=60)}), list[str]()
     with mock.patch("checkpoint_from_tables.restore.rewind.AdminClient", return_value=admin), without_destinations():
-        rebuild_checkpoint(there, False, RebuildOptions(on_warning=warnings.append))
+        rebuild_checkpoint(there, discards_checkpoint=False, on_warning=warnings.append)
     assert (admin.resets, warnings) == ([(TOPIC, Position(7, 16))], [])
     with pytest.raises(FencedError):
         tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": 20}]), {"job": 9})
