@@ -32,9 +32,6 @@ class Snapshot:
     Args:
         versions: the version to read of each table, by name; None: the newest. Tables are opened in this order.
 
-    Attributes:
-        warehouse: folder or URI of the tables.
-
     Raises:
         TableNotFoundError: there is no such table.
         DeltaError: a table does not have that version any more.
@@ -42,7 +39,7 @@ class Snapshot:
     """
 
     def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
-        self.warehouse = warehouse
+        self._warehouse = warehouse
         self._tables = {name: open_table(warehouse, name, version) for name, version in versions.items()}
         self._builder = query_builder(self._tables)
         self._known_files: dict[str, pa.Table] = {}
@@ -104,7 +101,7 @@ class Snapshot:
         Raises:
             UnreadableWarehouseError: a file of the tables can't be read, or has been removed.
         """
-        with reading_files(self.warehouse):
+        with reading_files(self._warehouse):
             return pa.table(self._builder.execute(sql).read_all())
 
 

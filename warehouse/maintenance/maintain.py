@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 
 import pyarrow as pa
@@ -83,18 +82,11 @@ def needs_maintenance(settings: Settings, tables: Tables) -> bool:
     ) or refusals_need_maintenance(settings)
 
 
-class Extent(Enum):
-    """How much a run of maintenance does."""
-
-    ALL = auto()
-    MERGES = auto()  # no rows are deleted, and nothing is vacuumed
-    DRY_RUN = auto()  # what would be done is reported only
-
-
 def maintain(
     settings: Settings,
     names: Sequence[str] = MAINTAINED,
-    extent: Extent = Extent.ALL,
+    dry_run: bool = False,
+    merges_only: bool = False,
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
     engine: Engine = LOCAL,
@@ -105,7 +97,8 @@ def maintain(
 
     Args:
         names: the tables.
-        extent: how much of this is done.
+        dry_run: whether to report only what would be done.
+        merges_only: whether to leave out deleting rows and vacuuming.
         on_progress: called as files are merged and rows deleted.
         now: ms since the epoch; None: the current time.
         engine: reads, sorts and writes the files; this process plans and commits.
@@ -129,11 +122,11 @@ def maintain(
                     f"the warehouse {settings.warehouse} is a backup, which the next run looks after"
                 )
             tables.join()
-            retention = None if extent is Extent.MERGES else Retention(settings, tables, now)
+            retention = None if merges_only else Retention(settings, tables, now)
             each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names if name in ORDER)
-            reports = [maintenance.run(retention, extent is Extent.DRY_RUN) for maintenance in each]
-            if REFUSALS in names and extent is not Extent.DRY_RUN and exists(settings.warehouse, REFUSALS):
-                reports.append(_maintain_refusals(settings, tables, now, extent is Extent.MERGES))
+            reports = [maintenance.run(retention, dry_run) for maintenance in each]
+            if REFUSALS in names and not dry_run and exists(settings.warehouse, REFUSALS):
+                reports.append(_maintain_refusals(settings, tables, now, merges_only))
             return reports
     except Timeout:
         raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None

@@ -23,7 +23,7 @@ def refusals_need_maintenance(settings: Settings) -> bool:
     )
 
 
-def maintain_refusals(settings: Settings, now: int, merges_only: bool) -> tuple[int, int, int]:
+def maintain_refusals(settings: Settings, now: int, merges_only: bool = False) -> tuple[int, int, int]:
     """Merges the table's files, deletes rows past their retention, and files that only expired versions need.
 
     Nobody else changes what is in the table: the API appends.

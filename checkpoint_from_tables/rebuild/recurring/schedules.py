@@ -7,7 +7,6 @@ checkpoint was lost. The first one that it has not got is next; later ones that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -32,27 +31,6 @@ from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE
 from warehouse.routes.membership import Memberships
 
 _SQL = NamedQueries(__file__, effect=EFFECT, is_skipped_occurrence=IS_SKIPPED_OCCURRENCE)
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """A durable recurring message for one subscription.
-
-    Attributes:
-        message: with its subscription.
-        source: the original row of the message.
-        rule: of the message.
-        start: when its first occurrence was due, ms since the epoch.
-        done: its occurrences that are done, by number.
-        found: gets its rows.
-    """
-
-    message: Message
-    source: dict[str, Any]
-    rule: Recurrence
-    start: int
-    done: Mapping[int, Done]
-    found: ScheduleStates
 
 
 class Schedules:
@@ -149,9 +127,8 @@ class Schedules:
         is_ended = is_cancelled and paused is None
         properties = dict(source["properties"] or ())
         rule, start = stored(properties, source["publish_time"])
-        schedule = _Schedule(message, source, rule, start, done, found)
         number = next_number(done, source["deliver_at"])
-        before = self._after(schedule, number - 1) if number > 1 else start - 1
+        before = self._after(done[number - 1], source, rule) if number > 1 else start - 1
         rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
         # Where an occurrence waits, there is one, though the rule may fail by now.
         if number > 1 and not rows and rule.next_occurrence(number - 1, before, start, before) is None:
@@ -159,7 +136,7 @@ class Schedules:
             return
         passed_over = [_done_row(message, n, one) for n, one in done.items() if n >= number - 1]
         if paused is not None and number >= paused:
-            self._pause(schedule, number)
+            self._pause(found, message, source, number, done, rule, start)
             found.done += passed_over
             return
         subscription = self._names[source["topic"]][message[0]]
@@ -170,7 +147,7 @@ class Schedules:
             if row is not None and row["deliver_at"] > self._now and (last is None or last is row):
                 self._keep(found, message, row)
             elif next_at > self._now:
-                self._add(schedule, number, next_at, by_rule)
+                self._add(found, message, source, number, next_at, by_rule)
             return
         if self._memberships.was_absent(source["topic"], subscription, source, next_at, sequence):
             # The occurrence was due while the subscription was absent; later ones are not for it, either.
@@ -179,15 +156,15 @@ class Schedules:
         if row in rows:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
         if last is not None and last is rescheduled:
-            self._add(schedule, number, next_at, by_rule)
+            self._add(found, message, source, number, next_at, by_rule)
             due = next_at
         elif _is_resumed(command, row) and command["occurrence"] == number:
             # As the command has done: an occurrence that is late by then counts as held back.
             was_due = by_rule if by_rule < self._now else None
-            self._add(schedule, number, max(by_rule, self._now), by_rule, was_due)
+            self._add(found, message, source, number, max(by_rule, self._now), by_rule, was_due)
             due = command["deliver_at"]
         else:
-            due = self._pending(schedule, number, before, by_rule, last, moved)
+            due = self._pending(message, source, number, before, by_rule, rule, last, moved, found)
         found.done += passed_over
         if paused is not None:  # occurrences that were handed out before the pause are sent first
             found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
@@ -195,65 +172,97 @@ class Schedules:
 
     def _pending(
         self,
-        schedule: _Schedule,
+        message: Message,
+        source: dict[str, Any],
         number: int,
         before: int,
         by_rule: int,
+        rule: Recurrence,
         row: dict[str, Any] | None,
         moved: dict[str, Any] | None,
+        found: ScheduleStates,
     ) -> int:
-        """Finds or makes the row of the next occurrence, and adds it to what is found.
+        """Finds or makes the row of the next occurrence, and adds it to `found`.
 
         Args:
+            message: with its subscription.
+            source: the original row of the message.
             number: of the next occurrence.
             before: when the occurrence before it was due, ms since the epoch.
             by_rule: when the next occurrence is due by the rule, ms since the epoch.
+            rule: of the message.
             row: the last row of the next occurrence, if no command has moved it; None: there is none.
             moved: the last move of the message.
+            found: gets the row.
 
         Returns:
             when the occurrence is due, or was due at the earliest, ms since the epoch.
         """
         if row is not None:
             if moved is None or moved["sequence"] <= row["sequence"] or moved["occurrence"] != number:
-                self._keep(schedule.found, schedule.message, row)
+                self._keep(found, message, row)
                 return int(row["deliver_at"])
-            # The occurrence was parked until shortly before.
-            if schedule.rule.misfire is not Misfire.ALL or number == 1:
-                self._add(schedule, number, self._now, by_rule)
+            if rule.misfire is not Misfire.ALL or number == 1:  # the occurrence was held back until shortly before
+                self._add(found, message, source, number, self._now, by_rule)
                 return by_rule
         if number == 1:
-            return int(schedule.source["deliver_at"])
-        # A row of the last occurrence that is done: the tracker skips it, and goes on with the next one.
-        self._add(schedule, number - 1, self._now, before)
+            return int(source["deliver_at"])
+        # A row of the last occurrence that is done: the tracker passes it over, and goes on with the next one.
+        self._add(found, message, source, number - 1, self._now, before)
         return by_rule
 
-    def _after(self, schedule: _Schedule, number: int) -> int:
+    def _after(self, last: Done, source: dict[str, Any], rule: Recurrence) -> int:
         """Returns the time after which the occurrence that follows a done one is due, ms since the epoch."""
-        last = schedule.done[number]
         sent_at = last.sent_at or self._now
-        since = counts_from(last.at, schedule.source["publish_time"], sent_at)
-        return since if schedule.rule.misfire is Misfire.ALL else max(since, sent_at)
+        since = counts_from(last.at, source["publish_time"], sent_at)
+        return since if rule.misfire is Misfire.ALL else max(since, sent_at)
 
-    def _pause(self, schedule: _Schedule, number: int) -> None:
-        """Adds the row of a paused message's next occurrence, given by its number, to what is found."""
-        row = self._rows.get(schedule.message)
+    def _pause(
+        self,
+        found: ScheduleStates,
+        message: Message,
+        source: dict[str, Any],
+        number: int,
+        done: Mapping[int, Done],
+        rule: Recurrence,
+        start: int,
+    ) -> None:
+        """Finds or makes the row of a paused message's next occurrence, and adds it to `found`.
+
+        Args:
+            found: gets the row.
+            message: with its subscription.
+            source: the original row of the message.
+            number: of the next occurrence.
+            done: the message's occurrences that are done.
+            rule: of the message.
+            start: when the first occurrence was due, ms since the epoch.
+        """
+        row = self._rows.get(message)
         if row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["occurrence"] == number:
-            self._keep(schedule.found, schedule.message, row)
+            self._keep(found, message, row)
             return
-        by_rule = schedule.start
+        by_rule = start
         if row is not None and row["occurrence"] == number:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
         elif number > 1:
-            by_rule = schedule.rule.following(self._after(schedule, number - 1), schedule.start) or self._now
-        self._add(schedule, number, PAUSED_DELIVER_AT, by_rule)
+            by_rule = rule.following(self._after(done[number - 1], source, rule), start) or self._now
+        self._add(found, message, source, number, PAUSED_DELIVER_AT, by_rule)
 
     def _keep(self, found: ScheduleStates, message: Message, row: dict[str, Any]) -> None:
         self._move(found, message, row["batch_index"], row["sequence"], row["deliver_at"])
 
-    def _add(self, schedule: _Schedule, occurrence: int, due: int, by_rule: int, was_due: int | None = None) -> None:
-        message, source = schedule.message, schedule.source
-        schedule.found.fresh.append(
+    def _add(
+        self,
+        found: ScheduleStates,
+        message: Message,
+        source: dict[str, Any],
+        occurrence: int,
+        due: int,
+        by_rule: int,
+        was_due: int | None = None,
+    ) -> None:
+        found.fresh.append(
             {
                 "subscription": message[0],
                 "message": message[3],
@@ -267,7 +276,7 @@ class Schedules:
                 "was_due": was_due,
             }
         )
-        self._move(schedule.found, message, source["batch_index"], self._sequence, due)
+        self._move(found, message, source["batch_index"], self._sequence, due)
 
     def _move(self, found: ScheduleStates, message: Message, batch_index: int, sequence: int, due: int) -> None:
         number, ledger, entry, _ = message
