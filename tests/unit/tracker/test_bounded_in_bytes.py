@@ -10,15 +10,15 @@ import pytest
 
 from streaming.checkpoint.offset import Offset
 from tests.support.tracker.messages import TOPIC, messages, resumed, tick_at
-from tracker import Shard, Tick, TickInput
 from tracker.buckets.large_rows import LargeRows, LargeRule
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import concat, int64, with_columns
 from tracker.packing import payload_sizes
 from tracker.schemas import PauseChange
+from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
-from tracker.tick import Effects
+from tracker.tick import Effects, Tick, TickInput
 
 DUE = 50_000
 BIG = 10_000
