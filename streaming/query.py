@@ -25,11 +25,13 @@ from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.checkpoint.prepared import last_routes
 from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recover, wait_for_broker
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
+from streaming.release.driver.release_files import ReleaseFiles
 from streaming.release.driver.releaser import Releaser
 from streaming.release.feedback import FeedbackFile
 from streaming.sinks.batch_sink import BatchSink
@@ -174,6 +176,7 @@ class DelayedDelivery:
             feedback_file = Path(folder) / "feedback.json"
             feedback = FeedbackFile(feedback_file)
             app_id = checkpoint.app_id
+            payloads = PayloadSweep(checkpoint.payload_folder)
             releaser = Releaser(
                 self._spark,
                 self._settings,
@@ -184,12 +187,12 @@ class DelayedDelivery:
                 self._alerts,
                 last_routes(checkpoint.folder),
                 Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
-                checkpoint.release_folder,
+                ReleaseFiles(app_id, checkpoint.release_folder, payloads),
             )
             outcomes = OutcomePublisher(self._settings, app_id, self._alerts)
             run_id = uuid.uuid4().hex[:12]
             self._alerts.follow(Path(folder) / _SOURCE_ALERTS)
-            sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done)
+            sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done, payloads)
             options = {
                 "settings": self._settings.model_dump_json(),
                 "run": run_id,

@@ -58,6 +58,7 @@ MESSAGES = pa.schema(
         ("shaped_from", pa.int64()),  # when the message was due before shaping moved it; null: not moved by shaping
         ("occurrence", pa.int64()),  # number of the recurring message's occurrence, from 1; null: it does not recur
         ("occurrence_at", pa.int64()),  # when the occurrence is due by the message's rule; null: deliver_at
+        ("payload_at", pa.string()),  # where a large payload is, as `PayloadRef`; null: `payload` has it
     ]
 )
 

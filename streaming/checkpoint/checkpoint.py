@@ -21,8 +21,10 @@ from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
 # The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
-# version is of release 0.1.0, and has version 1.
-VERSION = 2
+# version is of release 0.1.0, and has version 1. In version 3 payloads may be in files, which an earlier program would
+# take for none.
+VERSION = 3
+_OLDEST = 2  # from which this program goes on
 
 _REPAIR = (
     "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
@@ -75,6 +77,11 @@ class Checkpoint:
         return self._query / "releases"
 
     @property
+    def payload_folder(self) -> Path:
+        """The folder of `PayloadFiles`: large payloads to which state, input and releases refer."""
+        return self._query / "payloads"
+
+    @property
     def time_zones_folder(self) -> Path:
         """The folder of `TimeZoneFiles`: the time zones of the last batches."""
         return self._query / "time_zones"
@@ -119,10 +126,10 @@ class Checkpoint:
                 f"a newer delaylake has written the checkpoint {self.folder} (version {version}, this one knows "
                 f"{VERSION}): start that one, or {_REPAIR}"
             )
-        if version < VERSION:
+        if version < _OLDEST:
             raise CheckpointError(
                 f"an older delaylake has written the checkpoint {self.folder} (version {version}, this one goes on "
-                f"from {VERSION}): {_REPAIR}"
+                f"from {_OLDEST}): {_REPAIR}"
             )
 
     def write_version(self) -> None:
@@ -187,13 +194,16 @@ class Checkpoint:
             self._syncing = self._background.submit(self._sync_new)
 
     def sync_done(self) -> None:
-        """Syncs Spark's offsets, commits and state so far to the disk (fsync), and returns when they are there."""
+        """Syncs Spark's offsets, commits and state so far to the disk (fsync), and returns when they are there.
+
+        Also the payloads to which the state refers.
+        """
         self._background.submit(self._sync_new).result()
 
     def _sync_new(self) -> None:
         files = {
             os.path.join(folder, name)
-            for part in ("offsets", "commits", "state")
+            for part in ("offsets", "commits", "state", "payloads")
             for folder, _, names in os.walk(self._query / part)
             for name in names
         }

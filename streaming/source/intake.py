@@ -21,6 +21,7 @@ from streaming.batch_schema import InputKind, InputRow, input_rows
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.payload_files import PayloadFiles
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
@@ -82,6 +83,7 @@ class Intake:
         )
         checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
         self._input = BatchInput(checkpoint.input_folder)
+        self._payloads = PayloadFiles(checkpoint.payload_folder)
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._disk = DiskRoom(settings, alerts)
         self._receivers = Receivers(settings, tables, alerts, self._why_not_taking)
@@ -193,8 +195,10 @@ class Intake:
             self._start(last)
             return received
         self._start(first)
+        messages = self._received_rows(first, last, is_control=False)
         received = Received(
-            self._received_rows(first, last, is_control=False), self._received_rows(first, last, is_control=True)
+            self._payloads.put_aside(messages, last.tick, is_synced=True),
+            self._received_rows(first, last, is_control=True),
         )
         self._input.write(last, received)
         return received

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Collection
@@ -21,11 +22,13 @@ from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.producer_names import ProducerNames
 from streaming.release.task.turn_file import announce_turn
+from tracker.store import StateLostError
 
 _log = logging.getLogger(__name__)
 
 _ROWS_A_TASK = 4_000  # one task sends a release of up to so many rows, a task for each shard a larger one
 _RETRY_SECONDS = 1.0
+_LOST = re.compile(rf"{StateLostError.__name__}: (.*)")
 
 
 class Turns:
@@ -133,6 +136,7 @@ class JobSender:
 
         Raises:
             FencedError: another job has taken the warehouse over.
+            StateLostError: the payload of a message is not where the tracker's state says.
         """
         with self._lock:
             lately_slow = self._destinations.lately_slow(moment())
@@ -148,6 +152,8 @@ class JobSender:
                 tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
                 reports = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
             except Exception as error:
+                if lost := _LOST.search(str(error)):
+                    raise StateLostError(lost[1]) from None
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", job.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)

@@ -63,7 +63,7 @@ class Releaser:
         alerts: records unwritable destinations and foreign producers.
         routes: of the last batch of the run before; None: there was none.
         folder: of this run, where tasks run on this machine, too; None: they run on other machines.
-        release_folder: for the rows of large releases, as `ReleaseFiles` has it.
+        files: has the rows of large releases; None: they go with the tasks.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Releaser:
         alerts: Alerts | None = None,
         routes: KnownRoutes | None = None,
         folder: Path | None = None,
-        release_folder: Path | None = None,
+        files: ReleaseFiles | None = None,
     ) -> None:
         alerts = alerts or Alerts()
         routes = (routes or KnownRoutes({})).updated_to(settings)
@@ -90,7 +90,7 @@ class Releaser:
             lookahead_ceiling_millis=settings.release.lookahead_ceiling_millis,
             gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
-        self._files = ReleaseFiles(app_id, release_folder)
+        self._files = files or ReleaseFiles(app_id, None)
         self._on_deliveries = on_deliveries
         self._lock = threading.Condition()  # guards the states of releases and destinations
         self._stopped = threading.Event()

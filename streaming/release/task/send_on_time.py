@@ -14,6 +14,7 @@ from broker.protocol.sending import RefusedEntry
 from streaming.release.outgoing import cause_of
 from streaming.release.task.producer_line import Line, Send
 from streaming.release.task.shared_paces import Pace
+from tracker.store import StateLostError
 from warehouse.delta.fencing import PauseWatch
 
 _BUILT_AT_ONCE = 20  # messages, which takes 0.1 ms; a message that comes due meanwhile is late by that time
@@ -258,10 +259,13 @@ class _Sending:
         return [self._build_alone(place) for place in entry.places]
 
     def _build_alone(self, place: int) -> _Built:
-        """Builds a message; whatever `build` raises, only this message can't be sent."""
+        """Builds a message; whatever `build` raises, only this message can't be sent.
+
+        A payload that is not where it was put is no fault of the message: a rebuild has it.
+        """
         try:
             return self._build(place)
-        except MemoryError:
+        except (MemoryError, StateLostError):
             raise
         except Exception as error:
             return _Unsendable(cause_of(error))

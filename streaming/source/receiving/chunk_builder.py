@@ -323,6 +323,7 @@ class ChunkBuilder:
             None,
             given.occurrence,
             None,
+            None,
         )
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from broker.client import PulsarError
 from conf.partitions import partition_name
 from conf.settings import Settings
+from streaming.checkpoint.payload_files import PayloadFiles, Payloads
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
@@ -25,6 +26,7 @@ from streaming.release.task.planning.send_plan import Plan, PlannedLine, Sends, 
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING, SUBSCRIPTION_MASK
 from tracker.messages import Int64Array, int64, is_rejected, order_keys, readable
+from tracker.payload_refs import has_refs, refs_of
 from tracker.shaping.rule import SHAPED
 
 
@@ -67,7 +69,7 @@ def plan_release(
         tick=assignment.tick,
         kind=assignment.kind,
         rows=release.rows,
-        columns=columns_of(release.rows, release.blank, CONTENT),
+        columns=release.columns(settings),
         lines=lines,
         sends=sends,
         payload_bytes=release.contents.payload_bytes,
@@ -104,6 +106,14 @@ class _Release:
         self.contents, self.blank = contents_of(self.rows)
         self.unsendable |= self.blank
         self._lane = assignment.lane(self.sending.get("lanes", 1), self.sending.get("lane_set", 0))
+
+    def columns(self, settings: Settings) -> dict[str, Sequence[Any]]:
+        """Returns the columns of which messages are built; payloads in files are read when they are asked for."""
+        columns: dict[str, Sequence[Any]] = {**columns_of(self.rows, self.blank, CONTENT)}
+        if has_refs(self.rows):
+            refs = {row: ref for row, ref in refs_of(self.rows).items() if row not in self.blank}
+            columns["payload"] = Payloads(columns["payload"], refs, PayloadFiles.of(settings))
+        return columns
 
     def addressed(self, destinations: Destinations) -> tuple[Int64Array, Int64Array, list[tuple[str, Destination]]]:
         """Finds the destinations of all rows.
