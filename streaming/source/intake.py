@@ -42,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 
+# So many times as much of large payloads in files is dispatched in a tick: a sender alone reads them.
+_FILE_SHARE = 4
+
 
 class Intake:
     """Receives all source topics and the control topic, and decides where batches end. Runs in the source process.
@@ -271,6 +274,7 @@ class Intake:
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
+            max_file_bytes=max(1, _FILE_SHARE * self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from tests.support.tracker.messages import messages
 from tracker.buckets.large_rows import Budget, LargeRule
 from tracker.buckets.time_slots import TimeSlots
-from tracker.messages import MESSAGES, int64, with_columns
+from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.packing import PART_BYTES, in_parts, payload_sizes, row_sizes
 from tracker.payload_refs import PayloadRef, files_of, refs_of
 from tracker.store import MemoryStore
@@ -36,8 +36,21 @@ def test_a_payload_in_a_file_counts_for_who_sends_it_and_not_for_who_passes_its_
     assert 100 * MB < row_sizes(rows).sum() < 100 * MB + 100_000
     assert RULE.are_large(rows).all()
     assert Budget(5 * MB + 50_000, RULE.are_large).fitting(rows).sum() == 5
+    assert Budget(1, RULE.are_large, 5 * MB + 50_000).fitting(rows).sum() == 5, "by a budget of their own"
     assert row_sizes(rows).sum() > PART_BYTES
     assert [part.num_rows for part in in_parts(rows)] == [100]
+
+
+def test_a_budget_of_files_keeps_the_order_of_large_rows() -> None:
+    """What is in the row itself has its budget, too; whichever is spent first, nothing later goes."""
+    held = messages([(2, i, 5_000) for i in range(4)], payload=b"x" * 10_000)
+    rows = concat([in_files(2), held.slice(0, 2), in_files(2, "8-b"), held.slice(2), messages([(3, 1, 5_000)])])
+    for n_bytes, file_bytes, n in [(100_000, 9 * MB, 8), (15_000, 9 * MB, 3), (100_000, 3 * MB + 9_000, 5), (1, 1, 1)]:
+        budget = Budget(n_bytes, RULE.are_large, file_bytes)
+        fits = budget.fitting(rows)
+        assert fits.tolist() == [True] * n + [False] * (8 - n) + [True]
+        assert Budget(n_bytes, RULE.are_large).fitting(rows)[:8].sum() <= n, "without it they count as the others"
+    assert budget.is_spent
 
 
 def test_a_slot_refers_to_the_files_of_the_rows_that_are_left_in_it() -> None:
