@@ -12,7 +12,7 @@ from pathlib import Path
 
 from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.release.attempt import Assignment
-from streaming.release.driver.job import Job, job_of
+from streaming.release.driver.lane_release import LaneRelease, lane_release_of
 from tracker.messages import concat
 from tracker.packing import pack, unpack
 
@@ -21,13 +21,13 @@ _FILE_BYTES = 512 * 1024
 
 
 class ReleaseFiles:
-    """Makes jobs of releases, and keeps their large bodies in files until nobody has the job any more.
+    """Joins the shards' releases, and keeps their large bodies in files until nobody has the release any more.
 
     Args:
         app_id: of the checkpoint.
         folder: for the files, which all machines of the job share; what an earlier run has left in it is removed.
             None: bodies go with the tasks.
-        payloads: keeps the files with payloads of releases as long as anybody has the job.
+        payloads: keeps the files with payloads of a release as long as anybody has it.
     """
 
     def __init__(self, app_id: str, folder: Path | None, payloads: PayloadSweep | None = None) -> None:
@@ -39,26 +39,26 @@ class ReleaseFiles:
             shutil.rmtree(folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
 
-    def job(self, tick: int, kind: int, of_shards: Mapping[int, Sequence[bytes]], now: int) -> Job:
-        """Makes the job of a release.
+    def lane_release(self, tick: int, kind: int, of_shards: Mapping[int, Sequence[bytes]], now: int) -> LaneRelease:
+        """Makes the release of all shards together.
 
         Args:
             tick: of the release.
             kind: of the release.
             of_shards: by shard the parts of its release, packed, in order.
-            now: the tick that hands it out, as for `job_of`.
+            now: the tick that hands it out, as for `lane_release_of`.
 
         Raises:
             StateLostError: a file with payloads of the release is not there.
         """
         assignments = [self._assignment(shard, tick, kind, parts) for shard, parts in of_shards.items()]
-        job = job_of(tick, kind, assignments, now)
+        release = lane_release_of(tick, kind, assignments, now)
         for assignment in assignments:
             if assignment.file:
-                weakref.finalize(job, _remove, assignment.file)
+                weakref.finalize(release, _remove, assignment.file)
         if self._payloads is not None:
-            self._payloads.pin(job, job.payload_files)
-        return job
+            self._payloads.pin(release, release.payload_files)
+        return release
 
     def _assignment(self, shard: int, tick: int, kind: int, parts: Sequence[bytes]) -> Assignment:
         body = parts[0] if len(parts) == 1 else pack(concat(unpack(part) for part in parts))
