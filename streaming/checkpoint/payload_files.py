@@ -5,6 +5,7 @@ A byte that passes through Spark is copied a dozen times: to the JVM, to the ope
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 import weakref
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.files import OWNER_ALONE
 from conf.settings import Settings, local_path
 from streaming.checkpoint.checkpoint import Checkpoint
 from tracker.messages import with_columns
@@ -28,6 +30,8 @@ from warehouse.durable import sync
 
 # Payloads from this size on go to files: for smaller ones a file's row would cost more than it saves.
 ASIDE_BYTES = 64 * 1024
+
+_FOLDER_MODE = 0o777 & ~OWNER_ALONE
 
 
 class PayloadFiles:
@@ -61,8 +65,8 @@ class PayloadFiles:
         name = f"{tick}-{uuid.uuid4().hex[:12]}"
         refs: list[str | None] = [None] * rows.num_rows if not has_refs(rows) else rows[COLUMN].to_pylist()
         payloads, offset = rows["payload"], 0
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / name, "xb") as file:
+        self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        with open(self._folder / name, "xb", opener=_open) as file:
             for i in np.flatnonzero(are_large).tolist():
                 payload = payloads[i].as_buffer()
                 refs[i] = str(PayloadRef(name, offset, len(payload), zlib.crc32(payload)))
@@ -102,6 +106,11 @@ class PayloadFiles:
         if len(payload) != ref.length or zlib.crc32(payload) != ref.checksum:
             raise _lost(self._folder / ref.file, "is damaged")
         return payload
+
+
+def _open(path: str, flags: int) -> int:
+    """Opens a file; executors have a umask of their own."""
+    return os.open(path, flags, 0o666 & ~OWNER_ALONE)
 
 
 def _lost(file: Path, what: str) -> StateLostError:

@@ -33,6 +33,7 @@ def test_large_payloads_come_back_as_they_were_and_others_never_leave(tmp_path: 
     assert aside["payload"].to_pylist() == [None, None, b"", b"x" * (ASIDE_BYTES - 1), None, None]
     assert payload_sizes(aside).tolist() == [0, ASIDE_BYTES, 0, ASIDE_BYTES - 1, ASIDE_BYTES + 1, ASIDE_BYTES + 2]
     [file] = (tmp_path / "payloads").iterdir()
+    assert [path.stat().st_mode & 0o777 for path in (file, file.parent)] == [0o600, 0o700]
     assert (file.name.partition("-")[0], file.stat().st_size) == ("7", 3 * ASIDE_BYTES + 3)
     passed_on = unpack(pack(aside))
     assert len(pack(aside)) < 2 * ASIDE_BYTES
