@@ -18,7 +18,7 @@ _MAX_TICK_SECONDS = 1.2
 
 # What large messages may have, in bytes, that are loaded, or handed out and not written down; what a tick loads of
 # them; and with how much room a tick is made for more of them.
-MAX_LARGE_BYTES = 128 << 20
+MAX_LARGE_BYTES = 96 << 20
 _MAX_LOADED_BYTES = 32 << 20
 _ROOM_FOR_MORE = 8 << 20
 

@@ -6,6 +6,7 @@ from broker.position import START, Position
 from conf.settings import Settings
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import MAX_HANDED_OUT_BYTES, BatchShares, Waiting, is_too_much
+from streaming.source.clock import MAX_LARGE_BYTES
 from tracker.schemas import MAX_ANSWERS
 
 MIB = 1 << 20
@@ -74,3 +75,7 @@ def test_commands_come_first_and_are_so_few_that_a_tick_can_answer_them() -> Non
     shares(subscriptions=10).take(1, waiting, {"control": Position(1, 50)}, 2, Feedback())
     assert control.max_bytes == MAX_ANSWERS // 20
     assert much.taken == 15
+
+
+def test_what_others_send_goes_on_at_full_speed_while_large_messages_wait() -> None:
+    assert Settings().ingest.max_bytes_per_batch <= MAX_HANDED_OUT_BYTES - MAX_LARGE_BYTES
