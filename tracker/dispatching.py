@@ -47,9 +47,6 @@ class KeyOrder:
 
     Messages due by the last tick's cutoff go into one release, on short notice, those due later into another, planned.
     So all messages of the first, in every shard, come before all messages of the second.
-
-    Args:
-        subscriptions: the subscriptions of each source topic.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -98,7 +95,6 @@ class Dispatcher:
     """Dispatches due rows in releases.
 
     Args:
-        context: of the shard.
         tracker: takes back the rows that wait for places; has the parked rows that are not sealed yet.
         parking: decides to which subscriptions a message goes.
         occurrences: moves recurring messages on.
@@ -224,7 +220,6 @@ class Dispatcher:
         """Moves the recurring messages of a release on to their next occurrence, and gives up unwritable occurrences.
 
         Args:
-            step: the tick.
             rows: as MESSAGES and `subscription_mask`.
             given_up: the other messages of the release that are given up.
 

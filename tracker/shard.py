@@ -261,7 +261,6 @@ class Shard:
         """Adds the rows of moved messages, seals the mutable bucket when it is time to, and loads the segment.
 
         Args:
-            step: the tick.
             open_rows: as MESSAGES: further rows to seal now.
 
         Returns:
@@ -291,7 +290,6 @@ class Shard:
         """Dispatches due messages, and sends rejects to their topics.
 
         Args:
-            step: the tick.
             short_notice: as MESSAGES: new messages that are due already.
             moved: as MESSAGES: rows of moved messages that are due already.
         """
