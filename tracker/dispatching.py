@@ -16,7 +16,7 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
-from tracker.giving_up import GivenUp, cancelled, rejected, select_writable_rejects
+from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Parking
@@ -174,7 +174,7 @@ class Dispatcher:
             rows, given_up = self._move_on(step, rows, given_up)
         n: int = rows.num_rows
         if given_up.rejects.num_rows:
-            rejects = select_writable_rejects(step.tick.unwritable, given_up.rejects)
+            rejects = select_sent_rejects(step.tick.unwritable, step.tick.parked_rejects, given_up.rejects)
             rejects = rejects.append_column("subscription_mask", pa.array(np.zeros(rejects.num_rows, np.int64)))
             rows = in_order(concat([rows, rejects], rows.schema))
         self._add_release(step, kind, self._key_order.take_ordered(rows))

@@ -19,9 +19,10 @@ from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles, PayloadSweep
-from streaming.crash_recovery import StartError, begin
+from streaming.crash_recovery import begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
+from streaming.start_checks import StartError
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
