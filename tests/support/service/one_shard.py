@@ -10,6 +10,8 @@ from unittest import mock
 
 import pyarrow as pa
 
+from checkpoint_from_tables.rebuild.context import RebuildContext
+from checkpoint_from_tables.rebuild.delivered import Delivered, Times
 from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
@@ -204,8 +206,7 @@ class Service:
     def lose_checkpoint(self) -> None:
         """The job goes on with what a rebuild finds in the tables and at the destinations."""
 
-        def found_at_destinations(_: Any, tables: Tables, delivered: Any, *rest: Any) -> int:
-            overdue = rest[1]
+        def found_at_destinations(context: RebuildContext, delivered: Delivered, overdue: Times, _: Any) -> int:
             rows = pa.Table.from_pylist([self._delivery(row) for row in self.unwritten], schema=DELIVERIES)
             for number, name in enumerate(NAMES):
                 own = rows.filter(pa.compute.equal(rows["subscription"], name))
@@ -217,8 +218,8 @@ class Service:
                 own = where(own, ~delivered.contains(number, own))
                 delivered.add(own)
                 if own.num_rows:
-                    tables.append("deliveries", own, {})
-            return rows.num_rows
+                    context.tables.append("deliveries", own, {})
+            return int(rows.num_rows)
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.position import Position
+from checkpoint_from_tables.rebuild.context import RebuildContext
 from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
 from checkpoint_from_tables.rebuild.rebuild import rebuild
@@ -449,7 +450,7 @@ def overdue_of(made: Settings) -> dict[tuple[str, int], int]:
         without_destinations() as written,
     ):
         rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
-    found: dict[tuple[str, int], int] = written.call_args.args[4]
+    found: dict[tuple[str, int], int] = written.call_args.args[2]
     return found
 
 
@@ -493,7 +494,7 @@ def test_a_move_of_what_only_a_destination_has_is_not_carried_out_again(tmp_path
     entry.command("RESCHEDULE", "b", 0, NOW - HOUR)
     write(tables, [entry], 1)
 
-    def find(known: Settings, tables: Tables, delivered: Delivered, *_: Any) -> int:
+    def find(context: RebuildContext, delivered: Delivered, *_: Any) -> int:
         delivered.add(rows("deliveries", [{**entry.at(0), "subscription": "b"}]))
         return 1
 
