@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from tracker import Key
 from tracker.packing import PART_BYTES
+from tracker.store import Key
 
 _Full = tuple[str, int, int]
 
