@@ -25,9 +25,9 @@ from tracker.tick import Effects, Tick, TickInput
 from tracker.tick_failures import apply_without_failing_rows
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
+from warehouse.queries.drained_rows import first_rounds
 from warehouse.queries.index_rows import (
     cancels_to_index,
-    find_held,
     find_keyed_messages,
     find_known_messages,
     find_rows,
@@ -110,7 +110,7 @@ class Service:
             changes["known_messages"] = find_known_messages(self.tables, versions, ordered, [])
             changes["payload_rows"] = find_rows(self.tables, versions, ordered, [])
         elif pause:
-            changes["payload_rows"] = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
+            changes |= self.first_rounds()
         tick_input = TickInput(
             messages=new,
             segment=MESSAGES.empty_table() if segment is None else segment,
@@ -144,6 +144,11 @@ class Service:
                     if row["subscription_mask"] >> bit & 1:
                         self.in_flight.append((release.tick, name, row))
         return effects
+
+    def first_rounds(self) -> dict[str, Any]:
+        version = self.tables.version("delayed_index")
+        rows, rounds = first_rounds(self.tables, version, [(TOPIC, name) for name in NAMES])
+        return {"drained": rows, "rounds": rounds}
 
     def segment(self, start: int) -> pa.Table:
         return read_segment(self.tables, self.tables.version("delayed_index"), start, self.load)
@@ -234,9 +239,9 @@ class Service:
         start = self.load
         self.load = self.now + AHEAD + SECOND
         segment, self.load = self.segment(start), start
-        held = find_held(self.tables, self.tables.version("delayed_index"), [(TOPIC, name) for name in NAMES])
+        rounds = self.first_rounds()
         rebuilt = of_all_shards(prepared)
-        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, payload_rows=held)
+        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, **rounds)
 
     def numbers(self, name: str, entry: int) -> list[int]:
         return [number for of, number in self.arrived[name] if of == entry]
