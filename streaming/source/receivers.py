@@ -20,7 +20,7 @@ from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
-from streaming.release.naming import max_size_bytes
+from streaming.release.naming import max_delivered_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver
@@ -139,7 +139,7 @@ class Receivers:
                 after=after,
                 limits=Limits(
                     self._settings.tracker.max_delay_millis,
-                    max_size_bytes(self._settings, source.topic),
+                    max_delivered_bytes(self._settings, source.topic),
                     2 * limits.max_messages_per_batch,
                     4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
                     self._room,

@@ -64,7 +64,8 @@ class FakeProducer:
         self.is_open = True
         self.error: Exception | None = None
         self.repeated_to = -1
-        self.n_pending = 0
+        self.n_pending = self.n_answers = 0
+        self.max_message_bytes = 5 << 20
         self.refused: list[RefusedEntry] = []
 
     def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
