@@ -105,7 +105,7 @@ class Sending:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether everything is answered, and nothing waits in `refused`."""
+        """Whether everything is answered, and nothing waits in `refused`. It may be read while entries are moved."""
         return not self._sent and not self._unsent and not self.refused
 
     def open(self, producer_id: int, last_sequence_id: int, max_bytes: int) -> None:
@@ -155,17 +155,20 @@ class Sending:
             elif self._sent:
                 return b""
             elif not entry.can_be_sent(self.max_bytes):
-                self.refused.append(RefusedEntry(self._unsent.popleft(), _TOO_LARGE))
+                self.refused.append(RefusedEntry(entry, _TOO_LARGE))  # first: see `has_arrived`
+                self._unsent.popleft()
                 continue
             elif entry.sequence_id <= self.last_sequence_id:
                 # The broker has it: no policy refuses chunks. It would store all but the last one once more.
-                self.repeated_to = self._unsent.popleft().sequence_id
+                self.repeated_to = entry.sequence_id
+                self._unsent.popleft()
                 continue
             else:
                 self._chunks, self._partly_sent = Chunks(entry, self.producer, self.max_bytes), entry.sequence_id
                 self._waits_for_chunk = True
                 frame = send_frame(producer_id, self._chunks.next_entry())
-            self._sent.append(self._unsent.popleft())
+            self._sent.append(entry)  # first: see `has_arrived`
+            self._unsent.popleft()
             return frame
         return b""
 

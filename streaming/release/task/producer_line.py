@@ -81,7 +81,7 @@ class Line:
         resume_after: the last sequence id that had arrived before, -1: none. Messages up to it are not sent again. The
             broker's answer counts, too, when the producer is made.
         remembered: the last sequence id that the broker told when the producer was made; -1: none.
-        target: (source topic, subscription) of the messages.
+        recipient: (source topic, subscription) of the messages.
     """
 
     topic: str
@@ -103,7 +103,7 @@ class Line:
     is_behind: bool = False  # a message had to wait for one of another line, which has failed
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
     is_partly_sent: bool = False  # the broker counts the last message as published, and does not have all its chunks
-    target: tuple[str, str] = ("", "")
+    recipient: tuple[str, str] = ("", "")
     read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
     # The same, where the broker does not tell: the destination now refuses their schema, so that it can't be asked, or
     # the broker may have some chunks only of the last message.
