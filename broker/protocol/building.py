@@ -152,7 +152,10 @@ def single_entry(
     Raises:
         ValueError: a number is negative, or beyond 64 bits.
     """
-    return large_message(message, producer, published, schema_version).whole()
+    payload = message.payload or b""
+    metadata = _shared(message.sequence_id, producer, published, schema_version, len(payload))
+    data = _entry(metadata + _of_message(message, _ALONE), payload)
+    return OutgoingEntry(message.sequence_id, message.sequence_id, 1, data)
 
 
 def large_message(

@@ -90,6 +90,11 @@ class EntryProducer:
         return self._sending.max_bytes
 
     @property
+    def is_in_chunks(self) -> bool:
+        """Whether a message is being sent in chunks, of which some are not answered."""
+        return self._sending.is_in_chunks
+
+    @property
     def n_answers(self) -> int:
         """How many entries, and chunks of large messages, the broker has answered."""
         return self._sending.n_answers

@@ -99,6 +99,11 @@ class Sending:
         return self._producer_id is not None
 
     @property
+    def is_in_chunks(self) -> bool:
+        """Whether a message is being sent in chunks, of which some are not answered."""
+        return self._chunks is not None
+
+    @property
     def n_pending(self) -> int:
         """The number of entries that are not answered."""
         return len(self._sent) + len(self._unsent)

@@ -291,13 +291,18 @@ class Line:
         seen = producer.last_sequence_id
         if producer.is_open and producer.n_pending and (why := self.lag.why_slow(seen, self.ids, self.n_bytes)):
             self.fail_slow(why)
-        elif self.ends_at and now > self.ends_at and not self.has_arrived():
+        elif self._is_turn_over(producer, now):
             self.fail_slow(f"{len(self.ids) - bisect_right(self.ids, seen):,} messages of its turn are left")
         elif (seen, producer.n_answers) != self._last_seen or (producer.is_open and not producer.n_pending):
             self._last_seen, self._progress_at = (seen, producer.n_answers), now
         elif now - self._progress_at > self.patience_seconds:
             self.fail(f"the broker has not answered for {self.patience_seconds:.0f} s")
         return producer.take_refused()
+
+    def _is_turn_over(self, producer: Producer, now: float) -> bool:
+        """Whether the line has had its time. The chunks of its first message come, however long they take."""
+        is_first = producer.is_in_chunks and producer.last_sequence_id <= self.resume_after
+        return bool(self.ends_at) and now > self.ends_at and not self.has_arrived() and not is_first
 
     def has_arrived(self) -> bool:
         """Whether everything that was handed over is at the broker."""

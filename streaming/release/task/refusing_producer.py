@@ -28,6 +28,7 @@ class RefusingProducer:
     repeated_to = -1
     n_pending = 0
     n_answers = 0
+    is_in_chunks = False
     max_message_bytes = 0
     has_arrived = True
 

@@ -51,6 +51,7 @@ class FakeProducer:
     repeated_to: int = -1
     n_pending: int = 0
     n_answers: int = 0
+    is_in_chunks: bool = False
     max_message_bytes: int = 5 << 20
     has_arrived: bool = True
     refused: list[RefusedEntry] = field(default_factory=list)
