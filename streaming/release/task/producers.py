@@ -95,7 +95,8 @@ def _large_of(pending: Pending, of_line: Int64Array) -> dict[int, Large]:
     found = {}
     for i in of_line.tolist():
         send, plan = pending[i]
-        if not send.is_batched and plan.payload_bytes[send.row] > LARGE_BYTES:
+        is_large = plan.payload_bytes[send.row] > LARGE_BYTES and send.row not in plan.unsendable
+        if is_large and not send.is_batched:
             n_bytes = OWN_BYTES + content_bytes(plan.columns, send.row)
             found[send.sequence_id] = Large(n_bytes, key_of_row(plan.columns, send.row, send.subscription is None))
     return found
