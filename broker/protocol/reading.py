@@ -130,9 +130,9 @@ def messages_in(topic: str, entry: ReceivedEntry) -> Iterator[ReadMessage]:
 
 
 def plain_messages(entry: ReceivedEntry) -> Sequence[Message]:
-    """Returns the messages of an entry; none of what the service never sends: what is compressed, encrypted, or damaged.
+    """Returns the messages of an entry; none of what the service never sends.
 
-    A chunk stands for its message, of whose payload it has a part.
+    That is: what is compressed, encrypted, or damaged. A chunk stands for its message, of whose payload it has a part.
     """
     envelope = entry.envelope
     if isinstance(envelope, EntryError) or envelope.metadata.encryption_keys:

@@ -19,6 +19,7 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
+from tests.support.service.harness import wait_until
 from warehouse.delta.fencing import PauseWatch
 
 PATIENCE_SECONDS = 0.3
@@ -453,7 +454,7 @@ def test_a_turn_does_not_end_between_the_chunks_of_its_first_message() -> None:
     lines, _ = lines_to([Topic()], patience_seconds=60, ends_at=time.monotonic())
     line = lines[0]
     line.open()
-    line.wait_opened()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
     producer = line.producer
     assert isinstance(producer, FakeProducer)
     producer.n_pending, producer.is_in_chunks = 1, True
@@ -469,7 +470,7 @@ def test_a_broker_that_answers_chunk_by_chunk_is_waited_for() -> None:
     lines, _ = lines_to([Topic()], patience_seconds=0.2)
     line = lines[0]
     line.open()
-    line.wait_opened()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
     producer = line.producer
     assert isinstance(producer, FakeProducer)
     producer.n_pending = 1
