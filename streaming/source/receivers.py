@@ -20,7 +20,7 @@ from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
-from streaming.release.naming import max_size_bytes
+from streaming.release.naming import max_delivered_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
@@ -155,7 +155,7 @@ class Receivers:
         settings, topic = self._settings, source.topic
         return Acceptance(
             settings.tracker.max_delay_millis,
-            max_size_bytes(settings, topic),
+            max_delivered_bytes(settings, topic),
             details=None if is_control else MessageDetails(source, self._schemas),
             # One for all partitions of a topic.
             recurring=None if is_control else self._recurring.setdefault(topic, Recurring.of(settings, topic)),
