@@ -51,6 +51,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.rebuilt import Rebuilt
+from tracker.requests import MessageRequests
 from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
 from tracker.shaping.rule import first_due
 from tracker.shaping.shaper import Shaper
@@ -125,7 +126,8 @@ class Shard:
         self._control = Control(context, self._state, self._occurrences)
         self._keys = Superseding(context, self._state, self._parking, options.key_idle_millis)
         self._shaper = Shaper(context, self._state)
-        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys)
+        self._requests = MessageRequests(context)
+        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys, self._requests)
         self._named = NamedMessages(context, self._tracker, self._entries, self._state)
         self._dispatcher = Dispatcher(
             context, self._tracker, self._parking, self._occurrences, self._shaper, self._in_flight
@@ -224,6 +226,7 @@ class Shard:
         self._state.rebuild(rebuilt)
         self._occurrences.rebuild(rebuilt.occurrences)
         self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
+        self._requests.rebuild(rebuilt.message_requests)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
         self._parking.resume_parked(select_parked(step.input.payload_rows))
