@@ -48,7 +48,7 @@ class FirstMessage(NamedTuple):
 
 
 # By source topic and request id, of a tick: position, `body_of` and deliver_at of the first message that is not
-# rejected.
+# rejected; the position is empty where all are.
 FirstOfTick = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
@@ -88,10 +88,11 @@ def first_of_tick(messages: pa.Table) -> dict[str, dict[str, list[Any]]]:
     """
     found: dict[str, dict[str, list[Any]]] = {}
     for _, row in _with_ids(messages):
-        if row["reason"] is None:
-            ids = found.setdefault(row["topic"], {})
-            if row["request_id"] not in ids:
-                ids[row["request_id"]] = [row["position"], body_of(row), row["deliver_at"]]
+        ids = found.setdefault(row["topic"], {})
+        if row["reason"] is not None:
+            ids.setdefault(row["request_id"], ["", 0, 0])
+        elif not ids.get(row["request_id"], [""])[0]:
+            ids[row["request_id"]] = [row["position"], body_of(row), row["deliver_at"]]
     return found
 
 
@@ -114,7 +115,7 @@ class RequestedMessages:
         messages: as MESSAGES: the same rows. Repetitions have a reason.
         row: int64, (answers,): the index of each message with a request id.
         answers: as OUTCOME_ROWS: one for each of them, without deliver_at.
-        first: for each of them the first message of its id; None: it was rejected for something else.
+        first: for each of them the first message of its id; None: all were rejected for something else.
     """
 
     messages: pa.Table
@@ -161,13 +162,11 @@ class MessageRequests:
             return RequestedMessages(messages)
         earlier = self._find_earlier(of_tick, first_answers)
         for topic, ids in of_tick.items():
-            new = {one: values[1] for one, values in ids.items() if (topic, one) not in earlier}
+            new = {one: values[1] for one, values in ids.items() if values[0] and (topic, one) not in earlier}
             self._log(topic).add_ids(new, self._context.now)
         asked = list(_with_ids(messages))
         firsts = [
-            None
-            if row["reason"] is not None
-            else earlier.get((row["topic"], row["request_id"])) or _first_of(of_tick[row["topic"]][row["request_id"]])
+            earlier.get((row["topic"], row["request_id"])) or _first_of(of_tick[row["topic"]][row["request_id"]])
             for _, row in asked
         ]
         answers = [_answer(row, first) for (_, row), first in zip(asked, firsts, strict=True)]
@@ -221,9 +220,9 @@ class MessageRequests:
         return RequestLog(self._context.store, _LOG, key_hash(topic, "")[0])
 
 
-def _first_of(values: Sequence[Any]) -> FirstMessage:
+def _first_of(values: Sequence[Any]) -> FirstMessage | None:
     position, body, deliver_at = values
-    return FirstMessage(position, (body,), deliver_at)
+    return FirstMessage(position, (body,), deliver_at) if position else None
 
 
 def _answer(row: Mapping[str, Any], first: FirstMessage | None) -> dict[str, Any]:
@@ -231,20 +230,20 @@ def _answer(row: Mapping[str, Any], first: FirstMessage | None) -> dict[str, Any
 
     Args:
         row: as `_with_ids` yields it.
-        first: the first message under its id; None: the message is rejected for something else.
+        first: the first message under its id; None: all of them are rejected for something else.
     """
     position, request_id, body = row["position"], row["request_id"], body_of(row)
     answer = {"request_id": outcome_id(row["topic"], request_id), "body": body, "superseded_by": None, "reason": ""}
-    if first is None:
-        return answer | {"result": int(Result.INVALID), "reason": row["reason"], "is_repeat": False}
-    if first.position == position:
-        return answer | {"result": int(Result.APPLIED), "is_repeat": False}
-    if body in first.bodies or 0 in first.bodies:
+    answer |= {"result": int(Result.INVALID), "is_repeat": False}
+    if first is not None and first.position == position:
+        return answer | {"result": int(Result.APPLIED)}
+    if first is not None and (body in first.bodies or 0 in first.bodies):
+        # Also where something is wrong with it by now, as that its last occurrence is past.
         why = f"a repetition of {first.position}: {REQUEST_ID} {request_id}"
-        repeated = {"superseded_by": first.position, "reason": why}
-        return answer | repeated | {"result": int(Result.ALREADY_APPLIED), "is_repeat": False}
-    why = f"another message, {first.position}, has had the {REQUEST_ID} {request_id}"
-    return answer | {"result": int(Result.INVALID), "reason": why, "is_repeat": False}
+        return answer | {"result": int(Result.ALREADY_APPLIED), "superseded_by": first.position, "reason": why}
+    if row["reason"] is not None or first is None:
+        return answer | {"reason": row["reason"]}
+    return answer | {"reason": f"another message, {first.position}, has had the {REQUEST_ID} {request_id}"}
 
 
 def _outcomes(rows: pa.Table, answers: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -25,7 +25,7 @@ from broker.protocol.entries import (
 from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.errors import one_line
-from streaming.release.outgoing import FIELD_BYTES
+from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import Recurring, RuleCost

@@ -19,7 +19,7 @@ from broker.protocol.batches import find_messages
 from broker.protocol.entries import is_batch, is_dropped
 from broker.protocol.fields import OF_ENTRY, PADDING, Fields, Spans, read_fields
 from broker.protocol.unpacking import UnpackedEntry
-from streaming.release.outgoing import FIELD_BYTES
+from conf.message_size import FIELD_BYTES
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, BoolArray, Int64Array
 from tracker.properties import BASE64

@@ -131,11 +131,23 @@ def test_ids_are_those_of_a_topic() -> None:
 
 def test_what_is_rejected_for_something_else_does_not_use_its_id_up() -> None:
     job = Job()
-    [wrong] = job.step(asked(1, "r", reason="deliverAt is no number"))
-    assert (wrong["result"], wrong["reason"]) == (Result.INVALID, "deliverAt is no number")
-    found = job.step(asked(2, "r", reason="deliverAt is no number"), asked(3, "r"))
+    [answer] = job.step(asked(1, "r", reason="deliverAt is no number"))
+    assert (answer["result"], answer["reason"]) == (Result.INVALID, "deliverAt is no number")
+    wrong = asked(2, "r", reason="deliverAt is no number", payload=b"other")
+    found = job.step(wrong, asked(3, "r"))
     assert [row["result"] for row in found] == [Result.INVALID, Result.APPLIED]
+    assert job.rejects[2] == "deliverAt is no number"
     assert told(job.step(asked(4, "r"))) == [(4, Result.ALREADY_APPLIED, "1:192:-1:-1", DUE)]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_repetition_with_which_something_is_wrong_by_now_is_a_repetition(shards: int) -> None:
+    job = Job(shards)
+    late = "repeatUntil is before the first occurrence"
+    found = job.step(asked(2, "r", reason=late), asked(1, "r"))
+    assert told(found) == [(1, Result.APPLIED, None, DUE), (2, Result.ALREADY_APPLIED, "1:64:-1:-1", DUE)]
+    assert told(job.step(asked(3, "r", reason=late))) == [(3, Result.ALREADY_APPLIED, "1:64:-1:-1", DUE)]
+    assert job.rejects == dict.fromkeys((2, 3), "a repetition of 1:64:-1:-1: requestId r")
 
 
 def test_the_same_message_that_comes_in_again_after_a_rebuild_is_no_repetition() -> None:
