@@ -11,7 +11,7 @@ BATCH_MESSAGES = 500
 
 # (source topic, subscription). The subscription "" stands for the source topic's rejects topic; that of dead letters is
 # what `tracker.subscriptions.dead_letters_of` returns.
-Target = tuple[str, str]
+Recipient = tuple[str, str]
 
 
 def producer_name(app_id: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:

@@ -62,7 +62,7 @@ class Service:
         return answer
 
     def arrived(self, payload: str, topic: str = ORDERS) -> list[Any]:
-        return [one for one in self.collector.received[f"{topic}-a"] if one.data == payload.encode()]
+        return [one for one in self.collector.received[f"{topic}-a"] if one.payload == payload.encode()]
 
     def rejects(self, payload: str) -> list[str]:
         rows = self.job.rows("rejects")
