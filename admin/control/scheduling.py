@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
+from deltalake.exceptions import DeltaError
 
 from admin.control.async_client import AsyncControlClient, ControlUnavailableError, NoOutcomeError
 from admin.control.source_producers import SourceProducers
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, UnreadableWarehouseError
 from conf.settings import Settings
 from tracker.messages import position_texts
 from tracker.properties import MessagePosition
@@ -138,9 +139,11 @@ class Scheduler:
                     outcome = await heard.get()
             except TimeoutError:
                 look = partial(_find, self._tables, outcome_id(source, message.request_id), str(position))
-                with contextlib.suppress(DelayLakeError, OSError):
-                    if (found := await asyncio.to_thread(look)) is not None:
-                        return found
+                found = None
+                with contextlib.suppress(DeltaError, UnreadableWarehouseError, OSError):
+                    found = await asyncio.to_thread(look)
+                if found is not None:
+                    return found
                 continue
             ids = outcome.ledger_id, outcome.entry_id, outcome.batch_index
             is_own = ids == (position.ledger_id, position.entry_id, position.batch_index)

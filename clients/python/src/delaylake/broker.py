@@ -116,7 +116,7 @@ class Broker:
             # In a thread of Pulsar's client, which an exception would hang.
             with contextlib.suppress(Exception):
                 if result.name != "Ok":
-                    sent.set_exception(_error(result.name, message.topic, was_sent=True))
+                    sent.set_exception(_error(result.name, message.topic, True, message.request_id))
                 else:
                     position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
                     sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
@@ -217,7 +217,7 @@ class Broker:
             return Unavailable(f"{topic}: the broker {self._url} does not answer", request_id=request_id)
         if topic == self.control_topic:
             return NoAnswer("no answer (does the job run?)", request_id=request_id)
-        return NoAnswer(f"{topic}: the broker has not confirmed the message")
+        return NoAnswer(f"{topic}: the broker has not confirmed the message", request_id=request_id)
 
     def _is_connected(self, topic: str) -> bool:
         """Whether anything could be sent to a topic yet."""
