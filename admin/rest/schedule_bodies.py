@@ -105,11 +105,10 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     """
     given = _read(content)
     payload = _payload(given)
-    if key and given.request_id:
-        raise UnscheduledError(422, "requestId: the header Idempotency-Key is there, too")
     properties = _checked_properties(given)
-    request_id = key or given.request_id or ""
-    if request_id:
+    if key and REQUEST_ID in properties:
+        raise UnscheduledError(422, "requestId: the header Idempotency-Key is there, too")
+    if request_id := key or properties.get(REQUEST_ID, ""):
         properties[REQUEST_ID] = request_id
     elif DELIVER_AFTER in properties and REPEAT not in properties:
         # So that the answer has the very time. With a request id a repetition has to be the same message.

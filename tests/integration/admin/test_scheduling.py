@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +21,11 @@ import pytest
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from tests.conftest import RUN_SECONDS
 from tests.support.service.harness import Api, Collector, Job, now, wait_until
 
-ORDERS = "persistent://public/default/scheduled"
+PLACE = "public/default/scheduled"
+ORDERS = f"persistent://{PLACE}"
 PARTED = "persistent://public/default/scheduled-parted"
 DUE_SECONDS = 3_600
 
@@ -167,6 +172,43 @@ def test_a_producer_that_sets_a_request_id_has_the_same(service: Service, pulsar
     wait_until(lambda: len(service.rejects("by hand")) == 2, 20, "two rejects")
     assert {one.properties["requestId"] for one in service.arrived("by hand")} == {"by hand", "by hand, too"}
     producer.close()
+
+
+DOC = Path(__file__).parents[3] / "docs" / "scheduling-over-http.md"
+
+# By language: the file of its example, and how it is run.
+RUNNERS: dict[str, tuple[str, list[str]]] = {
+    "sh": ("schedule.sh", ["sh", "schedule.sh"]),
+    "python": ("schedule.py", [sys.executable, "schedule.py"]),
+    "js": ("schedule.mjs", ["node", "schedule.mjs"]),
+    "java": ("Schedule.java", ["java", "Schedule.java"]),
+    "go": ("schedule.go", ["go", "run", "schedule.go"]),
+    "csharp": ("schedule.cs", ["dotnet", "run", "schedule.cs"]),
+    "php": ("schedule.php", ["php", "schedule.php"]),
+}
+
+
+@pytest.mark.parametrize("language", RUNNERS)
+def test_the_example_of_each_language_schedules_once(service: Service, tmp_path: Path, language: str) -> None:
+    name, command = RUNNERS[language]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no {command[0]} here")
+    [example] = re.findall(rf"```{language}\n(.*?)```", DOC.read_text(), re.DOTALL)
+    assert "order-7-" in example
+    local = example.replace("http://127.0.0.1:8081", service.apis[0].url).replace("/public/default/orders", f"/{PLACE}")
+    (tmp_path / name).write_text(local.replace('schedule("orders"', f'schedule("{ORDERS}"'))
+    environment = os.environ | {"GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod"}
+    printed = []
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    first, again = printed
+    assert first == again
+    [scheduled] = re.findall(r"[0-9]+:[0-9]+:-1:-1", first)
+    wait_until(lambda: is_listed(service, {scheduled}), 20, "the message among those that wait")
 
 
 def kill_between_publish_and_answer(service: Service, client: pulsar.Client, name: str) -> tuple[str, dict[str, Any]]:

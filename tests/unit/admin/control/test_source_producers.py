@@ -41,7 +41,7 @@ class Broker:
 
 async def use(producers: SourceProducers, topic: str) -> str:
     async with producers.producer(topic) as producer:
-        return producer.name  # type: ignore[attr-defined,no-any-return]
+        return producer.name
 
 
 async def until(condition: Any) -> None:

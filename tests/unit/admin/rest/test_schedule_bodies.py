@@ -103,7 +103,8 @@ def test_the_answer_has_the_time_and_a_repeated_call_is_the_same_message() -> No
     by_rule = read({"payload": "", "repeat": "@every 90s"})
     assert by_rule.deliver_at == NOW + 90_000
     for given in ({"requestId": "own"}, {"properties": {"requestId": "own"}}):
-        assert read({"payload": "", **given}).properties == {"requestId": "own"}
+        found = read({"payload": "", "deliverAfter": 5_000, **given})
+        assert (found.properties, found.request_id) == ({"deliverAfter": "5000", "requestId": "own"}, "own")
 
 
 @pytest.mark.parametrize(
