@@ -52,7 +52,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class ScheduleRequest(BaseModel):
-    """A message to be delivered later. Times are ms since the epoch, durations ms or as `90s`, `5m`, `2h`, `1d`."""
+    """A message to be delivered later. Times are ms since the epoch, durations ms or as 90s, 5m, 2h, 1d."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -62,17 +62,17 @@ class ScheduleRequest(BaseModel):
     )
 
     payload: Annotated[Any, Field(description="Text, which is sent as UTF-8, or any other JSON, sent as JSON.")] = None
-    payload_base64: Annotated[str | None, Field(description="The bytes, instead of `payload`.")] = None
+    payload_base64: Annotated[str | None, Field(description="The bytes, instead of payload.")] = None
     key: Annotated[str | None, Field(description="Pulsar's partition key.")] = None
     ordering_key: str | None = None
     properties: dict[str, str] = {}
     event_time: Time | None = None
     deliver_at: Annotated[Time | None, Field(description="When; without a time at once.")] = None
-    deliver_after: Annotated[Duration | None, Field(description="In which time, instead of `deliverAt`.")] = None
+    deliver_after: Annotated[Duration | None, Field(description="In which time, instead of deliverAt.")] = None
     schedule_key: Annotated[Text | None, Field(description="One message waits for each.", examples=["order-7"])] = None
     schedule_mode: Annotated[Mode | None, Field(strict=False)] = None
     debounce_max: Duration | None = None
-    repeat: Annotated[Text | None, Field(description="Cron, `@every 90s` or RRULE.", examples=["0 9 * * MON"])] = None
+    repeat: Annotated[Text | None, Field(description="Cron, @every 90s or RRULE.", examples=["0 9 * * MON"])] = None
     time_zone: Text | None = None
     repeat_until: Time | None = None
     repeat_times: Annotated[int | None, Field(ge=1, lt=10**18)] = None
