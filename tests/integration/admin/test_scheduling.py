@@ -12,12 +12,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pulsar
 import pytest
+from delaylake import Client, Invalid, NotFound
 
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
@@ -172,6 +174,24 @@ def test_a_producer_that_sets_a_request_id_has_the_same(service: Service, pulsar
     wait_until(lambda: len(service.rejects("by hand")) == 2, 20, "two rejects")
     assert {one.properties["requestId"] for one in service.arrived("by hand")} == {"by hand", "by hand, too"}
     producer.close()
+
+
+def test_the_client_schedules_over_http_or_the_broker_and_knows_what_has_no_route(service: Service) -> None:
+    minute = timedelta(minutes=1)
+    with Client(service.apis[0].url) as lake:
+        once = lake.schedule(ORDERS, b"by the client", after=60 * minute, request_id="client")
+        assert lake.schedule(ORDERS, b"by the client", after=60 * minute, request_id="client") == once
+        with pytest.raises(Invalid, match="another message"):
+            lake.schedule(ORDERS, b"another", after=60 * minute, request_id="client")
+        with pytest.raises(NotFound):
+            lake.schedule(f"{ORDERS}-unknown", b"x", after=minute)
+    settings = service.job.settings
+    topics = {"control_topic": settings.control.topic, "outcome_topic": settings.control.outcome_topic}
+    with Client(broker=settings.pulsar.service_url, **topics) as lake:  # type: ignore[arg-type]
+        lake.schedule(ORDERS, b"by the client", after=60 * minute, request_id="client")
+        with pytest.raises(NotFound, match="no route has the topic"):
+            lake.schedule(f"{ORDERS}-unknown", b"x", after=minute)
+    wait_until(lambda: len(service.rejects("by the client")) == 2, 20, "both repetitions")
 
 
 DOC = Path(__file__).parents[3] / "docs" / "scheduling-over-http.md"
