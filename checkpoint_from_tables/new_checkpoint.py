@@ -48,7 +48,6 @@ def rebuild_checkpoint(
     """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
-        settings: of the job.
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
         on_progress: as of `rebuild`.
         on_warning: as of `rebuild`.
@@ -93,7 +92,6 @@ def import_and_rebuild(
     backed up is taken over, too, if it can be reached.
 
     Args:
-        settings: of the job.
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
         bring_in: called with the tables, to append messages to them.
         on_progress: as of `rebuild`.

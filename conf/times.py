@@ -1,8 +1,10 @@
-"""Parses and formats times and time zones."""
+"""Times and durations as texts."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, tzinfo
+from fractions import Fraction
 
 from conf.time_zones import time_zone
 
@@ -58,3 +60,26 @@ def time_text(millis: int, zone: tzinfo | None = UTC) -> str:
     except (ValueError, OverflowError, OSError):
         return str(millis)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_DURATION = re.compile(r"([0-9]{1,18})(?:(\.[0-9]{1,18})?(ms|s|m|h|d))?")
+
+_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+# Allowed values, for errors.
+EXAMPLES = "as 90s, 5m, 2h, 1d or milliseconds"
+
+
+def parse_duration(text: str) -> int:
+    """Returns a duration in ms, rounded to a whole number.
+
+    Args:
+        text: a number with the unit ms, s, m, h or d, as `90s` or `1.5h`; or a whole number of milliseconds.
+
+    Raises:
+        ValueError: the text is not a duration; the message says what is allowed.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be a duration, {EXAMPLES}")
+    return round(Fraction(match[1] + (match[2] or "")) * _UNIT_MILLIS[match[3]])

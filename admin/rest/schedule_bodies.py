@@ -13,10 +13,10 @@ from pydantic.alias_generators import to_camel
 
 from admin.control.scheduling import NewMessage
 from broker.protocol.entries import is_dropped
-from conf.durations import parse_duration
 from conf.errors import DelayLakeError
 from conf.message_size import FIELD_BYTES, max_size_bytes
 from conf.settings import Settings
+from conf.times import parse_duration
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.properties import NOT_PASSED_ON, REQUEST_ID, RETRY_OF, Mode
 from tracker.recurrence.columns import accepted_first

@@ -71,7 +71,6 @@ def write_missing_deliveries(
 
     Args:
         settings: of the job, with the missing routes.
-        tables: of the warehouse.
         delivered: the messages in `deliveries`; those of the destinations are added.
         durable: the last entry of each topic partition that does not come again from the source topics.
         overdue: the least `deliver_at` of the overdue durable messages that a subscription has not got, ms since the

@@ -35,7 +35,6 @@ def first_overdue(
     messages do not count here.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         message_state: has the cancelled and moved messages.
         unsealed: as of `checkpoint_from_tables.rebuild.changes.Changes`.

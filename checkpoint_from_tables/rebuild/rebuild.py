@@ -78,7 +78,6 @@ def rebuild(
     delivered message.
 
     Args:
-        settings: of the job.
         tables: of the warehouse, taken over.
         checkpoint: the checkpoint's folder.
         on_progress: called with (table, step, number of rows).
@@ -178,7 +177,6 @@ def _first_offset(
     Args:
         settings: of the job, without the missing routes.
         known: of the job, with the missing routes.
-        tables: of the warehouse.
         found: the rows that are still to be loaded.
         durable: the last durable entry, by topic partition.
         changed: the subscriptions that were added or removed.
@@ -234,7 +232,6 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
     Args:
         settings: with the missing routes.
-        tables: of the warehouse.
         now: ms since the epoch.
     """
     known = {
@@ -333,7 +330,6 @@ def count_sealed(
     """Counts the rows of the delayed index that are still to be loaded.
 
     Args:
-        tables: of the warehouse.
         message_state: has the cancelled and moved messages.
         delivered: the delivered messages.
         shards: the number of shards.

@@ -253,7 +253,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
     from conf.settings import local_path
     from streaming.checkpoint.prepared import last_routes
     from warehouse.routes.known_routes import KnownRoutes, changes
-    from warehouse.schedules.schedules_left_out import schedules_left_out
+    from warehouse.schedules.schedules import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
     now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)

@@ -27,7 +27,6 @@ class BatchSink:
     A replayed batch changes nothing that it has written before, because a table takes the rows of a tick once.
 
     Args:
-        tables: of the warehouse.
         releaser: gets the releases.
         outcomes: publishes the outcomes.
         checkpoint: of the job; the sink syncs its files.

@@ -12,6 +12,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import is_too_much
 from streaming.source.clock import Clock, tick_seconds
+from streaming.source.rejects_rounds import is_round_due
 from tracker.message_state.changes import HELD_DELIVER_AT
 
 _MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
@@ -81,7 +82,8 @@ class BatchEnds:
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if monotonic - self._last_end >= interval:
             has_new = backlog.is_taken and backlog.messages > 0
-            return has_new or self._clock.is_time(last, now, monotonic, feedback, has_nothing_to_do)
+            is_time = self._clock.is_time(last, now, monotonic, feedback, has_nothing_to_do)
+            return has_new or is_time or is_round_due(last, feedback)
         return backlog.is_taken and (
             2 * backlog.messages >= self._limits.max_messages_per_batch
             or backlog.n_bytes >= self._limits.max_bytes_per_batch

@@ -29,6 +29,7 @@ from streaming.source.batch_shares import BatchShares, Waiting
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
+from streaming.source.rejects_rounds import add_round
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys, has_requests
 from tracker.packing import LARGE_BYTES
@@ -291,9 +292,8 @@ class Intake:
         reinstated = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if reinstated:
             reinstated |= {(topic, name) for topic, name in offset.reinstated}
-            versions = self._tables.version("delayed_index"), self._tables.version("rejects")
             pairs = [list(pair) for pair in sorted(reinstated)]
-            offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
+            offset = replace(offset, reinstated=pairs, held_version=self._tables.version("delayed_index"))
         if drains := _drains(last.unwritable, offset.unwritable):
             version = offset.held_version or self._tables.version("delayed_index")
             offset = replace(offset, drains=drains, held_version=version)
@@ -301,8 +301,7 @@ class Intake:
             # Commands begin to wait in this tick, too: for messages that are published until the ends are known.
             ends = dict.fromkeys(self._sources)
         offset = self._barriers.advance(last, offset, ends)
-        held = [topic for topic, names in offset.unwritable.items() if "" in names]
-        offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
+        offset = add_round(offset, last, feedback, self._tables)
         if offset.seal_epoch != last.seal_epoch:
             self._acknowledgements.note_seal_epoch(offset.seal_epoch, positions)
         self._late_large.look(offset)

@@ -64,7 +64,6 @@ class Application:
     """A decision that is being carried out, for n pairs of command and message, of which m are applied.
 
     Attributes:
-        group: the commands.
         decision: what they do for one subscription.
         commands: as COMMAND_ROWS, (n,): the command of each pair.
         sequence: of all effects.
@@ -89,7 +88,6 @@ class Executor:
     """Applies commands to known messages.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records what changes that.
         occurrences: moves recurring messages on to their next occurrence.
     """
@@ -300,7 +298,6 @@ class Control:
     Then a skip is NOT_FOUND, and a cancel waits further, until two tick times after the time that it names.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records what commands change.
         occurrences: moves recurring messages on to their next occurrence.
     """

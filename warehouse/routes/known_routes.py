@@ -272,7 +272,6 @@ def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
     """Returns a line of text for each difference between two states of the routes.
 
     Args:
-        before: the known routes.
         after: the same, updated to the settings.
     """
     lines = []
