@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
 from deltalake.exceptions import DeltaError
 
 from admin.control.async_client import AsyncControlClient, ControlUnavailableError, NoOutcomeError
-from admin.control.source_producers import SourceProducers
+from admin.control.source_producers import ProducerSchema, SourceProducers
+from broker.client import PulsarError
+from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, UnreadableWarehouseError
 from conf.settings import Settings
 from tracker.messages import position_texts
@@ -26,6 +29,8 @@ from warehouse.queries.first_answers import find_first_answers
 if TYPE_CHECKING:
     import pulsar
 
+_SCHEMA_SECONDS = 30.0  # after which a topic's schema is read again
+
 
 class MessageRefusedError(DelayLakeError):
     """A message can't be scheduled as it is. The text is one line."""
@@ -35,6 +40,13 @@ class MessageTooLargeError(MessageRefusedError):
     """The broker takes no message of this size."""
 
 
+# The types of schemas that a message can have: those whose payload is the bytes of one value.
+SCHEMAS = (
+    *("STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"),
+    *("INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE"),
+)
+
+
 @dataclass(frozen=True)
 class NewMessage:
     """A message to be published.
@@ -42,6 +54,7 @@ class NewMessage:
     Attributes:
         deliver_at: when it is due, ms since the epoch, if no other of its request id has come before.
         request_id: empty: it has none.
+        schema: type of the topic's newest schema, in which the payload is; empty: it has none.
     """
 
     payload: bytes
@@ -51,6 +64,7 @@ class NewMessage:
     event_time: int  # ms since the epoch; 0: none
     deliver_at: int
     request_id: str = ""
+    schema: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,9 @@ class Scheduler:
         self._timeout_seconds = settings.api.answer_timeout_millis / 1000
         self._control = control
         self._tables = tables
+        self._pulsar = settings.pulsar
         self._producers = SourceProducers(control.make_producer)
+        self._schemas: dict[str, tuple[float, ProducerSchema | None]] = {}  # by source topic, with when it was read
         self._client: object = None
 
     async def schedule(self, source: str, topic: str, message: NewMessage) -> ScheduledMessage:
@@ -95,15 +111,15 @@ class Scheduler:
         """
         deadline = time.monotonic() + self._timeout_seconds
         if not message.request_id:
-            position = await self._publish(topic, message, deadline)
+            position = await self._publish(source, topic, message, deadline)
             if position.ledger_id < 0:
                 raise NoOutcomeError("the message was sent twice while the connection was lost: its id is not known")
             return ScheduledMessage(str(position), message.deliver_at)
         with self._control.hearing(outcome_id(source, message.request_id)) as heard:
-            position = await self._publish(topic, message, deadline)
+            position = await self._publish(source, topic, message, deadline)
             return await self._answer(source, message, position, heard, deadline)
 
-    async def _publish(self, topic: str, message: NewMessage, deadline: float) -> MessagePosition:
+    async def _publish(self, source: str, topic: str, message: NewMessage, deadline: float) -> MessagePosition:
         """Publishes a message; returns its position, with -1 as ledger where the broker says that it had it already."""
         import pulsar
 
@@ -113,7 +129,8 @@ class Scheduler:
             self._producers.forget()
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                async with self._producers.producer(topic) as producer:
+                schema = await self._schema(source, message.schema) if message.schema else None
+                async with self._producers.producer(topic, schema) as producer:
                     result, message_id = await _sent(producer, message)
         except pulsar.PulsarException as error:
             raise ControlUnavailableError(f"{topic}: the broker gives no producer: {type(error).__name__}") from error
@@ -122,6 +139,35 @@ class Scheduler:
         _check_sent(result.name, topic, message)
         ids = message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index()
         return MessagePosition(*ids)
+
+    async def _schema(self, source: str, wanted: str) -> ProducerSchema:
+        """Returns the newest schema of a source topic.
+
+        Args:
+            source: the source topic.
+            wanted: the schema's type.
+
+        Raises:
+            MessageRefusedError: it is of another type, or there is none.
+            ControlUnavailableError: the broker does not say.
+        """
+        read_at, schema = self._schemas.get(source, (-math.inf, None))
+        if schema is None or schema.type != wanted or time.monotonic() - read_at > _SCHEMA_SECONDS:
+            schema = await asyncio.to_thread(self._read_schema, source)
+            self._schemas[source] = time.monotonic(), schema
+        if schema is None:
+            raise MessageRefusedError(f"schema: the topic has none, not {wanted[:40]}")
+        if schema.type != wanted:
+            raise MessageRefusedError(f"schema: the topic's newest is {schema.type}, not {wanted[:40]}")
+        return schema
+
+    def _read_schema(self, source: str) -> ProducerSchema | None:
+        try:
+            with AdminClient(self._pulsar) as admin:
+                found = admin.schema(source)
+        except PulsarError as error:
+            raise ControlUnavailableError(f"the topic's schema can't be read: {error}") from error
+        return None if found is None else ProducerSchema(found[0], found[1])
 
     async def _answer(
         self,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from admin.control.scheduling import NewMessage
+from admin.control.scheduling import SCHEMAS, NewMessage
 from broker.protocol.entries import is_dropped
 from conf.errors import DelayLakeError
 from conf.message_size import FIELD_BYTES, max_size_bytes
@@ -67,6 +67,9 @@ class ScheduleRequest(BaseModel):
     ordering_key: str | None = None
     properties: dict[str, str] = {}
     event_time: Time | None = None
+    schema_type: Annotated[
+        str | None, Field(alias="schema", description="Type of the topic's newest schema, as JSON or AVRO.")
+    ] = None
     deliver_at: Annotated[Time | None, Field(description="When; without a time at once.")] = None
     deliver_after: Annotated[Duration | None, Field(description="In which time, instead of deliverAt.")] = None
     schedule_key: Annotated[Text | None, Field(description="One message waits for each.", examples=["order-7"])] = None
@@ -84,7 +87,7 @@ class ScheduleRequest(BaseModel):
 _PROPERTIES = {
     name: to_camel(name)
     for name in ScheduleRequest.model_fields
-    if name not in ("payload", "payload_base64", "key", "ordering_key", "properties", "event_time")
+    if name not in ("payload", "payload_base64", "key", "ordering_key", "properties", "event_time", "schema_type")
 }
 
 _OURS = frozenset({*_PROPERTIES.values(), RETRY_OF, *NOT_PASSED_ON})
@@ -105,6 +108,8 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     """
     given = _read(content)
     payload = _payload(given)
+    if given.schema_type is not None and given.schema_type not in SCHEMAS:
+        raise UnscheduledError(422, f"schema: must be one of {', '.join(SCHEMAS)}")
     properties = _checked_properties(given)
     if key and REQUEST_ID in properties:
         raise UnscheduledError(422, "requestId: the header Idempotency-Key is there, too")
@@ -124,7 +129,14 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     if size > (most := max_size_bytes(settings, source)):
         raise UnscheduledError(413, f"the message has {size:,} bytes; {most:,} can be delivered")
     return NewMessage(
-        payload, given.key, given.ordering_key, properties, given.event_time or 0, found.deliver_at, request_id
+        payload=payload,
+        key=given.key,
+        ordering_key=given.ordering_key,
+        properties=properties,
+        event_time=given.event_time or 0,
+        deliver_at=found.deliver_at,
+        request_id=request_id,
+        schema=given.schema_type or "",
     )
 
 

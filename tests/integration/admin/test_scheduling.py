@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ from tests.support.service.harness import Api, Collector, Job, now, wait_until
 PLACE = "public/default/scheduled"
 ORDERS = f"persistent://{PLACE}"
 PARTED = "persistent://public/default/scheduled-parted"
+TYPED = "persistent://public/default/scheduled-typed"
+RECORD = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
 DUE_SECONDS = 3_600
 
 
@@ -38,8 +41,9 @@ class Service:
     def __init__(self, broker: EmbeddedBroker, client: pulsar.Client, folder: Path) -> None:
         with AdminClient(broker.settings) as admin:
             admin.create_partitioned_topic(PARTED, 3)
-        routes = [{"source": topic, "subscriptions": [{"name": "a"}]} for topic in (ORDERS, PARTED)]
-        self.collector = Collector(client).collect(f"{ORDERS}-a").collect(f"{PARTED}-a")
+            admin.register_schema(TYPED, "JSON", json.dumps(RECORD), {})
+        routes = [{"source": topic, "subscriptions": [{"name": "a"}]} for topic in (ORDERS, PARTED, TYPED)]
+        self.collector = Collector(client).collect(f"{ORDERS}-a").collect(f"{PARTED}-a").collect(f"{TYPED}-a")
         # Two shards: repetitions come to others than their first messages.
         tracker = {"shards": 2, "max_seal_interval_millis": 1_500, "max_delay_millis": 30 * 24 * 3_600_000}
         self.job = Job(folder, broker.settings, routes, tracker=tracker).start()
@@ -131,6 +135,17 @@ def test_what_the_job_would_reject_is_refused(service: Service) -> None:
     assert service.post({"payload": "x"}, topic="persistent://public/default/unknown").status_code == 404
     assert service.post({"payload": "x", "repeat": "@every 1ms"}).status_code == 422
     assert service.post({"payload": "x"}, key="two words").status_code == 400
+
+
+def test_a_message_has_the_topics_newest_schema_where_it_names_its_type(service: Service) -> None:
+    service.scheduled({"payload": {"n": 7}, "schema": "JSON", "deliverAfter": 2_000}, topic=TYPED)
+    wait_until(lambda: service.arrived('{"n":7}', TYPED), 20, "the message")
+    kept = {(row["topic"], row["type"], json.loads(row["definition"])["name"]) for row in service.job.rows("schemas")}
+    assert kept == {(TYPED, "JSON", "Order")}
+    other = service.post({"payload": "x", "schema": "AVRO"}, topic=TYPED)
+    assert (other.status_code, "the topic's newest is JSON" in other.text) == (422, True)
+    none = service.post({"payload": "x", "schema": "AVRO"}, topic=ORDERS)
+    assert (none.status_code, "the topic has none" in none.text) == (422, True)
 
 
 @pytest.mark.parametrize("topic", [ORDERS, PARTED])

@@ -61,6 +61,7 @@ def test_all_fields_become_what_a_producer_would_send() -> None:
         "orderingKey": "o",
         "properties": {"region": "eu"},
         "eventTime": NOW - 1,
+        "schema": "JSON",
         "deliverAt": str(NOW + 1_000),
         "scheduleKey": "s",
         "scheduleMode": "debounce",
@@ -91,6 +92,7 @@ def test_all_fields_become_what_a_producer_would_send() -> None:
         NOW - 1,
         NOW + 1_000,
         "mine",
+        "JSON",
     )
 
 
@@ -139,6 +141,7 @@ def test_the_answer_has_the_time_and_a_repeated_call_is_the_same_message() -> No
         ({"payload": "", "properties": {"delaylake.attempt": "1"}}, "'delaylake.attempt' is the job's own"),
         ({"payload": "", "requestId": "r" * 257}, "requestId is empty or has more than 256 bytes"),
         ({"payload": "", "eventTime": "yesterday"}, "eventTime: "),
+        ({"payload": "", "schema": "KEY_VALUE"}, "schema: must be one of STRING, JSON"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: object, why: str) -> None:
