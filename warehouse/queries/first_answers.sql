@@ -9,7 +9,7 @@ ORDER BY tick, ledger_id, entry_id, batch_index, subscription, result
 
 -- bodies --
 SELECT request_id, coalesce(max(command_hash), 0) AS body FROM outcomes
-WHERE applied_at > :after AND :is_first AND operation IS DISTINCT FROM :of_messages GROUP BY request_id ORDER BY request_id
+WHERE applied_at > :after AND :is_first AND (operation IS DISTINCT FROM :of_messages) GROUP BY request_id ORDER BY request_id
 
 -- message_bodies --
 -- Renumbered messages are left out: those that did not reach the tables come again, with other ids.

@@ -130,8 +130,7 @@ def test_a_message_arrives_as_it_was_given(service: Service) -> None:
 
 
 def test_what_the_job_would_reject_is_refused(service: Service) -> None:
-    too_far = service.post({"payload": "far", "deliverAfter": "31d"})
-    assert (too_far.status_code, "max_delay_millis" in too_far.text or "longer" in too_far.text) == (422, True)
+    assert service.post({"payload": "far", "deliverAfter": "31d"}).status_code == 422
     assert service.post({"payload": "x"}, topic="persistent://public/default/unknown").status_code == 404
     assert service.post({"payload": "x", "repeat": "@every 1ms"}).status_code == 422
     assert service.post({"payload": "x"}, key="two words").status_code == 400
