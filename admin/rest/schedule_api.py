@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
 from admin.control.scheduling import MessageRefusedError, MessageTooLargeError, NewMessage, Scheduler
-from admin.errors import AdminError, error_responses
+from admin.errors import AdminError, AsciiResponse, error_responses
 from admin.rest.commands import chosen_request_id
 from admin.rest.request_bodies import BadRequestError, parse_json
 from admin.rest.schedule_bodies import ScheduleRequest, UnscheduledError, new_message
@@ -100,7 +100,7 @@ async def schedule_message(request: Request, role: Scheduling, target: TargetTop
         return JSONResponse({name: answer[name] for name in ("messageId", "deliverAt")}, 201)
     if len(content) > settings.api.max_ids_per_call:
         raise AdminError(413, f"{len(content):,} messages; a call may have {settings.api.max_ids_per_call:,}")
-    return JSONResponse(await _schedule_all(request, target, content, key))
+    return AsciiResponse(await _schedule_all(request, target, content, key))
 
 
 async def _schedule_all(request: Request, target: Target, contents: Sequence[Any], key: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from admin.control.scheduling import SCHEMAS, NewMessage
 from broker.protocol.entries import is_dropped
-from conf.errors import DelayLakeError
+from conf.errors import DelayLakeError, one_line
 from conf.message_size import FIELD_BYTES, max_size_bytes
 from conf.settings import Settings
 from conf.times import parse_duration
@@ -29,11 +29,11 @@ class UnscheduledError(DelayLakeError):
 
     Args:
         code: the HTTP status.
-        reason: one line.
+        reason: becomes one line.
     """
 
     def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(one_line(reason))
         self.code = code
 
 

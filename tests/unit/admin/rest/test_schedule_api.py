@@ -93,6 +93,14 @@ def test_a_message_and_an_array_of_them(tmp_path: Path) -> None:
         assert third == {"status": 422, "reason": "a message is a JSON object"}
         assert fourth["deliverAt"] == 2
         assert api.post([{"payload": "x"}] * 5).status_code == 413
+        wrong = (
+            r'{"\ud800": 1}',
+            r'{"payload": "", "properties": {"a\nb": 1}}',
+            r'{"payload": "", "requestId": "\ud800"}',
+        )
+        odd = api.http.post(f"/admin/v2/{ORDERS.replace('://', '/')}/delayed", content=f"[{','.join(wrong)}]")
+        assert [one["status"] for one in odd.json()] == [422] * 3
+        assert not any("\n" in one["reason"] for one in odd.json())
         assert api.post([]).json() == []
         assert api.http.post(f"/admin/v2/{ORDERS.replace('://', '/')}/delayed", content="{").status_code == 400
         assert api.http.post("/admin/v2/non-persistent/public/default/orders/delayed", json={}).status_code == 405
