@@ -13,7 +13,17 @@ FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and valu
 
 
 def max_size_bytes(settings: Settings, topic: str) -> int:
+    """Returns the most bytes of payload, keys and properties together with which a message is sent as one entry."""
+    return settings.pulsar.max_message_size_bytes - _own_bytes(settings, topic)
+
+
+def max_delivered_bytes(settings: Settings, topic: str) -> int:
     """Returns the most bytes of payload, keys and properties together with which a message can be delivered."""
+    pulsar = settings.pulsar
+    return max(pulsar.max_message_size_bytes, pulsar.max_chunked_message_bytes) - _own_bytes(settings, topic)
+
+
+def _own_bytes(settings: Settings, topic: str) -> int:
     route = settings.route(topic)
     longest = max((len(s.name.encode()) for s in route.subscriptions), default=0) if route is not None else 0
-    return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
+    return OWN_BYTES + len(topic.encode()) + longest

@@ -127,7 +127,7 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     except UnicodeEncodeError:
         raise UnscheduledError(422, "a text has half a surrogate pair") from None
     if size > (most := max_size_bytes(settings, source)):
-        raise UnscheduledError(413, f"the message has {size:,} bytes; {most:,} can be delivered")
+        raise UnscheduledError(413, f"the message has {size:,} bytes; {most:,} are sent as one entry")
     return NewMessage(
         payload=payload,
         key=given.key,

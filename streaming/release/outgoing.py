@@ -70,7 +70,7 @@ def delivered(
         properties[DEAD_LETTER_OF] = dead_letter_of
     if columns["attempt"][row] is not None:
         properties[ATTEMPT] = str(columns["attempt"][row])
-        if _bytes(columns, row) <= MAX_REJECTED_BYTES:
+        if content_bytes(columns, row) <= MAX_REJECTED_BYTES:
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["occurrence"][row] is not None:
         properties[OCCURRENCE] = str(columns["occurrence"][row])
@@ -100,7 +100,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> Out
         REASON: columns["reason"][row][:_MAX_REASON],
     }
     try:
-        if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
+        if content_bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
             return _built(columns, row, _properties(columns, row) | own, sequence_id, columns["payload"][row])
         return _built(columns, row, own, sequence_id, None, has_keys=False)
     except MemoryError:
@@ -193,7 +193,8 @@ def _encoded(properties: Mapping[str, str]) -> list[bytes]:
         raise
 
 
-def _bytes(columns: Columns, row: int) -> int:
+def content_bytes(columns: Columns, row: int) -> int:
+    """Returns the bytes of payload, keys and properties of a row of MESSAGES, as they are in an entry."""
     texts = [columns["key"][row], columns["ordering_key"][row]]
     properties = columns["properties"][row] or ()
     texts += [text for pair in properties for text in pair]

@@ -182,6 +182,7 @@ def _failed(line: Line, connections: Connections) -> FailedProducer:
         reason=line.error,
         is_refused=line.is_refused,
         foreign_id=line.foreign_id,
+        is_partly_sent=line.is_partly_sent,
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
         is_slow=line.is_slow,
