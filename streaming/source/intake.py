@@ -34,8 +34,9 @@ from streaming.source.rejects_rounds import add_round
 from streaming.source.resumed_rounds import Since, resumed_rounds, without_unwritable
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.messages import concat, has_keys
+from tracker.messages import concat, has_keys, has_requests
 from tracker.packing import LARGE_BYTES
+from tracker.requests import first_of_tick
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import shared_by
@@ -191,6 +192,8 @@ class Intake:
         ]
         if has_keys(messages):
             content.append((InputKind.NOTES, messages.select(ENTRY_LOG_ROWS.names)))
+        if has_requests(messages):
+            content.append((InputKind.MESSAGE_REQUESTS, first_of_tick(messages)))
         return [row for kind, of_kind in content for row in input_rows(kind, of_kind, self._shard_keys)]
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:

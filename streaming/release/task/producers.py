@@ -15,9 +15,9 @@ from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
+from conf.message_size import OWN_BYTES
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
-from streaming.release.naming import OWN_BYTES
 from streaming.release.outgoing import content_bytes
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
