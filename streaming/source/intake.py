@@ -143,7 +143,7 @@ class Intake:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
 
         Raises:
-            NewClusterError: a topic was made anew, in another cluster.
+            NewClusterError: a topic was made again, in another cluster.
         """
         self._start(last)
         self._batch_ends.note_ready(time.monotonic())
@@ -348,7 +348,7 @@ class Intake:
         before = last.known_routes
         routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
-        # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
+        # After a rebuild (no run yet) messages that are due from the load horizon on are dispatched again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = membership.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
@@ -359,7 +359,7 @@ class Intake:
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Returns the recipients (source topic, subscription) whose due messages wait, as the destination can't be written.
 
-    Dead letters do not wait: they are handed out, and stay open.
+    Dead letters do not wait: they are dispatched, and stay open.
     """
     return {
         (topic, name)
