@@ -134,6 +134,7 @@ def _read_rebuilt(body: bytes) -> Rebuilt:
         sealed=values["sealed"],
         unwanted=values["unwanted"],
         request_ids=hashes if isinstance(hashes, dict) else dict.fromkeys(hashes, 0),  # an earlier version's
+        message_requests=values.get("message_requests", {}),  # an earlier version prepared none
         paused=values["paused"],
         shaped_until=values.get("shaped_until", {}),  # an earlier version prepared none
         released=values["released"],
@@ -193,6 +194,7 @@ class InputKind(StrEnum):
     SEGMENT = "segment", _MESSAGES, by_message, TickInput, "segment"
     COMMANDS = "commands", Rows(COMMAND_ROWS), by_message, TickInput, "commands"  # and copies: see `command_copies`
     REQUEST_IDS = "request_ids", _JSON, to_all, TickInput, "request_ids"
+    MESSAGE_REQUESTS = "message_requests", _JSON, to_all, TickInput, "message_requests"
     PAUSE_CHANGES = "pause_changes", _PAUSE_CHANGES, to_all, TickInput, "pause_changes"
     KNOWN_MESSAGES = "known_messages", Rows(KNOWN), by_message_and_home, TickInput, "known_messages"
     PAYLOAD_ROWS = "payload_rows", _MESSAGES, by_message, TickInput, "payload_rows"

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from broker.position import ENTRY_BITS, START, Position
 from checkpoint_from_tables.importing.schedule_keys import ImportedKeys
 from conf.errors import DelayLakeError
+from conf.message_size import max_delivered_bytes
 from conf.settings import Settings
 from status.alerts import NOT_SEEN_REASON
-from streaming.release.naming import max_delivered_bytes
 from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic
 from tracker.entry_log import entries_of

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from broker.protocol.building import OutgoingMessage, encoded_property
 from conf.errors import DelayLakeError, one_line
+from conf.message_size import FIELD_BYTES
 from tracker.messages import MESSAGES
 from tracker.properties import (
     ATTEMPT,
@@ -31,8 +32,6 @@ from tracker.properties import (
 # A larger rejected message is sent without payload, keys and own properties, which the table `rejects` has. A larger
 # retry is sent without the reasons, for which there may be no room.
 MAX_REJECTED_BYTES = 1024 * 1024
-
-FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and value
 
 _MAX_EVENT_TIME = (1 << 63) - 1
 _MAX_REASON = 1_000  # characters
@@ -90,7 +89,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> Out
         columns: of `tracker.messages.MESSAGES`, by name; the row's `reason` is not None.
         row: the index of the row.
         sequence_id: of the message.
-        max_size: as `naming.max_size_bytes` returns it for the source topic.
+        max_size: as `conf.message_size.max_size_bytes` returns it for the source topic.
 
     Returns:
         the message; only position and reason if it is larger, or has a field with a value that no message can have.

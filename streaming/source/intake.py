@@ -34,8 +34,9 @@ from streaming.source.rejects_rounds import add_round
 from streaming.source.resumed_rounds import Since, resumed_rounds, without_unwritable
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.messages import concat, has_keys
+from tracker.messages import concat, has_keys, has_requests
 from tracker.packing import LARGE_BYTES
+from tracker.requests import first_of_tick
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import shared_by
@@ -137,7 +138,7 @@ class Intake:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
 
         Raises:
-            NewClusterError: a topic was made anew, in another cluster.
+            NewClusterError: a topic was made again, in another cluster.
         """
         self._start(last)
         self._batch_ends.note_ready(time.monotonic())
@@ -191,6 +192,8 @@ class Intake:
         ]
         if has_keys(messages):
             content.append((InputKind.NOTES, messages.select(ENTRY_LOG_ROWS.names)))
+        if has_requests(messages):
+            content.append((InputKind.MESSAGE_REQUESTS, first_of_tick(messages)))
         return [row for kind, of_kind in content for row in input_rows(kind, of_kind, self._shard_keys)]
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
@@ -337,7 +340,7 @@ class Intake:
         before = last.known_routes
         routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
-        # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
+        # After a rebuild (no run yet) messages that are due from the load horizon on are dispatched again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = membership.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
@@ -348,7 +351,7 @@ class Intake:
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Returns the recipients (source topic, subscription) whose due messages wait, as the destination can't be written.
 
-    Dead letters do not wait: they are handed out, and stay open.
+    Dead letters do not wait: they are dispatched, and stay open.
     """
     return {
         (topic, name)

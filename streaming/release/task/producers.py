@@ -15,9 +15,9 @@ from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
+from conf.message_size import OWN_BYTES
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
-from streaming.release.naming import OWN_BYTES
 from streaming.release.outgoing import content_bytes
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
@@ -124,7 +124,7 @@ def _taking_producer(
     if send.is_dead:
         dead_letter_subscription.ensure_subscription(
             brokers, send.topic
-        )  # each time, because the topic may have been made anew
+        )  # each time, because the topic may have been made again
     schema = None
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is not None:

@@ -86,7 +86,7 @@ class _Release:
 
     Attributes:
         rows: as they were packed; what can't be read is null.
-        sending: lanes, partitions and routes from the offset with which the rows were handed out.
+        sending: lanes, partitions and routes from the offset with which the rows were dispatched.
         batch_millis: messages that are due within so many ms may be in one producer batch; 0: there are no batches.
         contents: of the rows.
         order_keys: the order key of each row, of a release that has to come in order; None: of another release.
@@ -235,7 +235,7 @@ def _put_off(
         sends: the messages; changed.
         lines: of these messages.
         by: how much later, ms, by source topic and subscription.
-        handed_out: when the messages were handed out, ms since the epoch: overdue ones are put off from this time.
+        handed_out: when the messages were dispatched, ms since the epoch: overdue ones are put off from this time.
     """
     of_lines = [by.get((line.source, line.subscription), 0) if line.subscription is not None else 0 for line in lines]
     millis = np.array(of_lines, np.int64)[sends.line]
