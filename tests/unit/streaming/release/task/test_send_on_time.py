@@ -467,6 +467,7 @@ def test_a_turn_does_not_end_between_the_chunks_of_its_first_message() -> None:
     assert "19 messages of its turn are left" in line.error
 
 
+@pytest.mark.slow
 def test_a_broker_that_answers_chunk_by_chunk_is_waited_for() -> None:
     lines, _ = lines_to([Topic()], patience_seconds=0.2)
     line = lines[0]
