@@ -149,21 +149,25 @@ def create_session(
             conf["spark.databricks.delta.snapshotPartitions"] = "2"
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
+    if is_local:  # where this process has its temporary files, too, and not where each of Spark's parts would
+        conf["spark.local.dir"] = tempfile.gettempdir()
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
     conf |= own
     if not is_local:
         _check_secret(master, conf)
-    of_archive: list[str] = []
+    of_archive, of_process = [], []
     if home is not None and _JVM_OPTIONS_KEY not in own:
         of_archive = _archive_options(home, conf)
+        if " " not in tempfile.gettempdir():  # Spark would cut the option there
+            of_process = [f"-Djava.io.tmpdir={tempfile.gettempdir()}"]
     conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings) if is_job else master}
     try:
-        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_archive])})
+        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_process, *of_archive])})
     except PySparkRuntimeError:
         if not discard_archive(of_archive):
             raise
         _log.info("Spark's JVM did not start with the archive of its classes: started without")
-        spark = _start(conf)
+        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_process])})
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
@@ -19,7 +20,6 @@ from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
-from checkpoint_from_tables.importing.acknowledged import not_acknowledged
 from checkpoint_from_tables.importing.importer import (
     Importer,
     ImportFailedError,
@@ -37,12 +37,39 @@ from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS
 from warehouse.unseen_entries import find_not_seen
 
+
+def not_acknowledged(gaps: Iterable[Gap], acknowledged: list[tuple[Position, Position]]) -> Iterator[Gap]:
+    """Yields gaps without the entries that the subscription has acknowledged one by one.
+
+    Args:
+        gaps: of a topic partition.
+        acknowledged: ranges of these entries, ascending: (position before the first entry, position of the last).
+    """
+    for gap in gaps:
+        after = gap.after
+        for before_first, last in acknowledged:
+            if last > after and before_first < gap.before:
+                if before_first > after:
+                    yield Gap(after, before_first.next)
+                after = last
+        if after == gap.after:
+            yield gap
+        elif after < gap.before:
+            yield Gap(after, gap.before)
+
+
 _MESSAGES_AT_ONCE = 100_000
+
 _BYTES_AT_ONCE = 64 << 20
+
 _PREFETCHED_BYTES = 16 << 20
+
 _CHUNKS_SECONDS = 3_600.0  # by the clocks of publishers, within which the chunks of a message come
+
 _PREFETCHED = 20_000  # the most messages that the broker sends before they are imported
+
 _IDLE_SECONDS = 10.0
+
 _MAX_PARTS = 1_000  # the most entries at the end of a topic that the broker is asked about, one by one
 
 SUBSCRIPTION = "delaylake-import"  # the import's subscription to other topics
@@ -90,8 +117,8 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             consumer = brokers.subscribe(partition, subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED)
             details = MessageDetails(source, schemas, name)
             incomplete = ChunkAssembler(_BYTES_AT_ONCE, MOST_KEPT * importer.max_size, max_seconds=_CHUNKS_SECONDS)
-            chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
-            for found, last in _with_not_seen(chunks, admin, source, begin, alone):
+            read = _read_messages(importer, _Partition(partition, subscription, consumer, written), details, incomplete)
+            for found, last in _with_not_seen(read, admin, source, begin, alone):
                 imported = importer.decided(sendable(_as_imported(found)))
                 importer.append(imported, app_id, number_of(last), is_by_position=True)
                 # A run that is cut off has to get all chunks of a message that is not whole again.
@@ -106,29 +133,37 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
         admin.close()
 
 
-def _chunks(
-    importer: Importer,
-    consumer: EntryConsumer,
-    partition: str,
-    subscription: str,
-    written: Position,
-    details: MessageDetails,
-    incomplete: ChunkAssembler,
+@dataclass(frozen=True)
+class _Partition:
+    """A topic partition that is imported.
+
+    Attributes:
+        name: of the topic partition.
+        subscription: of the consumer.
+        consumer: receives its entries.
+        written: the last entry that an earlier import has written; messages up to it are left out.
+    """
+
+    name: str
+    subscription: str
+    consumer: EntryConsumer
+    written: Position
+
+
+def _read_messages(
+    importer: Importer, partition: _Partition, details: MessageDetails, incomplete: ChunkAssembler
 ) -> Iterator[tuple[pa.Table, Position]]:
     """Yields the messages that a topic partition has now, in whole entries.
 
     Args:
         importer: counts the messages that are left out.
-        consumer: of the topic partition.
-        partition: its name.
-        subscription: of the consumer.
-        written: the last entry that an earlier import has written; messages up to it are left out.
         details: looks up schemas.
         incomplete: collects chunks.
 
     Yields:
         (messages, position): MESSAGES, perhaps without rows, and the last entry that was read with them.
     """
+    consumer, written = partition.consumer, partition.written
     end = consumer.last_entry()
     builder = _builder(importer, details)
     position = Position(-1, -1)
@@ -147,17 +182,17 @@ def _chunks(
                 continue
             # The last messages may have been acknowledged before.
             with AdminClient(importer.settings.pulsar) as admin:
-                if not admin.backlog(partition, subscription):
+                if not admin.backlog(partition.name, partition.subscription):
                     yield MESSAGES.empty_table(), end
                     return
                 # Or they are chunks of a message whose last chunk has not come, and may never come.
                 last = max(position, written)
-                passed = _before_parts(admin, partition, subscription, last, end)
+                passed = _before_parts(admin, partition.name, partition.subscription, last, end)
                 if passed is not None:
                     if passed > last:
                         yield MESSAGES.empty_table(), passed
                     return
-            raise ImportFailedError(f"{partition}: no message after {position} comes, though there are")
+            raise ImportFailedError(f"{partition.name}: no message after {position} comes, though there are")
         entry = unpack(received, decryptor, add_chunk, consumer.max_message_bytes)
         if entry is None:
             continue
@@ -209,23 +244,23 @@ def _before_parts(
 
 
 def _with_not_seen(
-    chunks: Iterable[tuple[pa.Table, Position]],
+    read: Iterable[tuple[pa.Table, Position]],
     admin: AdminClient,
     source: SourceTopic,
     begin: Position,
     acknowledged: list[tuple[Position, Position]],
 ) -> Iterator[tuple[pa.Table, Position]]:
-    """Adds to each chunk of messages the entries that the client has not handed over, as rejected messages.
+    """Adds to messages the entries among them that the client has not handed over, as rejected messages.
 
     Args:
-        chunks: (messages, position): MESSAGES of a topic partition, and the last entry that was read with them.
+        read: (messages, position): MESSAGES of a topic partition, and the last entry that was read with them.
         admin: asks the broker.
         source: the topic partition.
         begin: the entry before the first one.
         acknowledged: ranges of entries that are left out, as of `not_acknowledged`.
     """
     continuity = Continuity(begin)
-    for messages, last in chunks:
+    for messages, last in read:
         gaps = continuity.gaps(messages)
         if continuity.last < last:
             gaps.append(Gap(continuity.last, last.next))

@@ -141,6 +141,9 @@ class _Development:
         from broker.standalone import EmbeddedBroker
         from conf.settings import load_settings
 
+        temporary = self._folder / "tmp"
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
         with ExitStack() as running:
             broker = EmbeddedBroker(self._folder / "broker", _BROKER_CONF)
             self._start_broker(running, broker, 0, 0)

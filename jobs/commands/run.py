@@ -19,6 +19,7 @@ from jobs.open_topics import warn_of_open_topics
 from jobs.options import Output, OutputOption, global_options
 from jobs.reporter import Reporter
 from jobs.spark_log import output_of_children, rotate, spark_log_of
+from jobs.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +91,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
-        from streaming.crash_recovery import StartError
+        from streaming.start_checks import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
     folder = Path(local_path(settings.checkpoint))
@@ -103,6 +104,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
+        sessions.enter_context(temporary_folder())
         spark = None
         if is_standby:
             spark = sessions.enter_context(_spark(settings, keeps_spark_log, stopping))
@@ -112,7 +114,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
             try:
                 lock.acquire(timeout=_LOCK_SECONDS)
             except Timeout:
-                from streaming.crash_recovery import StartError
+                from streaming.start_checks import StartError
 
                 raise StartError(f"another job runs on the checkpoint {folder}") from None
         try:
@@ -253,7 +255,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
     from conf.settings import local_path
     from streaming.checkpoint.prepared import last_routes
     from warehouse.routes.known_routes import KnownRoutes, changes
-    from warehouse.schedules.schedules_left_out import schedules_left_out
+    from warehouse.schedules.schedules import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
     now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)
