@@ -44,6 +44,10 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 # manager is not exclusive, so the job holds a lock of its own on the checkpoint.
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+# Sockets of the system between Spark's JVM and Python, in the temporary folder. The system limits the length of a path.
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_SOCKET_FOLDER_BYTES = 60
+
 _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -52,7 +56,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.maintenanceInterval": "15s",
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.hadoop.fs.permissions.umask-mode": f"{OWNER_ALONE:03o}",  # Hadoop sets modes itself
-    "spark.python.unix.domain.socket.enabled": "true",
+    _SOCKETS: "true",
     "spark.python.daemon.module": "streaming.daemon",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
@@ -151,6 +155,8 @@ def create_session(
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
     if is_local:  # where this process has its temporary files, too, and not where each of Spark's parts would
         conf["spark.local.dir"] = tempfile.gettempdir()
+        if len(os.fsencode(tempfile.gettempdir())) > _SOCKET_FOLDER_BYTES:
+            conf[_SOCKETS] = "false"
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
     conf |= own
     if not is_local:

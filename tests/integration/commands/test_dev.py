@@ -109,7 +109,7 @@ def test_when_one_part_ends_all_do_and_its_last_words_are_told(dev: Dev) -> None
     assert "settings: " in log[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_it_also_while_it_starts(dev: Dev, number: signal.Signals) -> None:
     wait_until(lambda: any("run" in process.cmdline() for process in dev.started()), 30, "the job starts")
     assert dev.end(number) == 0
