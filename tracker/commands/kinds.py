@@ -328,6 +328,5 @@ OPERATIONS = {
         ),
     )
 }
-SCHEDULE_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.is_of_schedule)
 KINDS_WITH_PAYLOAD = tuple(one.kind for one in OPERATIONS.values() if one.wants_payload)
 CANCELLING_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.cancels_message)
