@@ -493,10 +493,9 @@ def test_the_service_in_memory_answers_and_delivers_as_the_service(world: World,
         wait_until(lambda: sum(len(collector.received[p]) for p in places.values()) >= n, 30, f"{n}\n{world.job.log}")
 
     with world.client() as lake:
-        for number, (real, ours) in enumerate(
-            zip(answers(lake, topic, wait), answers(fake, topic, advance), strict=True)
-        ):
-            assert ours == real, number
+        answered = list(zip(answers(lake, topic, wait), answers(fake, topic, advance), strict=True))
+    differ = [f"{number}: {real}, in memory {ours}" for number, (real, ours) in enumerate(answered) if real != ours]
+    assert not differ, "\n".join(differ)
     names = ("delaylake.occurrence", "delaylake.attempt")
     for name, place in places.items():
         came = [(m.payload, *map(m.properties.get, names)) for m in collector.received[place]]

@@ -123,6 +123,7 @@ class _Message:
     """A message that was sent.
 
     Attributes:
+        due: when it was due when it was sent, ms since the epoch.
         rule: None: it comes once.
         key_began: when the first of its schedule key, from which on one has always waited, was published.
         copies: by subscription.
@@ -131,6 +132,7 @@ class _Message:
     id: MessageId
     sent: Scheduled
     published_at: int
+    due: int
     rule: Rule | None
     key_began: int
     copies: dict[str, _Copy] = field(default_factory=dict)
@@ -238,7 +240,7 @@ class FakeService:
         except RuleError as error:
             self.rejects.append(Rejected(sent.topic, message_id, sent.payload, sent.properties, str(error)))
             return message_id
-        message = _Message(message_id, sent, self.now, rule, self.now)
+        message = _Message(message_id, sent, self.now, due, rule, self.now)
         before = None if message.schedule_key is None else self._of_key(sent.topic, message.schedule_key)
         mode = sent.properties.get("scheduleMode", "replace")
         if before is not None:
@@ -285,22 +287,25 @@ class FakeService:
         body = (command.operation, command.topic, command.named, command.subscription, tuple(command.fields.items()))
         before, outcomes = self._answers.get(command.request_id, (body, None))
         if before != body:
-            raise Invalid("another command has this request id", request_id=command.request_id)
-        if outcomes is None:
+            outcomes = list(self._apply(command, reused="another command has this request id"))
+        elif outcomes is None:
             outcomes = list(self._apply(command))
             self._answers[command.request_id] = body, outcomes
         command.check(outcomes)
         return outcomes
 
-    def _apply(self, command: Command) -> Iterator[Outcome]:
+    def _apply(self, command: Command, reused: str = "") -> Iterator[Outcome]:
         types = self.types_of(command.topic)
         named = command.subscription
         subscriptions = list(types) if named in (None, _LATER) else [named or ""]
         if named in (None, _LATER) and command.operation not in SCHEDULE_OPERATIONS:
-            subscriptions.append(_LATER)
+            subscriptions.insert(0, _LATER)  # the others' answers change what it is told
+        for subscription in subscriptions:
+            if subscription not in types and subscription != _LATER:
+                raise NotFound(f"no such subscription: {subscription}", request_id=command.request_id)
         message = self._named(command)
         for subscription in subscriptions:
-            result, reason = self._result(command, message, subscription, types)
+            result, reason = ("INVALID", reused) if reused else self._result(command, message, subscription, types)
             position = message.id if message is not None else command.message or MessageId(-1, -1)
             yield Outcome(subscription, position, result, reason, command.is_done_by(result))
 
@@ -308,8 +313,6 @@ class FakeService:
         self, command: Command, message: _Message | None, subscription: str, types: Mapping[str, str]
     ) -> tuple[str, str]:
         """Applies a command for one subscription; returns result and reason."""
-        if subscription != _LATER and subscription not in types:
-            return "NOT_FOUND", f"no such subscription: {subscription}"
         if command.operation == SKIP and types.get(subscription) in _CUMULATIVE:
             return "NOT_ALLOWED", f"{subscription} acknowledges cumulatively"
         if command.named is None:
@@ -324,7 +327,8 @@ class FakeService:
             return "NOT_FOUND", "no such message"
         if subscription != _LATER:
             return self._change(command, message, message.copies[subscription])
-        if any(self._is_dispatched(message, copy) or copy.last_occurrence for copy in message.copies.values()):
+        has_begun = any(copy.last_occurrence for copy in message.copies.values())
+        if has_begun or message.due - self._lookahead <= self.now:
             return ("ALREADY_APPLIED", "") if command.operation in (CANCEL, SKIP) else ("TOO_LATE", "released")
         return "APPLIED", ""
 
@@ -407,8 +411,6 @@ class FakeService:
 
     def _pause(self, command: Command, subscription: str) -> tuple[str, str]:
         place = command.topic, subscription
-        if (command.operation == "pause") == (place in self._paused):
-            return "ALREADY_APPLIED", ""
         if command.operation == "pause":
             self._paused.add(place)
             return "APPLIED", ""
