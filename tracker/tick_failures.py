@@ -29,7 +29,7 @@ _MAX_REASON = 300  # characters
 _KEPT = frozenset(
     [
         *("topic", "partition", "ledger_id", "entry_id", "batch_index", "batch_size", "first_index"),
-        *("publish_time", "event_time", "producer_name", "payload"),
+        *("publish_time", "event_time", "producer_name", "payload", "request_id"),
     ]
 )
 

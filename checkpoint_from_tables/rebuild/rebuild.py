@@ -39,7 +39,7 @@ from tracker.subscriptions import Subscriptions
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
-from warehouse.queries.first_answers import find_bodies
+from warehouse.queries.first_answers import find_bodies, find_message_bodies
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges
@@ -185,6 +185,7 @@ def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: i
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
         "request_ids": find_bodies(tables, now),
+        "message_requests": find_message_bodies(tables, now),
         "paused": _paused(tables.sql(_SQL("pause_changes")), names),
         "released": found.first - 1,
         "shaped_until": _shaped_until(tables, now),

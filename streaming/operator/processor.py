@@ -129,6 +129,7 @@ def _status(shard: int, offset: Offset, effects: Effects, millis: int) -> ShardS
         counts=counts | {"operator_millis": millis},
         shaped_until=effects.shaped_until,
         drained=effects.drained,
+        resuming=effects.resuming,
         waiting=effects.waiting,
         paused=effects.paused,
         failures=effects.failures[:_MOST_NAMED],

@@ -16,11 +16,11 @@ from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
+from conf.message_size import max_delivered_bytes
 from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
-from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
@@ -155,7 +155,7 @@ class Receivers:
         settings, topic = self._settings, source.topic
         return Acceptance(
             settings.tracker.max_delay_millis,
-            max_size_bytes(settings, topic),
+            max_delivered_bytes(settings, topic),
             details=None if is_control else MessageDetails(source, self._schemas),
             # One for all partitions of a topic.
             recurring=None if is_control else self._recurring.setdefault(topic, Recurring.of(settings, topic)),

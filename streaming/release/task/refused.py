@@ -13,9 +13,9 @@ import pyarrow as pa
 from broker.client import NoAnswerError, PulsarError
 from broker.protocol.building import single_entry
 from broker.protocol.producer import EntryProducer
+from conf.message_size import max_size_bytes
 from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
-from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.producer_line import TOO_LARGE

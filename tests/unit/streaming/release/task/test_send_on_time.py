@@ -19,6 +19,7 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
+from tests.support.service.harness import wait_until
 from warehouse.delta.fencing import PauseWatch
 
 PATIENCE_SECONDS = 0.3
@@ -64,7 +65,9 @@ class FakeProducer:
         self.is_open = True
         self.error: Exception | None = None
         self.repeated_to = -1
-        self.n_pending = 0
+        self.n_pending = self.n_answers = 0
+        self.max_message_bytes = 5 << 20
+        self.is_in_chunks = False
         self.refused: list[RefusedEntry] = []
 
     def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
@@ -222,7 +225,9 @@ def test_a_producer_that_is_not_made_in_time_holds_up_no_other_and_is_closed_whe
     assert well.entries == list(range(1, 21))
     assert offline.hangs is not None
     offline.hangs.set()
-    lines[0].wait_opened()
+    for thread in threading.enumerate():
+        if thread.name.startswith("producer "):
+            thread.join(10)
     assert offline.n_open == well.n_open == 0
     assert offline.entries == []
 
@@ -443,6 +448,40 @@ def test_while_a_producer_looks_for_its_broker_nothing_is_given_to_it_and_the_ot
     sent_at, _ = run(lines, items)
     assert lost.entries == well.entries == list(range(1, 21))
     assert max(sent_at[1::2]) < min(sent_at[::2])
+
+
+def test_a_turn_does_not_end_between_the_chunks_of_its_first_message() -> None:
+    lines, _ = lines_to([Topic()], patience_seconds=60, ends_at=time.monotonic())
+    line = lines[0]
+    line.open()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
+    producer = line.producer
+    assert isinstance(producer, FakeProducer)
+    producer.n_pending, producer.is_in_chunks = 1, True
+    line.look_after()
+    assert not line.error
+    producer.last_sequence_id = 1  # it has arrived, and the next one begins
+    line.look_after()
+    assert line.is_slow
+    assert "19 messages of its turn are left" in line.error
+
+
+def test_a_broker_that_answers_chunk_by_chunk_is_waited_for() -> None:
+    lines, _ = lines_to([Topic()], patience_seconds=0.2)
+    line = lines[0]
+    line.open()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
+    producer = line.producer
+    assert isinstance(producer, FakeProducer)
+    producer.n_pending = 1
+    ends_at = time.monotonic() + 0.5
+    while time.monotonic() < ends_at:
+        producer.n_answers += 1
+        line.look_after()
+    assert not line.error
+    while not line.error:
+        line.look_after()
+    assert "has not answered" in line.error
 
 
 def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None:
