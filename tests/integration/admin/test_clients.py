@@ -439,6 +439,10 @@ def answers(lake: Client | FakeClient, topic: str, delivered: Callable[[int], No
     yield results(lake.postpone, topic, message, by=hour)
     yield results(lake.retry, topic, message, after=timedelta(seconds=5), **one)
     delivered(3)
+    # One message of several under a request id.
+    again = [lake.schedule(topic, b"once", after=hour, request_id="fake-2") for _ in range(2)]
+    yield again[0] == again[1]
+    yield results(lake.schedule, topic, b"another", after=hour, request_id="fake-2")
     # Names that there are not.
     yield results(lake.cancel, topic, message, subscription="nobody")
     yield results(lake.pause, topic, subscription="nobody")
@@ -492,7 +496,7 @@ def test_the_service_in_memory_answers_and_delivers_as_the_service(world: World,
     def wait(n: int) -> None:
         wait_until(lambda: sum(len(collector.received[p]) for p in places.values()) >= n, 30, f"{n}\n{world.job.log}")
 
-    with world.client() as lake:
+    with Client(world.api.url, timeout_seconds=SECONDS) as lake:
         answered = list(zip(answers(lake, topic, wait), answers(fake, topic, advance), strict=True))
     differ = [f"{number}: {real}, in memory {ours}" for number, (real, ours) in enumerate(answered) if real != ours]
     assert not differ, "\n".join(differ)

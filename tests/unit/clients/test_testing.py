@@ -101,6 +101,17 @@ def test_names_that_there_are_not() -> None:
     assert [o.result for o in waits] == ["WAITING"]
 
 
+def test_a_message_that_is_sent_again_under_its_request_id_comes_once() -> None:
+    lake = orders()
+    first = lake.schedule("orders", b"x", after=MINUTE, request_id="r")
+    lake.advance(timedelta(seconds=1))
+    again = lake.schedule("orders", b"x", after=MINUTE, request_id="r")
+    assert (again, again.deliver_at) == (first, NOON + MINUTE)
+    with pytest.raises(Invalid, match="request id"):
+        lake.schedule("orders", b"y", after=MINUTE, request_id="r")
+    assert len(lake.advance(2 * MINUTE)) == 2
+
+
 def test_one_message_of_a_schedule_key_waits() -> None:
     lake = FakeClient(now=NOON)
     lake.schedule("carts", b"1", after=10 * MINUTE, schedule_key="c")

@@ -29,6 +29,7 @@ from delaylake.times import MAX_MILLIS, millis, moment
 
 _SUBSCRIPTION = "default"
 _CUMULATIVE = ("Exclusive", "Failover")
+_NOT_COMPARED = ("deliverAt", "traceparent", "tracestate", "baggage")  # of messages with one request id
 _LATER = "*"  # subscriptions that are added later
 _MISFIRE_MILLIS = 60_000  # with `skip` an occurrence that is later than this is left out
 MILLI = timedelta(milliseconds=1)
@@ -209,6 +210,7 @@ class FakeService:
         self._messages: dict[tuple[str, int, int], _Message] = {}
         self._paused: set[tuple[str, str]] = set()
         self._answers: dict[str, tuple[object, list[Outcome]]] = {}
+        self._requests: dict[tuple[str, str], tuple[object, MessageId]] = {}
         self._redriven: dict[str, Redriven] = {}
         self.deliveries: list[Delivery] = []
         self.dead_letters: list[Delivery] = []
@@ -227,9 +229,25 @@ class FakeService:
         return self._topics[topic]
 
     def send(self, sent: Scheduled) -> MessageId:
-        """Takes a message; a wrong rule puts it among the rejects."""
+        """Takes a message; a wrong rule puts it among the rejects.
+
+        Returns:
+            its id; if its request id is an earlier message's, the id of that one.
+
+        Raises:
+            NotFound: there is no such topic.
+            Invalid: another message has had its request id.
+        """
         types = self.types_of(sent.topic)
+        properties = {name: value for name, value in sent.properties.items() if name not in _NOT_COMPARED}
+        body = sent.payload, sent.key, sent.ordering_key, properties
+        if sent.request_id and (first := self._requests.get((sent.topic, sent.request_id))):
+            if first[0] != body:
+                raise Invalid("another message has had this request id", request_id=sent.request_id)
+            return first[1]
         message_id = MessageId(1, next(self._entries), deliver_at=sent.deliver_at)
+        if sent.request_id:
+            self._requests[sent.topic, sent.request_id] = body, message_id
         due: int | None = self.now if sent.deliver_at is None else millis("deliver_at", sent.deliver_at)
         try:
             rule = Rule.of_properties(sent.properties, due or 0)
