@@ -343,6 +343,7 @@ class ShardStatus:
         waiting: as of `Effects`.
         paused: as of `Effects`.
         failures: as of `Effects`.
+        payload_files: the names of the files with payloads to which the shard's state refers after the batch.
     """
 
     shard: int
@@ -360,6 +361,7 @@ class ShardStatus:
     waiting: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
     paused: Mapping[str, list[str]] = field(default_factory=dict)
     failures: list[tuple[str, str, str]] = field(default_factory=list)
+    payload_files: list[str] = field(default_factory=list)
 
 
 def output_rows(shard: int, tick: int, effects: Effects) -> Iterator[OutputRow]:

@@ -330,7 +330,9 @@ class Shard:
     @staticmethod
     def _budget(tick: Tick) -> Budget | None:
         """Returns what a release of a tick may have; None: any number of bytes."""
-        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large) if tick.max_bytes else None
+        if not tick.max_bytes:
+            return None
+        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large, tick.max_file_bytes)
 
     def _without_failed(self, step: TickInProgress, at_once: pa.Table, planned: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""

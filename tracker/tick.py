@@ -50,6 +50,8 @@ class Tick:
     # Bytes that a shard seals at the latest, and the bytes of large rows that it dispatches at most on short notice,
     # and again at most of what is planned; 0: any number.
     max_bytes: int = 0
+    # Instead, the bytes of large rows with payloads in files that it dispatches; 0: they count as the others.
+    max_file_bytes: int = 0
     large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
     # Resumed subscriptions and slow destinations that get some of the messages that are parked for them, in this tick:
     # by source topic and subscription the most; for a slow one the most that a shard adds to `TickInput.drained`.

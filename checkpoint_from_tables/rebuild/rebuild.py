@@ -212,7 +212,7 @@ def _message_state(settings: Settings, changes: Changes) -> MessageState:
 def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
     """Writes the subscriptions that were added to or removed from the settings to the tables, and returns them.
 
-    Added subscriptions do not get messages that have been taken in and are due by now.
+    Added subscriptions do not get messages that have been ingested and are due by now.
 
     Args:
         settings: with the missing routes.
@@ -254,7 +254,7 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
         elif row["ledger_id"] == last.ledger_id:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
-        # Moved rows stay, because they do not come again. A recurring message makes its rows anew.
+        # Moved rows stay, because they do not come again. A recurring message makes its rows again.
         is_made = "(sequence IS NULL OR occurrence IS NOT NULL)"
         tables.delete("delayed_index", f"operation = 'DELAY' AND {is_made} AND ({' OR '.join(conditions)})")
 

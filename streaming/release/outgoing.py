@@ -28,6 +28,7 @@ from tracker.properties import (
     is_position,
     position_of,
 )
+from tracker.store import StateLostError
 
 # A larger rejected message is sent without payload, keys and own properties, which the table `rejects` has. A larger
 # retry is sent without the reasons, for which there may be no room.
@@ -103,7 +104,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> Out
         if content_bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
             return _built(columns, row, _properties(columns, row) | own, sequence_id, columns["payload"][row])
         return _built(columns, row, own, sequence_id, None, has_keys=False)
-    except MemoryError:
+    except (MemoryError, StateLostError):
         raise
     except Exception:
         return OutgoingMessage(sequence_id, None, _encoded(own))

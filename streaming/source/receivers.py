@@ -170,7 +170,7 @@ class Receivers:
     def has_read_old_commands(self) -> bool:
         """Whether batches have all commands that were sent before this start.
 
-        Until then batches take no messages: an overdue message would be handed out before its command is read.
+        Until then batches take no messages: an overdue message would be dispatched before its command is read.
         """
         for name in list(self._old_commands):
             receiver = self.open[name]
@@ -185,7 +185,7 @@ class Receivers:
         return True
 
     def check(self) -> None:
-        """Raises NewClusterError where a topic was made anew, in another cluster."""
+        """Raises NewClusterError where a topic was made again, in another cluster."""
         if self._new_cluster is not None:
             raise self._new_cluster
 
@@ -246,7 +246,7 @@ class Receivers:
                     _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
 
     def _check_ends(self) -> None:
-        """Notices that a topic ends before the last entry received: it was made anew, in another cluster."""
+        """Notices that a topic ends before the last entry received: it was made again, in another cluster."""
         for name, receiver in list(self.open.items()):
             try:
                 end = receiver.topic_end()

@@ -24,6 +24,9 @@ from warehouse.delivery_key import Key
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
 _CLOSE_SECONDS = 5.0  # how long the broker is waited for to end a producer
 
+# A line hands over so many bytes of large messages ahead of the broker's answers: what is handed over is in memory.
+_UNANSWERED_BYTES = 8 << 20
+
 LARGE_BYTES = 32_768  # of a payload; the producer may cut a larger one into chunks
 TOO_LARGE = "MessageTooBig"  # how the reason begins why a message is rejected that the broker takes none of its size
 
@@ -117,6 +120,8 @@ class Line:
     of_topic: Sequence[Line] = ()
     ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
     _handed: int = -1  # the highest sequence id that was handed to the producer last
+    # Of large messages that were handed over, and may not have arrived: the sequence id, and the bytes.
+    _unanswered: deque[tuple[int, int]] = field(default_factory=deque)
     _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
     _last_seen: tuple[int, int] = (-2, 0)  # the producer's last sequence id then, and number of answers
     _is_closed: bool = False
@@ -143,7 +148,15 @@ class Line:
             return False
         if self.of_topic and all(line.producer is not None or line.error for line in self.of_topic):
             self.of_topic = ()
-        return not self.of_topic
+        return not self.of_topic and (not self._unanswered or self._unanswered_bytes(self.producer) < _UNANSWERED_BYTES)
+
+    def _unanswered_bytes(self, producer: Producer) -> int:
+        """Returns the bytes of large messages that were handed over and have not been answered."""
+        if not producer.n_pending:
+            self._unanswered.clear()
+        while self._unanswered and self._unanswered[0][0] <= producer.last_sequence_id:
+            self._unanswered.popleft()
+        return sum(n_bytes for _, n_bytes in self._unanswered)
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
@@ -263,6 +276,8 @@ class Line:
         except EntryTooLargeError as error:
             raise NotTakenError(f"{TOO_LARGE}: {error}") from None
         self._handed = entry.highest_sequence_id
+        if (n_bytes := sum(len(message.payload or b"") for message in messages)) >= LARGE_BYTES:
+            self._unanswered.append((self._handed, n_bytes))
         self.lag.note_given(self._handed)
 
     def flush(self) -> None:

@@ -124,7 +124,7 @@ def _taking_producer(
     if send.is_dead:
         dead_letter_subscription.ensure_subscription(
             brokers, send.topic
-        )  # each time, because the topic may have been made anew
+        )  # each time, because the topic may have been made again
     schema = None
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is not None:

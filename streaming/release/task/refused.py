@@ -22,6 +22,7 @@ from streaming.release.task.producer_line import TOO_LARGE
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.packing import pack
+from tracker.payload_refs import COLUMN
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ def packed_by_release(messages: list[Refused]) -> dict[tuple[int, int], bytes]:
 
 def _packed(messages: list[Refused]) -> bytes:
     rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan, _ in messages])
+    payloads = pa.array([plan.columns["payload"][send.row] for send, plan, _ in messages], pa.binary())
+    rows = with_columns(rows, payload=payloads, **{COLUMN: pa.nulls(len(messages), pa.string())})
     names = [send.subscription for send, *_ in messages]
     reasons = [_reason(send, why) for send, _, why in messages]
     return pack(with_columns(rows, subscription=pa.array(names, pa.string()), reason=pa.array(reasons, pa.string())))

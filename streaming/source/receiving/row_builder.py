@@ -316,6 +316,7 @@ class RowBuilder:
             None,
             given.occurrence,
             None,
+            None,
             given.request_id,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -466,6 +467,7 @@ def test_a_turn_does_not_end_between_the_chunks_of_its_first_message() -> None:
     assert "19 messages of its turn are left" in line.error
 
 
+@pytest.mark.slow
 def test_a_broker_that_answers_chunk_by_chunk_is_waited_for() -> None:
     lines, _ = lines_to([Topic()], patience_seconds=0.2)
     line = lines[0]
@@ -496,3 +498,63 @@ def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None
     watch.join()
     assert [line.error for line in lines] == ["", ""]
     assert early.entries == late.entries == list(range(1, 21))
+
+
+class LateProducer(FakeProducer):
+    """Answers in a thread, a millisecond after another; knows how many bytes were not answered at most."""
+
+    def __init__(self, topic: Topic, wake: threading.Event) -> None:
+        super().__init__(topic)
+        self._waiting: queue.Queue[OutgoingEntry] = queue.Queue()
+        self._wake = wake
+        self.n_bytes = self.most_bytes = 0
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+        self.n_pending += 1
+        self.n_bytes += SIZE
+        self.most_bytes = max(self.most_bytes, self.n_bytes)
+        self._waiting.put(entry)
+
+    def _answer(self) -> None:
+        while True:
+            entry = self._waiting.get()
+            time.sleep(0.001)
+            self.n_bytes -= SIZE
+            self._take(entry)
+            self.n_pending -= 1
+            self._wake.set()
+
+
+SIZE = 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("not_allowed", [frozenset(), frozenset(range(1, 61)), frozenset([9, 10, 60])], ids=len)
+def test_of_large_messages_few_are_in_memory_and_all_arrive(not_allowed: frozenset[int]) -> None:
+    topic = Topic(not_allowed=not_allowed)
+    [line], items = lines_to([topic], 60, patience_seconds=60)
+    producers: list[LateProducer] = []
+
+    def create() -> Any:
+        producers.append(LateProducer(topic, line.wake))
+        return producers[-1]
+
+    line.create = create
+    refused: list[int] = []
+    built = most_built = 0
+
+    def build(i: int) -> OutgoingMessage:
+        nonlocal built, most_built
+        built += 1
+        sent = producers[0].last_sequence_id if producers else 0
+        most_built = max(most_built, built - max(sent, 0))
+        return OutgoingMessage(items[i].sequence_id, bytes(SIZE))
+
+    line.open()
+    send_on_time(items, build, lambda i, why: refused.append(i + 1), line.wake, PauseWatch(lambda: None))
+    assert topic.entries == [i for i in range(1, 61) if i not in not_allowed]
+    assert sorted(refused) == sorted(not_allowed)
+    assert 2 * SIZE < producers[0].most_bytes <= 9 * SIZE
+    if not not_allowed:
+        assert most_built <= 18, "eight that were handed over, eight that are ready, and the next"
