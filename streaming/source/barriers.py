@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
 from broker.client import PulsarError
@@ -44,6 +46,38 @@ class _Waiting:
     deadline: float  # when a batch takes the commands in any case, seconds of the monotonic clock
 
 
+class _Askers:
+    """Daemon threads that ask brokers: those of a ThreadPoolExecutor would keep the process until they are answered.
+
+    Args:
+        most: so many ask at a time; further questions wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._questions: queue.SimpleQueue[tuple[Future[Position], Callable[[], Position]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._n = 0
+
+    def submit(self, ask: Callable[[], Position]) -> Future[Position]:
+        """Asks in a thread; returns what will have the answer. Called in one thread."""
+        answer: Future[Position] = Future()
+        self._questions.put((answer, ask))
+        if not self._idle.acquire(blocking=False) and self._n < self._most:
+            self._n += 1
+            threading.Thread(target=self._run, name="topic ends", daemon=True).start()
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            answer, ask = self._questions.get()
+            try:
+                answer.set_result(ask())
+            except Exception as error:
+                answer.set_exception(error)
+            self._idle.release()
+
+
 class Barriers:
     """Says when a batch may take commands, and when all messages published before them have come in.
 
@@ -76,7 +110,7 @@ class Barriers:
         self._asked: _Asked | None = None
         self._waiting: _Waiting | None = None
         self._late: dict[str, Future[Position]] = {}  # the last questions of `_late_ends`
-        self._threads = ThreadPoolExecutor(_MOST_ASKED, "topic ends")
+        self._threads = _Askers(_MOST_ASKED)
 
     def take(self) -> tuple[dict[str, Position], Ends] | None:
         """Decides which commands the next batch takes.
