@@ -1,14 +1,28 @@
-"""Times and durations as texts."""
+"""Moments, and times and durations as texts."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
+from typing import NamedTuple
 
 from conf.time_zones import time_zone
 
 LOCAL = "local"
+
+
+class Moment(NamedTuple):
+    """A time, by two clocks of one machine."""
+
+    millis: int  # since the epoch
+    seconds: float  # of a clock that never jumps
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Returns the time."""
+        return cls(time.time_ns() // 1_000_000, time.monotonic())
 
 
 def parse_time(text: str) -> int:
@@ -23,14 +37,14 @@ def parse_time(text: str) -> int:
     if text.strip().isdecimal():
         return int(text)
     try:
-        time = datetime.fromisoformat(text.strip())
+        parsed = datetime.fromisoformat(text.strip())
     except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None:
         raise ValueError(
             f"{text!r} is no time: give ms since the epoch, or ISO 8601 with a zone, as in 2030-01-31T12:00:00Z"
         )
-    return round(time.timestamp() * 1000)
+    return round(parsed.timestamp() * 1000)
 
 
 def parse_zone(name: str) -> tzinfo | None:

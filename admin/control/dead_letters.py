@@ -199,7 +199,7 @@ def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Sub
     If the dead letter does not name one, it belongs to the only subscription with that destination.
 
     Args:
-        subscription: the subscription to whose topic of dead letters it was sent.
+        subscription: the subscription to whose topic of dead letters the letter was sent.
         others: all subscriptions of the source topic.
     """
     if letter.subscription is not None:

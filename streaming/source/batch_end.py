@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conf.settings import IngestSettings
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import is_too_much
@@ -62,8 +63,7 @@ class BatchEnds:
         self,
         backlog: Backlog,
         last: Offset,
-        now: int,
-        monotonic: float,
+        now: Moment,
         feedback: Feedback,
         has_nothing_to_do: Callable[[], bool],
     ) -> bool:
@@ -72,22 +72,21 @@ class BatchEnds:
         Args:
             backlog: what it could take.
             last: the last offset.
-            now: ms since the epoch.
-            monotonic: seconds, of a clock that never jumps.
+            now: the time.
             feedback: of the driver.
             has_nothing_to_do: as of `Clock.is_time`.
         """
         lookahead = self._clock.lookahead(feedback)
         # Seconds; at most half the lookahead, so that each batch dispatches what comes due until the next one.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
-        if monotonic - self._last_end >= interval:
+        if now.seconds - self._last_end >= interval:
             has_new = backlog.is_taken and backlog.messages > 0
-            is_time = self._clock.is_time(last, now, monotonic, feedback, has_nothing_to_do)
-            return has_new or is_time or is_round_due(last, feedback)
+            is_asked = is_round_due(last, feedback)
+            return has_new or is_asked or self._clock.is_time(last, now, feedback, has_nothing_to_do)
         return backlog.is_taken and (
             2 * backlog.messages >= self._limits.max_messages_per_batch
             or backlog.n_bytes >= self._limits.max_bytes_per_batch
-            or backlog.has_due(now + lookahead)
+            or backlog.has_due(now.millis + lookahead)
         )
 
 

@@ -463,7 +463,7 @@ class Occurrences:
         """Returns the following occurrences that are due, and the one that is pending after them; None: none is.
 
         Args:
-            is_out: whether it is dispatched, not skipped.
+            is_out: whether the current occurrence is dispatched, not skipped.
             most: how many following occurrences may be dispatched.
         """
         now, cutoff = self._context.now, self._context.cutoff

@@ -255,7 +255,7 @@ def schedules_left_out(settings: Settings, before: KnownRoutes, after: KnownRout
     """Returns a line of text for each topic with new subscriptions and schedules that go on without them.
 
     Args:
-        after: the same, updated to the settings.
+        after: `before`, updated to the settings.
     """
     lines = []
     for topic, old in before.routes.items():

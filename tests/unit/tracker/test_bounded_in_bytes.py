@@ -9,12 +9,12 @@ import pytest
 
 from streaming.checkpoint.offset import Offset
 from tests.support.tracker.messages import TOPIC, messages, tick_at
-from tracker import Shard, Tick, TickInput
 from tracker.buckets.large_rows import LargeRows, LargeRule
 from tracker.messages import concat, int64
 from tracker.packing import payload_sizes
+from tracker.shard import Shard
 from tracker.store import MemoryStore
-from tracker.tick import Effects
+from tracker.tick import Effects, Tick, TickInput
 
 DUE = 50_000
 BIG = 10_000

@@ -9,13 +9,14 @@ import tracker.context
 import tracker.message_state.parking
 from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC, commands, messages, tick_at
-from tracker import Shard, TickInput
 from tracker.commands.decode import decode
 from tracker.commands.kinds import ANSWER
 from tracker.context import SequencesExhaustedError
 from tracker.messages import concat
 from tracker.schemas import SubscriptionRule
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import TickInput
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages
 
 BITS = 6
