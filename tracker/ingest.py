@@ -16,7 +16,6 @@ from tracker.commands.retries import take_sent_back
 from tracker.context import Context
 from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
 from tracker.keys.superseding import Superseding
-from tracker.message_state.changes import select_parked
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     BoolArray,
@@ -31,8 +30,9 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.requests import MessageRequests
 from tracker.schemas import COMMAND_ROWS, KNOWN, PAST
-from tracker.tick import TickInProgress, TickInput
+from tracker.tick import TickInProgress
 
 
 class Accepted(NamedTuple):
@@ -51,6 +51,7 @@ class NewMessages:
         state: knows which messages are done with.
         control: has the commands that wait.
         keys: decides which message of a schedule key waits.
+        requests: knows which messages come again under their request id.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class NewMessages:
         state: MessageState,
         control: Control,
         keys: Superseding,
+        requests: MessageRequests,
     ) -> None:
         self._context = context
         self._tracker = tracker
         self._state = state
         self._control = control
         self._keys = keys
+        self._requests = requests
 
     def accept_messages(self, step: TickInProgress) -> Accepted:
         """Sorts a tick's messages; adds rejects, outcomes, and the commands of messages sent back, to the tick.
@@ -74,7 +77,8 @@ class NewMessages:
             step: the tick. Its messages are not added to the tracker yet.
         """
         sent_back = take_sent_back(step.input.messages, self._context.subscriptions, self._context.now)
-        messages = sent_back.messages
+        requested = self._requests.decide_new(sent_back.messages, step.input.message_requests, step.input.first_answers)
+        messages = requested.messages
         if sent_back.commands.num_rows:
             # These commands came with their messages, so they precede the commands of the control topic.
             step.commands = concat([sent_back.commands, step.commands], COMMAND_ROWS)
@@ -89,6 +93,7 @@ class NewMessages:
             decided = self._keys.decide_new(messages, is_new & ~self._tracker.knows(messages))
             messages, is_new = decided.messages, is_new & ~decided.dropped
             step.outcomes.append(decided.outcomes)
+        step.outcomes.append(requested.outcomes(messages))
         new = where(messages, is_new)
         self._state.count_unwanted_new(new)
         done = where(messages, ~is_rejected(messages) & is_done)
@@ -175,10 +180,6 @@ class NamedMessages:
         to_seal = of_entries(self._tracker.find_to_seal(), wanted)
         payload_rows = concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)])
         return named._replace(payload_rows=payload_rows, in_state=in_state)
-
-    def parked_rows(self, tick_input: TickInput) -> pa.Table:
-        """Returns all rows that are parked, sealed or in state, as MESSAGES."""
-        return concat([select_parked(tick_input.payload_rows), select_parked(self._tracker.find_rows(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
         """Completes the entries whose home is this shard: see `with_released`."""

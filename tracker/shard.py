@@ -33,8 +33,8 @@ from tracker.giving_up import (
 from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
-from tracker.message_state.changes import HELD_DELIVER_AT, Compression, select_parked
-from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS, Parking
+from tracker.message_state.changes import HELD_DELIVER_AT, Compression
+from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
@@ -50,6 +50,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.rebuilt import Rebuilt
+from tracker.requests import MessageRequests
 from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.token_bucket import first_due
@@ -59,6 +60,10 @@ from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInProgress, TickInput
 
 _TABLE = "shard"
+
+# Of rejects that are sent again so many go out each so many ms.
+_REJECT_ROWS = 1_000
+_REJECT_MILLIS = 100
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,8 @@ class Shard:
         self._control = Control(context, self._state, self._occurrences)
         self._keys = Superseding(context, self._state, self._parking, options.key_idle_millis)
         self._shaper = Shaper(context, self._state)
-        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys)
+        self._requests = MessageRequests(context)
+        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys, self._requests)
         self._named = NamedMessages(context, self._tracker, self._entries, self._state)
         self._dispatcher = Dispatcher(
             context, self._tracker, self._parking, self._occurrences, self._shaper, self._in_flight
@@ -155,15 +161,13 @@ class Shard:
             self._rebuild(step, tick_input.rebuilt)
         if tick_input.reinstated:
             self._control.wait_again(tick_input.reinstated)
-            self._parking.resume_parked(self._named.parked_rows(tick_input))
-
-        step.effects.drained = self._dispatcher.drain_parked(step)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         accepted = self._new.accept_messages(step)
         named = self._find_named(step, accepted)
         short_notice = self._add_messages(step, accepted)
         self._apply_commands(step, accepted, named)
+        step.effects.drained = self._dispatcher.drain_parked(step)
         moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
@@ -184,8 +188,12 @@ class Shard:
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             context.waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
             context.highest_cutoff = last.highest_cutoff
-        self._tracker.begin_tick(LargeRows.from_json(tick.large))
-        self._parking.begin_tick(parked_subscriptions(tick.unwritable, context.subscriptions.names), tick_input.pace)
+        large = LargeRows.from_json(tick.large)
+        self._tracker.begin_tick(large)
+        # Large messages that were parked do not wait for room once more: a round is within what there is.
+        in_turn = tick.cutoff if large.after is None else large.after[0] - 1
+        unwritable = parked_subscriptions(tick.unwritable, context.subscriptions.names)
+        self._parking.begin_tick(unwritable, min(tick.now, tick.cutoff, in_turn))
         self._keys.begin_tick(tick_input.find_keyed, self._tracker.was_complete_until)
         return TickInProgress(
             tick=tick,
@@ -223,9 +231,9 @@ class Shard:
         self._state.rebuild(rebuilt)
         self._occurrences.rebuild(rebuilt.occurrences)
         self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
+        self._requests.rebuild(rebuilt.message_requests)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
-        self._parking.resume_parked(select_parked(step.input.payload_rows))
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
@@ -250,10 +258,7 @@ class Shard:
         repeats = self._control.find_repeats(step.commands, tick_input.request_ids, tick_input.first_answers)
         if repeats is not None:
             changes = [change for change in tick_input.pause_changes if change.request_id not in repeats.known]
-            resumes = not all(change.is_paused for change in tick_input.pause_changes)
-            parked = self._named.parked_rows(tick_input) if resumes else empty_table(MESSAGES)
             self._parking.change_pauses(changes)
-            self._parking.resume_parked(parked)
             step.outcomes.append(self._control.apply_commands(step.commands, named, repeats, accepted.outcomes))
         step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
@@ -325,7 +330,9 @@ class Shard:
     @staticmethod
     def _budget(tick: Tick) -> Budget | None:
         """Returns what a release of a tick may have; None: any number of bytes."""
-        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large) if tick.max_bytes else None
+        if not tick.max_bytes:
+            return None
+        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large, tick.max_file_bytes)
 
     def _without_failed(self, step: TickInProgress, at_once: pa.Table, planned: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""
@@ -353,11 +360,11 @@ class Shard:
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.
 
-        Of many, PACE_ROWS are sent each PACE_MILLIS: the others wait in the tracker.
+        Of many, _REJECT_ROWS are sent each _REJECT_MILLIS: the others wait in the tracker.
         """
         if not rejects.num_rows:
             return rejects
-        times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
+        times = tick.now + np.arange(rejects.num_rows) // _REJECT_ROWS * _REJECT_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _add_moves_of_dispatch(self, step: TickInProgress) -> None:
@@ -393,6 +400,7 @@ class Shard:
         effects.failures += self._occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
         effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths)
+        effects.resuming = self._parking.resuming
         effects.paused = self._context.subscriptions.names_by_topic(self._state.paused)
         effects.status = {
             "tick": tick.tick,
@@ -431,6 +439,7 @@ class Shard:
         if last != self._context.store.get(_TABLE, (0, 0)):
             self._context.store.put(_TABLE, (0, 0), last)
         self._tracker.save()
+        self._parking.save()
         self._state.save()
         self._occurrences.save()
         self._control.save()

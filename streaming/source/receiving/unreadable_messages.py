@@ -14,7 +14,7 @@ from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import EntryError, Message, is_batch
 from broker.protocol.wire.pulsar_pb2 import NONE
 from conf.errors import one_line
-from streaming.release.outgoing import FIELD_BYTES
+from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.recurring import Recurring
 from tracker.messages import MESSAGES

@@ -10,11 +10,14 @@ from unittest import mock
 
 import pyarrow as pa
 
+from checkpoint_from_tables.rebuild.context import RebuildContext
+from checkpoint_from_tables.rebuild.delivered import Delivered, Times
 from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
 from tracker.messages import MESSAGES, concat, where
+from tracker.requests import first_of_tick
 from tracker.schemas import PauseChange
 from tracker.shard import Shard, StateOptions
 from tracker.store import MemoryStore, Store
@@ -23,9 +26,10 @@ from tracker.tick import Effects, Tick, TickInput
 from tracker.tick_failures import apply_without_failing_rows
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
+from warehouse.queries.drained_rows import first_rounds
+from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import (
     cancels_to_index,
-    find_held,
     find_keyed_messages,
     find_known_messages,
     find_rows,
@@ -108,13 +112,15 @@ class Service:
             changes["known_messages"] = find_known_messages(self.tables, versions, ordered, [])
             changes["payload_rows"] = find_rows(self.tables, versions, ordered, [])
         elif pause:
-            changes["payload_rows"] = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
+            changes |= self.first_rounds()
         tick_input = TickInput(
             messages=new,
             segment=MESSAGES.empty_table() if segment is None else segment,
             commands=ordered,
             request_ids={str(order["request_id"]): 1} if order else {pause.request_id: 1} if pause else {},
             pause_changes=[pause] if pause else [],
+            message_requests=first_of_tick(new),
+            first_answers=lambda ids: find_first_answers(self.tables, None, ids, self.now),
             find_keyed=partial(find_keyed_messages, self.tables, version),
             **changes,
         )
@@ -142,6 +148,11 @@ class Service:
                     if row["subscription_mask"] >> bit & 1:
                         self.in_flight.append((release.tick, name, row))
         return effects
+
+    def first_rounds(self) -> dict[str, Any]:
+        version = self.tables.version("delayed_index")
+        rows, rounds = first_rounds(self.tables, version, [(TOPIC, name) for name in NAMES])
+        return {"drained": rows, "rounds": rounds}
 
     def segment(self, start: int) -> pa.Table:
         return read_segment(self.tables, self.tables.version("delayed_index"), start, self.load)
@@ -204,8 +215,7 @@ class Service:
     def lose_checkpoint(self) -> None:
         """The job goes on with what a rebuild finds in the tables and at the destinations."""
 
-        def found_at_destinations(_: Any, tables: Tables, delivered: Any, *rest: Any) -> int:
-            overdue = rest[1]
+        def found_at_destinations(context: RebuildContext, delivered: Delivered, overdue: Times, _: Any) -> int:
             rows = pa.Table.from_pylist([self._delivery(row) for row in self.unwritten], schema=DELIVERIES)
             for number, name in enumerate(NAMES):
                 own = rows.filter(pa.compute.equal(rows["subscription"], name))
@@ -217,8 +227,8 @@ class Service:
                 own = where(own, ~delivered.contains(number, own))
                 delivered.add(own)
                 if own.num_rows:
-                    tables.append("deliveries", own, {})
-            return rows.num_rows
+                    context.tables.append("deliveries", own, {})
+            return int(rows.num_rows)
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
@@ -233,9 +243,9 @@ class Service:
         start = self.load
         self.load = self.now + AHEAD + SECOND
         segment, self.load = self.segment(start), start
-        held = find_held(self.tables, self.tables.version("delayed_index"), [(TOPIC, name) for name in NAMES])
+        rounds = self.first_rounds()
         rebuilt = of_all_shards(prepared)
-        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, payload_rows=held)
+        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, **rounds)
 
     def numbers(self, name: str, entry: int) -> list[int]:
         return [number for of, number in self.arrived[name] if of == entry]

@@ -94,12 +94,26 @@ def test_only_what_the_service_can_have_sent_is_a_message() -> None:
         entry(5, n_messages=3),
         ReceivedEntry(Position(1, 6), EntryError("damaged"), (), 1, 5),
         entry(7, {"b": "2"}, producer=b"q"),
+        entry(8, {"c": "3"}, compression=1, uncompressed_size=0),
     )
     found = list(read_messages(topic, TOPIC))
     assert [(one.position, one.published, one.producer, one.properties) for one in found] == [
         (Position(1, 0), 1_000, "p", {"a": "1"}),
         (Position(1, 7), 1_007, "q", {"b": "2"}),
     ]
+
+
+def test_a_message_in_chunks_has_arrived_with_its_last_one() -> None:
+    """The service sends that when the others have arrived; some chunks alone are no message."""
+    parts: dict[str, Any] = {"n_chunks": 3, "chunked_size": 3}
+    topic: Any = Topic(
+        entry(0, {"a": "1"}, uuid=b"first", chunk_id=0, **parts),
+        entry(1, {"a": "1"}, uuid=b"first", chunk_id=1, **parts),
+        *(entry(2 + i, {"a": "1"}, uuid=b"again", chunk_id=i, **parts) for i in range(3)),
+        entry(5, {"b": "2"}, uuid=b"other", chunk_id=0, **parts),
+    )
+    found = list(read_messages(topic, TOPIC))
+    assert [(one.position, one.properties) for one in found] == [(Position(1, 4), {"a": "1"})]
 
 
 def test_a_property_that_is_no_text_leaves_out_its_message() -> None:
