@@ -24,6 +24,7 @@ import pulsar
 from broker.client import connect
 from broker.position import START, SourceTopic
 from broker.protocol.brokers import Brokers
+from broker.protocol.byte_budget import ByteBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -72,12 +73,16 @@ def produce(client: pulsar.Client, topic: str, n: int) -> None:
 def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int) -> None:
     brokers = Brokers(broker.settings)
     receivers = []
+    budget = ByteBudget(48 << 20, 32 << 20, 4 << 20)
     for name in names:
+        share = budget.join()
         receiver = Receiver(
             SourceTopic(name, name, -1),
-            lambda name=name: brokers.subscribe(name, "job", max_bytes=4 << 20, max_messages=20_000),  # type: ignore[misc]
+            lambda name=name, share=share: brokers.subscribe(  # type: ignore[misc]
+                name, "job", max_bytes=4 << 20, max_messages=20_000, share=share
+            ),
             after=START,
-            limits=Limits(0, 5 << 20, 2 * BATCH_MESSAGES, 64 << 20),
+            limits=Limits(0, 5 << 20, 2 * BATCH_MESSAGES, 64 << 20, share),
             broker=TopicQuestions(admin, "job"),
             details=None,
             on_received=lambda: None,

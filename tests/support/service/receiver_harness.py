@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.position import START, Position, SourceTopic
+from broker.protocol.byte_budget import Share
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.session import DisconnectedError
 from streaming.source.receiving.receiver import Limits, Receiver
@@ -31,9 +32,10 @@ class Harness:
         max_size: int = 1_000,
         details: Any = None,
         recurring: Recurring | None = None,
+        share: Share | None = None,
     ) -> None:
         self.broker: Any = broker or FakeBroker()
-        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20)
+        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20, share=share)
         consumers: Any = FakeConsumer
         side: Any = self.broker
         self.receiver = Receiver(
