@@ -29,7 +29,8 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from streaming.batch_schema import InputKind, input_rows
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tracker.messages import concat
 
 BODY = b"x" * 100
@@ -78,14 +79,15 @@ def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int
         share = budget.join()
         receiver = Receiver(
             SourceTopic(name, name, -1),
-            lambda name=name, share=share: brokers.subscribe(  # type: ignore[misc]
-                name, "job", max_bytes=4 << 20, max_messages=20_000, share=share
+            TopicAccess(
+                lambda name=name, share=share: brokers.subscribe(  # type: ignore[misc]
+                    name, "job", max_bytes=4 << 20, max_messages=20_000, share=share
+                ),
+                TopicQuestions(admin, "job"),
             ),
-            after=START,
-            limits=Limits(0, 5 << 20, 2 * BATCH_MESSAGES, 64 << 20, share),
-            broker=TopicQuestions(admin, "job"),
-            details=None,
-            on_received=lambda: None,
+            START,
+            Limits(2 * BATCH_MESSAGES, 64 << 20, share),
+            Acceptance(0, 5 << 20),
         )
         receiver.start()
         receivers.append(receiver)

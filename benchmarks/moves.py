@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from tracker.message_state.moves import Moved
+from tracker.message_state.changes import Moved
 from tracker.messages import MessageIds
 from tracker.store import Key, MemoryStore
 

@@ -31,9 +31,9 @@ import pyarrow as pa
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt, SendReport
-from streaming.release.driver.job import Job, job_of
-from streaming.release.driver.job_attempts import JobAttempts
-from streaming.release.naming import Target
+from streaming.release.driver.lane_release import LaneRelease, lane_release_of
+from streaming.release.driver.release_attempts import ReleaseAttempts
+from streaming.release.naming import Recipient
 from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows
 from streaming.release.task.planning.plan_release import plan_release
@@ -54,7 +54,7 @@ _Value = TypeVar("_Value")
 class NoConnections(Connections):
     """Gives lines no client, because none is opened."""
 
-    def client_of(self, target: Target) -> Any:
+    def client_of(self, recipient: Recipient) -> Any:
         return None
 
 
@@ -128,7 +128,7 @@ def measured(n: int, case: tuple[pa.Table, Settings, dict[str, Any], int]) -> di
         sent_at, every = [send.at for send in pending.sends], np.arange(len(pending))
         deliveries = stage("deliveries", lambda: pack(delivery_rows(pending, every, sent_at)))
         stage("report", lambda: pending.lines_and_plans(every))
-        job = stage("job", lambda: job_of(7, kind, [assignment], 7))
+        job = stage("job", lambda: lane_release_of(7, kind, [assignment], 7))
         stage("driver", lambda: _driver(job, deliveries))
 
     for _ in range(ROUNDS):
@@ -138,8 +138,8 @@ def measured(n: int, case: tuple[pa.Table, Settings, dict[str, Any], int]) -> di
     return {name: round(value, 2) for name, value in best.items()} | {"all": round(sum(best.values()), 2)}
 
 
-def _driver(job: Job, deliveries: bytes) -> None:
-    attempts = JobAttempts(job, frozenset(), 2.0, {})
+def _driver(job: LaneRelease, deliveries: bytes) -> None:
+    attempts = ReleaseAttempts(job, frozenset(), 2.0, {})
     attempts.next(frozenset(), {}, "")
     reports = [SendReport(deliveries, 0)]
     attempts.decide(reports, attempts.take(reports), [], is_broker_there=True)

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.control import Control
+from tracker.commands.apply import Control
 from tracker.commands.match import Named
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.repeats import no_answers
 from tracker.context import Context
-from tracker.message_state.cancelled import CancelledMessages
+from tracker.message_state.changes import CancelledMessages
 from tracker.message_state.state import MessageState
 from tracker.messages import MESSAGES
 from tracker.schemas import COMMAND_ROWS, KNOWN

@@ -11,7 +11,7 @@
 8. The run's first tick dispatches again all that is in flight, under the same names and sequence ids:
    `tracker.in_flight`. What a lane's table has is not sent again (`streaming.release.driver.releases`), nor what the
    broker has.
-9. What was open for unwritable destinations goes on (`streaming.release.driver.destinations`).
+9. What was open for unwritable destinations goes on (`streaming.release.driver.unwritable_destinations`).
 10. What no seal epoch made durable was not acknowledged: Pulsar sends it again, and known entries are skipped.
 
 `recover` does the first five, `check_broker` is called before each run of the query; the rest is in the modules named.

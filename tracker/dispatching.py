@@ -18,7 +18,7 @@ from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
 from tracker.giving_up import GivenUp, cancelled, rejected, select_writable_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Parking
 from tracker.messages import (
     MESSAGES,
@@ -193,7 +193,7 @@ class Dispatcher:
     def give_up_failed(self, step: TickInProgress, rows: pa.Table) -> GivenUp:
         """Gives rows, as MESSAGES, up for all their subscriptions: those for which a tick has failed.
 
-        The tick's input says why it has failed for each row, as `tracker.containment` has found out.
+        The tick's input says why it has failed for each row, as `tracker.tick_failures` has found out.
         """
         rows = typed(where(rows, ~is_rejected(rows)), MESSAGES)
         rejects, outcomes = [], []

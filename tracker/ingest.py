@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
-from tracker.commands.control import Control
+from tracker.commands.apply import Control
 from tracker.commands.kinds import KINDS_WITH_PAYLOAD
 from tracker.commands.match import Named, with_released
 from tracker.commands.retries import take_sent_back
 from tracker.context import Context
 from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
 from tracker.keys.superseding import Superseding
-from tracker.message_state.moves import select_parked
+from tracker.message_state.changes import select_parked
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     BoolArray,

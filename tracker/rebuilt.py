@@ -28,7 +28,7 @@ NOT_TO_DELIVER = pa.schema(
     ]
 )
 
-# The last moves of messages, as `tracker.message_state.moves.Moved.put` takes them.
+# The last moves of messages, as `tracker.message_state.changes.Moved.put` takes them.
 MOVED = pa.schema(
     [
         ("subscription", pa.int32()),  # its number in its route
@@ -43,7 +43,7 @@ MOVED = pa.schema(
 )
 
 # The last messages of schedule keys, for `tracker.keys.live_keys`. Rows with `comes_again` are for
-# `tracker.keys.keyed_messages`: messages that superseded another one and come in again, remembered until `deliver_at`.
+# `tracker.keys.superseding`: messages that superseded another one and come in again, remembered until `deliver_at`.
 LIVE_KEYS = pa.schema(
     [
         ("topic", pa.string()),

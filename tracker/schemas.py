@@ -35,8 +35,8 @@ COMMAND_ROWS = pa.schema(
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
         ("batch_index", pa.int32()),  # -1: the whole entry
-        # ms since the epoch. Cancel: the time that it names. Skip: the message's time, 0: the client does not know it.
-        # Reschedule: the new time. Postpone: by how many ms. Retry that a rebuild found: its time. Else 0.
+        # Of an operation with a field for it, that field's value. Else ms since the epoch. Cancel: the time that it
+        # names. Skip: the message's time, 0: the client does not know it. Retry that a rebuild found: its time. Else 0.
         ("deliver_at", pa.int64()),
         ("issued_by", pa.string()),
         ("issued_at", pa.int64()),
@@ -68,9 +68,8 @@ OUTCOME_ROWS = pa.schema(
         ("result", pa.int32()),  # a number of the enum Result
         ("reason", pa.string()),
         ("operation", pa.string()),
-        # ms since the epoch. Reschedule or retry that is applied or waits, applied postpone, and resumed schedule: the
-        # new time. Cancel that waits: the time that it names. Postpone that waits: by how many ms. Superseded message:
-        # publish time of the first message of its key.
+        # ms since the epoch. Applied move, retry that is applied or waits, and resumed schedule: the new time. Another
+        # command that waits: as in COMMAND_ROWS. Superseded message: publish time of the first message of its key.
         ("deliver_at", pa.int64()),
         # Rises from command to command. null: the command was not applied and does not wait, and is no ANSWER.
         ("sequence", pa.int64()),

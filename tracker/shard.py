@@ -16,7 +16,7 @@ import pyarrow as pa
 from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.buckets.large_rows import Budget, LargeRows
 from tracker.buckets.time_slots import Queue
-from tracker.commands.control import Control
+from tracker.commands.apply import Control
 from tracker.commands.match import Named
 from tracker.commands.occurrences import Occurrences
 from tracker.context import Context
@@ -33,8 +33,7 @@ from tracker.giving_up import (
 from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
-from tracker.message_state.cancelled import Compression
-from tracker.message_state.moves import HELD_DELIVER_AT, select_parked
+from tracker.message_state.changes import HELD_DELIVER_AT, Compression, select_parked
 from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS, Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import (
@@ -52,8 +51,8 @@ from tracker.messages import (
 )
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
-from tracker.shaping.rule import first_due
 from tracker.shaping.shaper import Shaper
+from tracker.shaping.token_bucket import first_due
 from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.subscriptions import Subscriptions

@@ -73,8 +73,8 @@ class Subscriptions:
         removed: by topic: a mask of the subscriptions that are not in the settings any more; bit i is number i.
         without_route: topics whose route is missing now.
         backoffs: by topic and subscription number: how messages are retried, where the settings say it.
-        shaping: by topic and subscription number: the rule by which messages are shaped, as `tracker.shaping.rule`
-            writes it.
+        shaping: by topic and subscription number: the rule by which messages are shaped, as
+            `tracker.shaping.token_bucket` writes it.
         in_order: by topic: a mask of the subscriptions with `order: key`; topics without any are left out.
     """
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker.bounded_dict import BoundedDict
 from broker.client import NoAnswerError
 from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
-from broker.remembered import Remembered
 from conf.errors import DelayLakeError
 from warehouse.delta.tables import Tables, exists
 from warehouse.named_queries import NamedQueries
@@ -84,7 +84,7 @@ class SchemaKeeper:
         self._lock = threading.Lock()
         self._stored: dict[tuple[str, bytes], MessageSchema | None] | None = None
         # Versions that are not stored, because too many are.
-        self._refused: Remembered[tuple[str, bytes], None] = Remembered(_MOST_REFUSED)
+        self._refused: BoundedDict[tuple[str, bytes], None] = BoundedDict(_MOST_REFUSED)
 
     def keep(self, topic: str, version: bytes, registry: str) -> MessageSchema | None:
         """Returns a version of a topic's schema, and writes it to the table if it is not there yet.
@@ -165,7 +165,7 @@ class DestinationSchemas:
     def __init__(self, warehouse: str, admin: AdminClient) -> None:
         self._warehouse = warehouse
         self._admin = admin
-        self._registered: Remembered[tuple[str, str, bytes], None] = Remembered(_MOST_INFOS)
+        self._registered: BoundedDict[tuple[str, str, bytes], None] = BoundedDict(_MOST_INFOS)
         self._stored: dict[str, dict[tuple[str, bytes], MessageSchema | None]] = {}  # by topic, what the table had
         self._reading = threading.Lock()
         self._turns = threading.BoundedSemaphore(_AT_ONCE)

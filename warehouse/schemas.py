@@ -61,9 +61,9 @@ OUTCOMES = pa.schema(
         # The name of an operation in tracker/commands/kinds.py, in capitals; for a message that was sent back SENT_BACK
         # or REDRIVE.
         ("operation", pa.string()),
-        # The new time of a RESCHEDULE, POSTPONE, RETRY or RESUME_SCHEDULE; the time that a waiting CANCEL names; by how
-        # many ms a waiting POSTPONE does; when a message that was sent back is due; for a SUPERSEDED message when the
-        # first message of its key was published.
+        # The new time of what moves a message, of a RETRY or RESUME_SCHEDULE; what a command that waits says of a time;
+        # when a message that was sent back is due; for a SUPERSEDED message when the first message of its key was
+        # published.
         ("deliver_at", pa.int64()),
         ("sequence", pa.int64()),  # rises with each command that is applied, or waits
         ("issued_by", pa.string()),
@@ -219,6 +219,6 @@ VERSION = 2
 VERSION_OF = "delaylake-version"
 
 # App ids of transactions of the table `entries`: how often the warehouse has got another broker, and when it last did,
-# ms since the epoch. See warehouse/renumbering.py.
+# ms since the epoch. See warehouse/renumber_message_ids.py.
 PLACES = "delaylake-places"
 MOVED_AT = "delaylake-moved-at"

@@ -17,7 +17,7 @@ from status.alerts import NOT_SEEN_REASON
 from status.dead_letters import is_dead_letter_sql
 from status.job_status import known_status
 from tracker.commands.outcomes import NOT_DELIVERED
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.delta.opening import open_table, reading_files
 from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.named_queries import NamedQueries, Sql, Value, rows_of_values

@@ -20,7 +20,7 @@ from broker.entries.message_ids import MessageRef
 from conf.settings import Settings, Subscription
 from tracker.commands.kinds import CANCEL, OPERATIONS, SKIP, Effect
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64, typed, where
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_messages import Pending

@@ -11,7 +11,7 @@ from status.dead_letters import is_dead_letter
 from status.job_status import known_status
 from tracker.commands.kinds import OPERATIONS, Effect
 from tracker.commands.retries import REDRIVE, SENT_BACK
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries, Sql
 from warehouse.pending import EFFECT

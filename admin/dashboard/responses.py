@@ -22,7 +22,7 @@ from admin.dashboard.topic_names import short_names, topic_html
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from conf.settings import Subscription
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 
 COOKIE = TOKEN_COOKIE
 

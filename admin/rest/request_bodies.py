@@ -233,7 +233,7 @@ def _field(field: Field, content: Mapping[str, object]) -> int | str:
         return "" if field.is_text else 0
     if not field.is_text:
         number = _int64(content, name, field.least)
-        if number > field.most or not (number or field.may_be_0):
+        if not field.allows(number):
             raise BadRequestError(f"{name} must {_limits(field)}")
         return number
     if not isinstance(value, str):

@@ -29,8 +29,9 @@ from checkpoint_from_tables.importing.importer import (
     source_of,
 )
 from conf.settings import Settings
-from streaming.source.receiving.chunk_builder import MOST_KEPT, ChunkBuilder
 from streaming.source.receiving.details import MessageDetails, NotKnownYetError
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import MOST_KEPT, Acceptance
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, concat, typed
 from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS
@@ -173,9 +174,9 @@ def _chunks(
             builder = _builder(importer, details)
 
 
-def _builder(importer: Importer, details: MessageDetails) -> ChunkBuilder:
+def _builder(importer: Importer, details: MessageDetails) -> RowBuilder:
     source = SourceTopic(importer.source_topic, importer.source_topic, -1)
-    return ChunkBuilder(source, importer.settings.tracker.max_delay_millis, importer.max_size, details)
+    return RowBuilder(source, Acceptance(importer.settings.tracker.max_delay_millis, importer.max_size, details))
 
 
 def _before_parts(

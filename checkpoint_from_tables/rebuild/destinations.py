@@ -28,7 +28,7 @@ from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries
-from warehouse.renumbering import Renumbering
+from warehouse.renumber_message_ids import Renumbering
 from warehouse.schemas import DELIVERIES, MOVED_AT
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import Int64Array, int64, where, with_columns
 from warehouse.delta.tables import OnProgress, Tables

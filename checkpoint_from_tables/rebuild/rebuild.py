@@ -30,7 +30,7 @@ from streaming.checkpoint.prepared import PreparedState
 from tracker import MemoryStore
 from tracker.commands.kinds import Effect
 from tracker.context import Context
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
@@ -40,7 +40,7 @@ from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
-from warehouse.renumbering import Renumbering
+from warehouse.renumber_message_ids import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges

@@ -30,7 +30,7 @@ from conf.settings import Settings
 from tracker.messages import FIRST_IMPORTED_LEDGER, BoolArray, Int64Array, int64
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import NamedQueries
-from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
+from warehouse.renumber_message_ids import PAIRS, Renumbering, next_place, renumber
 
 _LAST_ENTRIES = 1_000  # the last entries of which the least publish time counts, because clocks differ
 

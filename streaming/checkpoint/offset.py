@@ -9,7 +9,7 @@ from typing import Any
 
 from tracker import Tick
 from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
-from tracker.shaping.rule import SHAPED, recorded
+from tracker.shaping.token_bucket import SHAPED, recorded
 from warehouse.routes.known_routes import KnownRoutes
 
 # Fields of `Offset` that have another name in Spark's offset log: a checkpoint outlives a renaming.
@@ -64,7 +64,7 @@ class Offset:
     # The version of delayed_index with the messages parked for them, and for `drains`; 0: index_version
     held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
-    # Slow targets that get some of the messages parked for them: by source topic and subscription the most of them.
+    # Slow recipients that get some of the messages parked for them: by source topic and subscription the most of them.
     drains: dict[str, dict[str, int]] = field(default_factory=dict)
     rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are parked, by source
     rejects_version: int = 0  # the version of rejects with the messages parked for the topics in `reinstated`

@@ -18,8 +18,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.spark_store import SparkStore
 from tracker import Shard, TickInput
-from tracker.containment import apply_contained
-from tracker.message_state.cancelled import Compression
+from tracker.message_state.changes import Compression
 from tracker.messages import concat
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import OUTCOME_ROWS
@@ -27,6 +26,7 @@ from tracker.shard import StateOptions
 from tracker.sharding import ShardId
 from tracker.store import Store
 from tracker.tick import Effects
+from tracker.tick_failures import apply_without_failing_rows
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import LOOKED_UP, find_keyed_messages
@@ -90,7 +90,7 @@ class Operator:
 
         with using(received.get(InputKind.TIME_ZONES)):
             tick_input = self._tick_input(offset, received)
-            effects = apply_contained(SparkStore(self._state), shard_on, offset.to_tick(), tick_input)
+            effects = apply_without_failing_rows(SparkStore(self._state), shard_on, offset.to_tick(), tick_input)
         if InputKind.REBUILT_OUTCOMES in received:
             effects.outcomes = concat([received[InputKind.REBUILT_OUTCOMES], effects.outcomes], OUTCOME_ROWS)
         for row in output_rows(number, offset.tick, effects):

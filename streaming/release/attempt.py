@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from conf.settings import MOST_LANES
-from streaming.release.naming import LANE_KINDS, Target
+from streaming.release.naming import LANE_KINDS, Recipient
 from streaming.release.sequence_ids import last_sequence_id
 from tracker.packing import unpack
 
@@ -30,7 +30,7 @@ def lane_name(tick: int, kind: int, lanes: int, lane_set: int = 0) -> str:
     return f"{LANE_KINDS[kind]}{number}"
 
 
-# The most connections of its own that a task makes for targets that may be slow.
+# The most connections of its own that a task makes for recipients that may be slow.
 MOST_CONNECTIONS = 8
 
 
@@ -77,10 +77,10 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """An attempt to send assignments: the targets to send to, and the results of earlier attempts."""
+    """An attempt to send assignments: the recipients to send to, and the results of earlier attempts."""
 
-    skipped: frozenset[Target] = frozenset()  # targets that are left out, because their destination is unwritable
-    only: frozenset[Target] | None = None  # the only targets to send to; None: all but `skipped`
+    skipped: frozenset[Recipient] = frozenset()  # recipients that are left out, because their destination is unwritable
+    only: frozenset[Recipient] | None = None  # the only recipients to send to; None: all but `skipped`
     done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived, as `SendReport.done`
     # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -91,10 +91,14 @@ class Attempt:
     put_off: Mapping[tuple[str, int], int] = field(default_factory=dict)
     patience_seconds: float = 10.0  # how long the task waits for a broker that does not answer
     pace_file: str = ""  # the file with the rates' buckets, see `Paces`; empty: `put_off` alone slows the task down
-    apart: frozenset[Target] = frozenset()  # targets that do not share a connection with others, see `Connections`
+    apart: frozenset[Recipient] = (
+        frozenset()
+    )  # recipients that do not share a connection with others, see `Connections`
     slow_after_seconds: float = 0.0  # a producer is slow when a message is not answered for so long; 0: none is
     most_seconds: float = 0.0  # then producers that have not sent all are ended as slow ones; 0: never
-    turn_file: str = ""  # the task sends nothing before this file exists, see `Turns`; empty: it need not wait
+    order_signal: str = (
+        ""  # the task sends nothing before this file exists, see `OrderSignals`; empty: it need not wait
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class FailedProducer:
 
     topic: str  # the destination, or its partition
     producer: str  # the producer's name in the plan
-    target: Target
+    recipient: Recipient
     reason: str
     is_refused: bool  # the broker has refused, rather than not answered
     foreign_id: int | None  # a sequence id that somebody else has published under the producer's name; None: none
@@ -111,7 +115,7 @@ class FailedProducer:
     arrived_to: int = -1
     is_behind: bool = False  # a message had to wait for one of another producer, which has failed
     is_slow: bool = False  # the broker has answered, but too late
-    is_alone: bool = False  # no other target shares its connection
+    is_alone: bool = False  # no other recipient shares its connection
     is_untouched: bool = False  # none of its messages can be at the broker
 
 
@@ -123,7 +127,7 @@ class SendReport:
     ready_at: int  # when the task could have sent its first row, ms since the epoch; 0: never
     done: tuple[tuple[int, str, str], ...] = ()  # (tick, topic, producer's name) with all messages arrived
     failed: tuple[FailedProducer, ...] = ()
-    skipped: frozenset[Target] = frozenset()  # targets of `Attempt.skipped` for which the releases have messages
+    skipped: frozenset[Recipient] = frozenset()  # recipients of `Attempt.skipped` for which the releases have messages
     # Messages that the client does not take, packed, each with subscription and reason; by release (tick, kind).
     refused: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
 

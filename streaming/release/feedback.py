@@ -23,7 +23,7 @@ class Feedback:
     in_flight_bytes: int = 0  # about the bytes of all messages dispatched and not recorded yet
     large_bytes: int = 0  # bytes of large payloads in the state's time slots
     is_stopping: bool = False  # the clock is to make no more ticks
-    # Unwritable targets, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
+    # Unwritable recipients, by source topic and subscription ("" for rejects): `since`, ms since the epoch; `open`, the
     # releases [tick, kind] with messages that have not arrived; `recalled`, those of which nothing was sent, and which
     # the shards are to park; `round`, of a slow one, rises when it wants `most` of what is parked; `rejects`,
     # the reason with which due messages are rejected, absent where they wait. None: not known yet in this run.

@@ -17,7 +17,7 @@ BATCH_MESSAGES = 500
 
 # (source topic, subscription). The subscription "" stands for the source topic's rejects topic; that of dead letters is
 # what `tracker.subscriptions.dead_letters_of` returns.
-Target = tuple[str, str]
+Recipient = tuple[str, str]
 
 
 def max_size_bytes(settings: Settings, topic: str) -> int:

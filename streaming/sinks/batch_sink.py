@@ -124,7 +124,7 @@ def _latest(of_shards: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, d
 
 
 def _drained(statuses: Sequence[ShardStatus]) -> dict[tuple[str, str], tuple[int, bool]]:
-    """Returns by target how many messages all shards let go to a slow destination, and whether others wait for it."""
+    """Returns by recipient how many messages all shards let go to a slow destination, and whether others wait."""
     found: dict[tuple[str, str], tuple[int, bool]] = {}
     for status in statuses:
         for topic, names in status.drained.items():
@@ -140,8 +140,8 @@ def _waiting(of_shards: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict
     Args:
         of_shards: as `ShardStatus.waiting`, by shard number.
     """
-    targets = {(topic, name) for one in of_shards for topic, names in one.items() for name in names}
+    recipients = {(topic, name) for one in of_shards for topic, names in one.items() for name in names}
     found: dict[str, dict[str, list[list[int]]]] = {}
-    for topic, name in sorted(targets):
+    for topic, name in sorted(recipients):
         found.setdefault(topic, {})[name] = [one.get(topic, {}).get(name, [0, 0]) for one in of_shards]
     return found

@@ -12,7 +12,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import is_too_much
 from streaming.source.clock import Clock, tick_seconds
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 
 _MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
 

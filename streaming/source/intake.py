@@ -321,7 +321,7 @@ class Intake:
 
 
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Returns the targets (source topic, subscription) whose due messages wait, as the destination can't be written.
+    """Returns the recipients (source topic, subscription) whose due messages wait, as the destination can't be written.
 
     Dead letters do not wait: they are handed out, and stay open.
     """
@@ -334,7 +334,7 @@ def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
 
 
 def _drains(before: Mapping[str, Mapping[str, Any]], unwritable: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Returns `Offset.drains`: the slow targets for which the driver has asked again since the last offset."""
+    """Returns `Offset.drains`: the slow recipients for which the driver has asked again since the last offset."""
     found: dict[str, dict[str, int]] = {}
     for topic, names in unwritable.items():
         for name, one in names.items():
@@ -346,7 +346,7 @@ def _drains(before: Mapping[str, Mapping[str, Any]], unwritable: Mapping[str, Ma
 def _waiting(unwritable: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns an offset's `unwritable` after `release.unwritable` was changed from `reject` to `wait`.
 
-    No target rejects any more. A target that did has nothing open, because its open messages have been rejected.
+    No recipient rejects any more. A recipient that did has nothing open, because its open messages have been rejected.
     """
     return {
         topic: {name: {"since": one["since"], "open": []} if "rejects" in one else one for name, one in names.items()}

@@ -30,7 +30,7 @@ from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
 from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack, unpack

@@ -12,7 +12,7 @@ from broker.client import PulsarError, close_quietly, connect
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
-from broker.protocol.byte_budget import ByteBudget
+from broker.protocol.byte_budget import ByteBudget, Share
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -24,8 +24,9 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.recurring import Recurring
+from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper
@@ -117,7 +118,6 @@ class Receivers:
         source = self._source_topic(name)
         receivers = self.open if source.topic in self._read else self._replayed
         if name not in receivers:
-            limits = self._settings.ingest
             is_control = source.topic == self._settings.control.topic
             share = (self._control_budget if is_control else self._budget).join()
 
@@ -139,30 +139,33 @@ class Receivers:
 
             receivers[name] = Receiver(
                 source,
-                open_consumer,
-                after=after,
-                limits=Limits(
-                    self._settings.tracker.max_delay_millis,
-                    max_size_bytes(self._settings, source.topic),
-                    2 * limits.max_messages_per_batch,
-                    4 * MAX_COMMAND_BYTES if is_control else 2 * limits.max_bytes_per_batch,
-                    share,
+                TopicAccess(open_consumer, self._broker),
+                after,
+                self._limits(is_control, share),
+                self._acceptance(source, is_control),
+                ReceiverEvents(
+                    self.arrived.set, self._watch.follow(source, after), partial(self._watch.passed, source)
                 ),
-                broker=self._broker,
-                details=None if is_control else MessageDetails(source, self._schemas),
-                recurring=None if is_control else self._recurring_of(source.topic),
-                on_received=self.arrived.set,
-                on_entries=self._watch.follow(source, after),
-                takes_replicated=is_control or self._settings.replicated == "all",
-                decryptor=self._decryptor,
-                on_passed=partial(self._watch.passed, source),
             )
             receivers[name].start()
         return receivers[name]
 
-    def _recurring_of(self, topic: str) -> Recurring:
-        """Returns what takes in the recurring messages of a source topic: one for all of its partitions."""
-        return self._recurring.setdefault(topic, Recurring.of(self._settings, topic))
+    def _limits(self, is_control: bool, share: Share) -> Limits:
+        most = self._settings.ingest
+        max_bytes = 4 * MAX_COMMAND_BYTES if is_control else 2 * most.max_bytes_per_batch
+        return Limits(2 * most.max_messages_per_batch, max_bytes, share)
+
+    def _acceptance(self, source: SourceTopic, is_control: bool) -> Acceptance:
+        settings, topic = self._settings, source.topic
+        return Acceptance(
+            settings.tracker.max_delay_millis,
+            max_size_bytes(settings, topic),
+            details=None if is_control else MessageDetails(source, self._schemas),
+            # One for all partitions of a topic.
+            recurring=None if is_control else self._recurring.setdefault(topic, Recurring.of(settings, topic)),
+            takes_replicated=is_control or settings.replicated == "all",
+            decryptor=self._decryptor,
+        )
 
     def is_control(self, receiver: Receiver) -> bool:
         """Whether a receiver is of the control topic."""

@@ -125,16 +125,17 @@ def test_both_clients_have_a_method_for_it(operation: Operation) -> None:
     assert getattr(Client, operation.kind) is getattr(AsyncClient, operation.kind) is getattr(Commands, operation.kind)
     assert method.__doc__
     for one in named(operation):
-        method(TOPIC, **arguments(method, one))
+        method(TOPIC, **arguments(method, one, operation))
         made = asked.pop()
         assert made.operation == operation.kind
         assert type(made.named) is type(one)
         assert made.fields.keys() == values(operation).keys()
 
 
-def arguments(method: Any, one: Named | None) -> dict[str, Any]:
+def arguments(method: Any, one: Named | None, operation: Operation) -> dict[str, Any]:
     """What a client's method needs, by its signature."""
-    given: dict[str, Any] = {"subscription": "a", "at": datetime.now(UTC), "by": timedelta(minutes=1)}
+    given: dict[str, Any] = {**values(operation), "subscription": "a"}
+    given |= {"at": datetime.now(UTC), "by": timedelta(minutes=1)}
     given |= {"message": "7:0", "deliver_at": datetime.now(UTC)} if isinstance(one, Ids) else {"schedule_key": "k"}
     return {name: given[name] for name in inspect.signature(method).parameters if name in given}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -23,13 +24,14 @@ from tracker.commands.kinds import (
     RETRY,
     SKIP,
     SKIP_NEXT,
+    Effect,
 )
 from tracker.commands.match import Pairs, entry_results, last_payload_rows_of, payload_rows_of
 from tracker.commands.outcomes import Verdicts
 from tracker.commands.retries import CLOCKS_MILLIS
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.message_state.state import DeliveryState, MessageState
 from tracker.messages import (
     BoolArray,
@@ -127,6 +129,18 @@ CASES: dict[str, tuple[Case, ...]] = {
 }
 
 
+def _within(times: Int64Array, now: int) -> Int64Array:
+    return np.clip(times, now, MAX_TIME_MILLIS - 1)
+
+
+# By operation that moves messages: when they are due then, by when they are due before, and what the command says, as
+# COMMAND_ROWS.deliver_at has it: int64, (n,), each; and the time now. All in ms since the epoch but what is said.
+NEW_TIMES: dict[str, Callable[[Int64Array, Int64Array, int], Int64Array]] = {
+    RESCHEDULE: lambda _, at, now: np.maximum(at, now),
+    POSTPONE: lambda due, by, now: _within(due + by, now),
+}
+
+
 @dataclass(frozen=True)
 class Conditions:
     """Conditions of n messages for one subscription, bool, (n,) each.
@@ -213,20 +227,18 @@ class Decision:
         _, _, moves, moved_to = self.state
         return np.where(moves > 0, np.where(moved_to < HELD_DELIVER_AT, moved_to, 0), int64(self.rows, "deliver_at"))
 
-    def postponed_times(self, payload_rows: pa.Table, by: Int64Array, now: int) -> Int64Array:
-        """Returns when postponed messages are due then, int64, (m,), ms since the epoch; not before now.
+    def due_times(self, payload_rows: pa.Table, now: int) -> Int64Array:
+        """Returns when messages are due to which commands are applied, int64, (m,), ms since the epoch.
+
+        A parked message counts from the time at which it came due.
 
         Args:
-            payload_rows: as MESSAGES, (m,): the rows of the messages to which commands are applied.
-            by: int64, (m,): by how many ms.
+            payload_rows: as MESSAGES, (m,): their rows.
             now: ms since the epoch.
         """
         due = self.last_due[self.applied]
-        # A message that is parked counts from the time at which it came due.
         parked = pc.coalesce(payload_rows["was_due"], payload_rows["deliver_at"]).to_numpy()
-        due = np.where(due > 0, due, np.where(parked < HELD_DELIVER_AT, parked, now))
-        postponed: Int64Array = np.clip(due + by, now, MAX_TIME_MILLIS - 1)
-        return postponed
+        return np.where(due > 0, due, np.where(parked < HELD_DELIVER_AT, parked, now))
 
     @property
     def applied_rows(self) -> pa.Table:
@@ -247,6 +259,7 @@ class CommandGroup:
         self.commands = pairs.commands.take(pa.array(pairs.command))
         self.rows = pairs.known.take(pa.array(pairs.row))
         self.kind: str = self.commands["kind"][0].as_py()
+        self.operation = OPERATIONS[self.kind]
         self.payload_rows = pairs.named.payload_rows
         self._in_state = [pairs.named.in_state, *moves]
         if has_occurrences(self.payload_rows):  # an earlier command of this tick may have made the next occurrence
@@ -262,7 +275,7 @@ class CommandGroup:
     @property
     def is_moving(self) -> bool:
         """Whether the commands move messages to another time."""
-        return OPERATIONS[self.kind].wants_payload and self.kind != RESTORE
+        return self.operation.wants_payload and self.kind != RESTORE
 
     @property
     def subscriptions(self) -> range:
@@ -281,7 +294,7 @@ class CommandGroup:
         All messages of the entry have to be in this shard.
         """
         command = self.pairs.command
-        is_whole: BoolArray = (int64(self.commands, "batch_index") < 0) & (self.kind in (CANCEL, SKIP))
+        is_whole: BoolArray = (int64(self.commands, "batch_index") < 0) & self.operation.cancels_message
         if has_keys(self.pairs.known):
             is_whole &= np.bincount(command)[command] >= int64(self.rows, "batch_size")
         return is_whole
@@ -301,7 +314,8 @@ class CommandGroup:
         names = context.subscriptions.names_of(rows["topic"], subscription)
         payload_row = payload_rows_of(rows, self.payload_rows, delivery.moves, names)
         number = self._occurrence_numbers(payload_row)
-        if self.kind in (POSTPONE, RETRY) or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
+        needs_last = self.kind == RETRY or (self.operation.effect is Effect.MOVE and self.operation.adds_up)
+        if needs_last or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
             payload_row = np.where(number > 0, payload_row, last_payload_rows_of(rows, self.payload_rows, names))
         paused = delivery.moved_to == PAUSED_DELIVER_AT
         conditions = Conditions(delivery.cancelled, dispatched, payload_row >= 0, number > 0, paused)

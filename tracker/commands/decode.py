@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +15,10 @@ from google.protobuf.message import DecodeError
 from conf.errors import DelayLakeError, one_line
 from conf.partitions import split_partition
 from tracker.buckets.index_bits import MAX_ENTRY_ID
-from tracker.commands.kinds import (
-    ANSWER,
-    CANCEL,
-    PAUSE,
-    POSTPONE,
-    REPEAT,
-    RESCHEDULE,
-    RESUME,
-    RETRY,
-    SCHEDULE_KINDS,
-    SKIP,
-)
+from tracker.commands.kinds import ANSWER, CANCEL, OPERATIONS, REPEAT, Effect, Field, Operation
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, Int64Array, typed
-from tracker.properties import MAX_AFTER_MILLIS, MAX_REASON, check_key
+from tracker.properties import check_key
 from tracker.schemas import (
     COMMAND_ROWS,
     MAX_ANSWERS,
@@ -209,7 +199,7 @@ def _rows(
     routes: Routes,
     newest_ledgers: Mapping[str, int],
 ) -> tuple[list[_Part], PauseChange | None]:
-    operation = _kind(command)
+    operation = OPERATIONS[_kind(command)]
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
         reason = f"no route has the topic {command.topic!r}"
@@ -219,20 +209,20 @@ def _rows(
     known = {s.name for s in subscriptions.values()}
     is_for_all = ALSO_LATER in command.subscriptions or not command.subscriptions
     # A later subscription has no next occurrence.
-    also_later = ALSO_LATER in command.subscriptions and operation not in SCHEDULE_KINDS
+    also_later = ALSO_LATER in command.subscriptions and not operation.is_of_schedule
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
     rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
-    if operation == SKIP:
+    if operation.needs_single_acks:
         refused = [s.name for s in chosen.values() if s.is_cumulative]
         reason = "the subscription acknowledges cumulatively: no single message"
         rows += _answers(command, topic, refused, Result.NOT_ALLOWED, reason)
         chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
     mask = sum(1 << i for i in chosen)
-    if operation in (PAUSE, RESUME):
+    if operation.is_of_subscription:
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
         rows += _answers(command, topic, names, Result.APPLIED, "")
-        return rows, PauseChange(command.request_id, topic, mask, operation == PAUSE) if mask else None
+        return rows, PauseChange(command.request_id, topic, mask, operation.effect is Effect.HOLD) if mask else None
     if not mask and not also_later:
         return rows, None
     if partition >= 0:
@@ -255,7 +245,7 @@ def _rows(
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
         rows += _answers(command, topic, names, Result.NOT_FOUND, reason, beyond)
         positions = positions[~is_beyond]
-    shared = _shared(command, operation, topic, mask)
+    shared = _shared(command, operation.kind, topic, mask)
     shared = shared | {"also_later": True} if also_later else shared
     if len(positions):
         rows.append(_Part(shared, positions))
@@ -277,8 +267,11 @@ def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) 
         "sum_up": command.sum_up,
         "operation": _kind(command).upper(),
     }
-    if kind == RETRY:
-        shared |= {"reason": command.retry.reason[:MAX_REASON], "after_millis": command.retry.after_millis}
+    if kind != ANSWER:
+        shared |= {
+            one.column or one.name: value[: one.most] if isinstance(value, str) else value
+            for one, value in _fields(command)
+        }
     return shared
 
 
@@ -287,9 +280,29 @@ def _kind(command: ControlCommand) -> str:
     return CANCEL if operation == _CANCELS else operation
 
 
+def _content(command: ControlCommand) -> Any:
+    """Returns the message of a command's operation."""
+    return getattr(command, str(command.WhichOneof("operation")))
+
+
+def _entries(command: ControlCommand) -> Sequence[Any]:
+    """Returns what a command names, each as CancelDelayedMessage or SkipEntry."""
+    operation, content = command.WhichOneof("operation"), _content(command)
+    if operation in (CANCEL, _CANCELS):
+        return [content] if operation == CANCEL else content.messages
+    return [content.entry] if OPERATIONS[_kind(command)].names_one else content.entries
+
+
+def _fields(command: ControlCommand) -> list[tuple[Field, Any]]:
+    """Returns the fields that COMMAND_ROWS has beside _POSITION, and their values."""
+    operation = OPERATIONS[_kind(command)]
+    return [(one, getattr(_content(command), one.name)) for one in operation.fields if one != operation.time_field]
+
+
 def _time(command: ControlCommand) -> int:
     """Returns what a command says of when its messages are due then, as COMMAND_ROWS.deliver_at has it; 0: nothing."""
-    return command.postpone.by_millis if _kind(command) == POSTPONE else command.reschedule.deliver_at
+    time_field = OPERATIONS[_kind(command)].time_field
+    return 0 if time_field is None else int(getattr(_content(command), time_field.name))
 
 
 def _check_names(command: ControlCommand) -> None:
@@ -305,11 +318,10 @@ def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -
     content: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
     if keys:
         content += [sorted(keys), _time(command)]
-    if content[0] == RETRY:
-        content += [command.retry.reason, command.retry.after_millis]
+    content += [value for _, value in _fields(command)]
     named = positions.copy()
-    if content[0] == SKIP:
-        named[:, _POSITION.index("deliver_at")] = 0  # a skip's time only helps to find the message
+    if not OPERATIONS[_kind(command)].names_time:
+        named[:, _POSITION.index("deliver_at")] = 0
     named = named[np.lexsort(named.T)]
     digest = hashlib.blake2b(json.dumps(content).encode() + named.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
@@ -321,18 +333,16 @@ def _keys(command: ControlCommand) -> list[str]:
     Raises:
         InvalidCommandError: one is no valid key, or names a message by id, too.
     """
-    operation = str(command.WhichOneof("operation") or "")
-    if operation in ("", PAUSE, RESUME):
+    kind = _kind(command)
+    if not kind or OPERATIONS[kind].is_of_subscription:
         return []
-    named = getattr(command, operation)
-    if operation == RETRY:
-        if named.entry.schedule_key:
-            raise InvalidCommandError("a retry names its message by its id: a schedule key is that of one that waits")
-        return []
-    entries = [named] if operation == CANCEL else named.messages if operation == _CANCELS else named.entries
     keys: dict[str, None] = {}
-    for entry in entries:
+    for entry in _entries(command):
         if entry.schedule_key:
+            if OPERATIONS[kind].names_one:
+                raise InvalidCommandError(
+                    f"a {kind} names its message by its id: a schedule key is that of one that waits"
+                )
             if entry.ledger_id or entry.entry_id or (isinstance(entry, SkipEntry) and _names_a_place(entry)):
                 raise InvalidCommandError("a message is named by its id or by its schedule_key, not by both")
             try:
@@ -340,7 +350,7 @@ def _keys(command: ControlCommand) -> list[str]:
             except BadScheduleError as error:
                 raise InvalidCommandError(str(error)) from None
             keys[entry.schedule_key] = None
-    _check_number(max(len(keys), 1), operation)
+    _check_number(max(len(keys), 1), kind)
     return list(keys)
 
 
@@ -361,22 +371,15 @@ def _positions(command: ControlCommand) -> Int64Array:
 
 
 def _named(command: ControlCommand) -> list[_Position]:
-    operation = str(command.WhichOneof("operation"))
-    if operation in (PAUSE, RESUME):
+    operation = OPERATIONS[_kind(command)]
+    if operation.is_of_subscription:
         return []
-    named = getattr(command, operation)
-    if operation in (CANCEL, _CANCELS):
-        cancels = [named] if operation == CANCEL else named.messages
-        _check_number(len(cancels), CANCEL)
-        return [_cancelled(cancel) for cancel in cancels if not cancel.schedule_key]
-    if operation == RESCHEDULE and not 0 <= named.deliver_at < MAX_TIME_MILLIS:
-        raise InvalidCommandError(f"deliver_at must be from 0 to the year 9999: {named.deliver_at}")
-    if operation == POSTPONE and not 0 < abs(named.by_millis) < MAX_TIME_MILLIS:
-        raise InvalidCommandError(f"by_millis must not be 0, and less than {MAX_TIME_MILLIS:,}: {named.by_millis}")
-    if operation == RETRY:
-        _check_retry(command)
-    entries = [named.entry] if operation == RETRY else named.entries
-    _check_number(len(entries), operation)
+    entries = _entries(command)
+    if operation.kind == CANCEL:
+        _check_number(len(entries), CANCEL)
+        return [_cancelled(cancel) for cancel in entries if not cancel.schedule_key]
+    _check_fields(command, operation)
+    _check_number(len(entries), operation.kind)
     positions: list[_Position] = []
     new_time = _time(command)
     for entry in entries:
@@ -384,9 +387,9 @@ def _named(command: ControlCommand) -> list[_Position]:
             continue
         ledger_id, entry_id, indexes = entry.ledger_id, entry.entry_id, entry.batch_indexes
         _check(ledger_id, entry_id)
-        _check_number(len(positions) + max(len(indexes), 1), operation)
+        _check_number(len(positions) + max(len(indexes), 1), operation.kind)
         partition = max(entry.partition, -1) if entry.HasField("partition") else -1
-        time = entry.deliver_at if operation == SKIP else new_time
+        time = entry.deliver_at if operation.cancels_message else new_time
         if not indexes:
             positions.append((partition, ledger_id, entry_id, -1, time))
         for batch_index in dict.fromkeys(indexes):
@@ -407,18 +410,30 @@ def _check_times(command: ControlCommand, positions: Int64Array, published: int,
     """
     if not max_delay_millis:
         return
+    time_field = OPERATIONS[_kind(command)].time_field
+    if time_field is not None and time_field.unit not in ("moment", "shift"):
+        return
     times = positions[:, _POSITION.index("deliver_at")]
     last = max(int(times.max(initial=0)), _time(command))
-    last += published if _kind(command) == POSTPONE else 0
+    last += published if time_field is not None and time_field.unit == "shift" else 0
     if last > published + max_delay_millis + _CLOCKS_MILLIS:
         raise InvalidCommandError(f"deliver_at is beyond the longest delay of a message, {max_delay_millis} ms: {last}")
 
 
-def _check_retry(command: ControlCommand) -> None:
-    if len(set(command.subscriptions)) != 1 or ALSO_LATER in command.subscriptions:
-        raise InvalidCommandError("a retry names one subscription: the one whose consumer failed")
-    if not 0 <= command.retry.after_millis <= MAX_AFTER_MILLIS:
-        raise InvalidCommandError(f"after_millis must be from 0 to {MAX_AFTER_MILLIS:,}: {command.retry.after_millis}")
+def _check_fields(command: ControlCommand, operation: Operation) -> None:
+    if operation.names_one and (len(set(command.subscriptions)) != 1 or ALSO_LATER in command.subscriptions):
+        raise InvalidCommandError(f"a {operation.kind} names one subscription: the one whose consumer failed")
+    for one in operation.fields:
+        value = getattr(_content(command), one.name)
+        if not one.is_text and not one.allows(value):
+            raise InvalidCommandError(f"{one.name} must {_limits(one)}: {value}")
+
+
+def _limits(number: Field) -> str:
+    if not number.may_be_0:
+        return f"not be 0, and less than {number.most + 1:,}"
+    most = "the year 9999" if number.most == MAX_TIME_MILLIS - 1 else f"{number.most:,}"
+    return f"be from {number.least:,} to {most}"
 
 
 def _cancelled(cancel: CancelDelayedMessage) -> _Position:

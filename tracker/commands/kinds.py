@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.properties import MAX_AFTER_MILLIS
+from tracker.properties import MAX_AFTER_MILLIS, MAX_REASON
 
 # Kinds of commands: the names of the operations in ControlCommand.
 CANCEL = "cancel"
@@ -45,17 +45,20 @@ class Field:
         name: of the field; in camel case in the admin API's bodies.
         text: what it says.
         example: for the admin API's description.
-        least, most: the limits of a number, inclusive.
+        column: of COMMAND_ROWS that has its value; "": that of its name.
+        least, most: the limits of a number, inclusive. Of a text `most` characters are kept.
         is_text: it is a text, and no number.
         is_optional: it may be missing in a body, and is 0 or "" then.
         may_be_0: whether a number may be 0.
         option: the command line's option; "": it has none of its own.
-        unit: how the option reads its number: `delay` or `shift` (a duration, a shift's may be negative); "": a text.
+        unit: of a number: `moment` (ms since the epoch), `delay` (ms from now), `shift` (ms later, or if it is negative
+            sooner, than each message is due); "": none of these, or a text.
     """
 
     name: str
     text: str
     example: int | str
+    column: str = ""
     least: int = 0
     most: int = MAX_TIME_MILLIS - 1
     is_text: bool = False
@@ -63,6 +66,10 @@ class Field:
     may_be_0: bool = True
     option: str = ""
     unit: str = ""
+
+    def allows(self, number: int) -> bool:
+        """Whether a number is within the limits."""
+        return self.least <= number <= self.most and (number != 0 or self.may_be_0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,9 @@ class Operation:
         wants_payload: needs the payload rows of the messages that it names.
         is_of_schedule: is for recurring messages alone, whose next occurrence later subscriptions do not have.
         is_of_subscription: is for all that subscriptions get, and names no message.
-        names_one: a command names one message.
+        names_one: a command names one message, by its id, for one subscription.
+        adds_up: each command has an effect of its own on the same message.
+        needs_single_acks: is not for subscriptions that acknowledge cumulatively.
         by_key: may name messages by their schedule keys.
         by_filter: may be for all messages that match a filter.
         fields: what a command says beside the messages.
@@ -99,6 +108,8 @@ class Operation:
     is_of_schedule: bool = False
     is_of_subscription: bool = False
     names_one: bool = False
+    adds_up: bool = False
+    needs_single_acks: bool = False
     by_key: bool = False
     by_filter: bool = False
     fields: tuple[Field, ...] = ()
@@ -112,6 +123,21 @@ class Operation:
         """Whether it is for a whole topic, whichever of its partitions a command names."""
         return self.is_of_schedule or self.is_of_subscription
 
+    @property
+    def cancels_message(self) -> bool:
+        """Whether an applied command cancels the message itself, and not an occurrence of it."""
+        return self.effect is Effect.CANCEL and not self.wants_payload
+
+    @property
+    def time_field(self) -> Field | None:
+        """The field of which COMMAND_ROWS.deliver_at has the value."""
+        return next((field for field in self.fields if (field.column or field.name) == "deliver_at"), None)
+
+    @property
+    def names_time(self) -> bool:
+        """Whether a command's `deliver_at` is part of what it asks for: a skip's only helps to find the message."""
+        return self.may_wait or self.time_field is not None
+
 
 OPERATIONS = {
     operation.kind: operation
@@ -124,6 +150,7 @@ OPERATIONS = {
             "skipByMessageIds",
             Effect.CANCEL,
             "skipped",
+            needs_single_acks=True,
             by_key=True,
             by_filter=True,
             command="Skip messages that wait, by their ids: whole entries, or single messages of a batch.\n\nIt is"
@@ -139,7 +166,7 @@ OPERATIONS = {
             wants_payload=True,
             by_key=True,
             by_filter=True,
-            fields=(Field("deliver_at", "When, ms since the epoch.", example=1_795_251_600_000),),
+            fields=(Field("deliver_at", "When, ms since the epoch.", example=1_795_251_600_000, unit="moment"),),
             right="deliver",
             summary="Deliver messages at another time",
             text="Delivers messages that wait for the subscription at another time, earlier or later; at once, if that"
@@ -151,6 +178,7 @@ OPERATIONS = {
             Effect.MOVE,
             "postponed",
             wants_payload=True,
+            adds_up=True,
             by_key=True,
             by_filter=True,
             fields=(
@@ -158,6 +186,7 @@ OPERATIONS = {
                     "by_millis",
                     "How much later: 10s, 30m, 2h, 1d; -30m: sooner.",
                     example=1_800_000,
+                    column="deliver_at",
                     least=1 - MAX_TIME_MILLIS,
                     may_be_0=False,
                     option="--by",
@@ -197,6 +226,7 @@ OPERATIONS = {
                     "reason",
                     "Why it failed, for the attempts and the dead letters.",
                     example="the shop is closed",
+                    most=MAX_REASON,
                     is_text=True,
                     is_optional=True,
                     option="--reason",
@@ -226,6 +256,7 @@ OPERATIONS = {
             Effect.CANCEL,
             "next occurrence skipped",
             wants_payload=True,
+            adds_up=True,
             is_of_schedule=True,
             by_key=True,
             right="skip",
@@ -293,3 +324,4 @@ OPERATIONS = {
 }
 SCHEDULE_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.is_of_schedule)
 KINDS_WITH_PAYLOAD = tuple(one.kind for one in OPERATIONS.values() if one.wants_payload)
+CANCELLING_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.cancels_message)

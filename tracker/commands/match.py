@@ -10,15 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.kinds import (
-    ANSWER,
-    CANCEL,
-    POSTPONE,
-    REPEAT,
-    RESCHEDULE,
-    SKIP,
-    SKIP_NEXT,
-)
+from tracker.commands.kinds import ANSWER, CANCELLING_KINDS, OPERATIONS, REPEAT, Effect
 from tracker.messages import MESSAGES, BoolArray, Int64Array, has_occurrences, int64, message_ids, where
 from tracker.schemas import KNOWN, PAST
 from tracker.subscriptions import ALSO_LATER
@@ -62,14 +54,15 @@ class Pairs(NamedTuple):
         return self.named.known
 
 
-_ADD_UP = (POSTPONE, SKIP_NEXT)  # each command has an effect of its own on the same message
+_ADD_UP = {kind for kind, operation in OPERATIONS.items() if operation.adds_up}
+_SET_TIME = {kind for kind, operation in OPERATIONS.items() if operation.effect is Effect.MOVE} - _ADD_UP
 
 
 def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
     """Splits commands into groups of consecutive ones that can be applied together.
 
-    A group has one kind (cancels and skips count as one). It reschedules no message to two different times, and neither
-    postpones a message twice nor skips its next occurrence twice.
+    A group has one kind (those that cancel messages count as one). It moves no message to two different times, and has
+    of a kind that adds up no two commands for the same message.
 
     Args:
         commands: as COMMAND_ROWS.
@@ -85,17 +78,17 @@ def split_groups(commands: pa.Table) -> list[tuple[int, int]]:
     for i, (kind, ledger, entry, index, time) in enumerate(
         zip(*(commands[name].to_pylist() for name in names), strict=True)
     ):
-        kind = "cancel or skip" if kind in (CANCEL, SKIP) else kind
+        kind = CANCELLING_KINDS[0] if kind in CANCELLING_KINDS else kind
         entry_times, times = moved.get((ledger, entry), ({}, set()))
         # An index of -1 means all messages of the entry.
         is_moved_elsewhere = any(entry_times.get(named, time) != time for named in (index, -1)) or (
             index < 0 and bool(times - {time})
         )
         is_again = kind in _ADD_UP and (index in entry_times or -1 in entry_times or (index < 0 and entry_times != {}))
-        if kind != group or (kind == RESCHEDULE and is_moved_elsewhere) or is_again:
+        if kind != group or (kind in _SET_TIME and is_moved_elsewhere) or is_again:
             starts.append(i)
             group, moved, entry_times, times = kind, {}, {}, set()
-        if kind in (RESCHEDULE, *_ADD_UP):
+        if kind in _SET_TIME or kind in _ADD_UP:
             entry_times[index] = time
             times.add(time)
             moved[ledger, entry] = entry_times, times

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
-from tracker.message_state.moves import PAUSED_DELIVER_AT
+from tracker.message_state.changes import PAUSED_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,

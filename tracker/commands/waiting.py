@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.buckets.index_bits import by_ledger
-from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, SKIP
+from tracker.commands.kinds import CANCELLING_KINDS, OPERATIONS
 from tracker.commands.match import each_subscription
 from tracker.commands.outcomes import answers_of, command_steps
 from tracker.context import Context
@@ -83,7 +83,7 @@ class WaitingCommands:
         Args:
             commands: as COMMAND_ROWS; each counts for those after it.
         """
-        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
+        is_cancel = _are_ahead(commands)
         has_room: BoolArray = len(self) + np.cumsum(~is_cancel) <= MOST_OTHERS
         counts = Counter(self._counts)
         for i, keys in zip(np.flatnonzero(is_cancel).tolist(), _keys_of(commands), strict=True):
@@ -176,7 +176,7 @@ class WaitingCommands:
     def _put(self, place: int, rows: pa.Table) -> None:
         if rows.num_rows:
             self._store.put(_TABLE, (place, _TOGETHER), pack(rows))
-            is_cancel = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
+            is_cancel = _are_ahead(rows)
             self._stored[place] = _Stored(
                 rows.num_rows, int(np.where(is_cancel, int64(rows, "deliver_at"), 0).min(initial=MAX_TIME_MILLIS))
             )
@@ -187,10 +187,20 @@ class WaitingCommands:
 
 def _keys_of(commands: pa.Table) -> Iterator[list[tuple[str, int]]]:
     """Yields for each cancel the (topic, subscription's number) that it is for; -1: those added later."""
-    cancels = commands.filter(pc.equal(commands["kind"], CANCEL))
+    cancels = where(commands, _are_ahead(commands))
     columns = (cancels[name].to_pylist() for name in ("topic", "subscriptions", "also_later"))
     for topic, mask, also_later in zip(*columns, strict=True):
         yield [(topic, n) for n in range(mask.bit_length()) if mask >> n & 1] + [(topic, -1)] * bool(also_later)
+
+
+_AHEAD = pa.array([kind for kind, operation in OPERATIONS.items() if operation.may_wait])
+_KINDS_WITH_TIME = [kind for kind, operation in OPERATIONS.items() if operation.names_time]
+
+
+def _are_ahead(commands: pa.Table) -> BoolArray:
+    """Tells which commands may come long before their messages, bool, (rows,): the cancels."""
+    are_ahead: BoolArray = pc.is_in(commands["kind"], _AHEAD).to_numpy(zero_copy_only=False)
+    return are_ahead
 
 
 _NO_ROOM = "no such message is known, and too many commands wait already for others that have not come"
@@ -220,7 +230,7 @@ class EarlyCommands:
         Returns:
             tables as OUTCOME_ROWS.
         """
-        is_cancel = pc.equal(commands["kind"], CANCEL).to_numpy(zero_copy_only=False)
+        is_cancel = _are_ahead(commands)
         has_all_come = (self._context.ingested_through >= self._context.tick) & ~self._is_without_route(commands)
         is_past = is_cancel & (int64(commands, "deliver_at") <= self._context.released) & has_all_come
         is_nowhere = ~is_cancel & has_all_come
@@ -248,7 +258,7 @@ class EarlyCommands:
             self._answer_waiting(waiting),
         ]
         # As in PIP-423, a cancel in advance is due two ticks before the message that it is for.
-        taking = where(waiting, np.isin(waiting["kind"].to_pylist(), [CANCEL, SKIP]))
+        taking = waiting.filter(pc.is_in(waiting["kind"], pa.array(CANCELLING_KINDS)))
         index, names = each_subscription(taking, self._subscriptions.names)
         due = np.maximum(int64(taking, "deliver_at") - self._context.remembered_millis, self._context.now)[index]
         rows = with_columns(taking.take(pa.array(index)), subscription=pa.array(names, pa.string()))
@@ -259,7 +269,7 @@ class EarlyCommands:
         """Removes waiting commands whose message can no longer come in; returns their outcomes, as OUTCOME_ROWS."""
 
         def is_expired(rows: pa.Table) -> BoolArray:
-            is_cancel: BoolArray = pc.equal(rows["kind"], CANCEL).to_numpy(zero_copy_only=False)
+            is_cancel = _are_ahead(rows)
             is_past = int64(rows, "deliver_at") + self._context.remembered_millis <= self._context.released
             return (
                 (int64(rows, "tick") <= self._context.ingested_through)
@@ -283,7 +293,7 @@ class EarlyCommands:
             return answers
         sequences = self._context.next_sequences(command_steps(answers))
         index, _ = each_subscription(commands, self._subscriptions.names)
-        has_time = pc.is_in(commands["kind"], pa.array([CANCEL, POSTPONE, RESCHEDULE]))
+        has_time = pc.is_in(commands["kind"], pa.array(_KINDS_WITH_TIME))
         times = pc.if_else(has_time, commands["deliver_at"], None)
         # A retry has a time only after a rebuild. Until then its wait counts from now on.
         after = pc.greater(pc.fill_null(commands["after_millis"], 0), 0)

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.buckets.mutable_bucket import Chunks
 from tracker.context import Context
-from tracker.message_state.cancelled import CancelledMessages, Compression
-from tracker.message_state.moves import Moved
+from tracker.message_state.changes import CancelledMessages, Compression, Moved
 from tracker.messages import (
     MESSAGES,
     BoolArray,

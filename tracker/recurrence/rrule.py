@@ -355,7 +355,7 @@ _MOST_DAYS = {"YEARLY": 366, "MONTHLY": 31, "WEEKLY": 7, "DAILY": 1}
 
 
 class CalendarRule:
-    """The wall times of a recurrence rule from its DTSTART on: a `tracker.recurrence.wall_clock.Rule`.
+    """The wall times of a recurrence rule from its DTSTART on: a `tracker.recurrence.recurrence.Rule`.
 
     A period is a year, month, week or day, as FREQ says; with FREQ HOURLY, MINUTELY and SECONDLY, that unit.
     """

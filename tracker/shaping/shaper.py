@@ -29,8 +29,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.schemas import SEQUENCE_BITS
-from tracker.shaping.rule import ShapingRule
-from tracker.shaping.token_bucket import FloatArray, OpenTime, TokenBucket, own_ranks
+from tracker.shaping.token_bucket import FloatArray, OpenTime, ShapingRule, TokenBucket, own_ranks
 from tracker.subscriptions import by_topic, dead_letters_in
 
 # A message may be this late, ms, before places are postponed; or half the time in which the burst is saved up, if that

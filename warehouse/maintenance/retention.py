@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction
 from conf.settings import Settings
 from tracker.commands.kinds import Effect
 from tracker.commands.repeats import ANSWERS_KEPT_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import (
     FIRST_IMPORTED_LEDGER,
     BoolArray,

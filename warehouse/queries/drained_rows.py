@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, empty_table, in_order_of_dues, int64, is_among, typed, where
 from tracker.packing import fitting
 from warehouse.delta.tables import Tables

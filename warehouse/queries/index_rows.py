@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
-from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD, SKIP
+from tracker.commands.kinds import CANCELLING_KINDS, KINDS_WITH_PAYLOAD
 from tracker.commands.match import command_positions
 from tracker.keys.cold_keys import times_of
 from tracker.keys.live_keys import KEYED
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import (
     MESSAGES,
     BoolArray,
@@ -250,7 +250,7 @@ def _as_they_came(
         found.append(of_entries(rows, done))
         return wanted.join(done, _ENTRY, join_type="left anti", use_threads=False)
 
-    kinds = pc.is_in(commands["kind"], pa.array([CANCEL, SKIP]))
+    kinds = pc.is_in(commands["kind"], pa.array(CANCELLING_KINDS))
     named = int64(commands.filter(pc.and_(kinds, pc.greater(commands["deliver_at"], 0))), "deliver_at")
     wanted = find_by_time(named, named, wanted.slice(0, 0))
     if wanted.num_rows:

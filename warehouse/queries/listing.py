@@ -16,7 +16,7 @@ from conf.errors import DelayLakeError
 from conf.settings import Settings, Subscription
 from tracker.commands.decode import resolve_topic
 from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.named_queries import NamedQueries, Sql
 
 # The columns by which a listing, of one topic, is ordered, all ascending.

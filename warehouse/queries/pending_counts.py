@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
 from warehouse.delta.row_counts import RowCounts
 from warehouse.named_queries import TRUE, NamedQueries, Sql, all_of, columns, none_of

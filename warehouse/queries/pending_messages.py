@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from broker.entries.message_ids import MessageRef
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries, Sql, identifier, listed

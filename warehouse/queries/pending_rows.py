@@ -14,7 +14,7 @@ import numpy as np
 from deltalake.exceptions import DeltaError
 
 from conf.errors import UnreadableWarehouseError
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import Int64Array, int64
 from warehouse.delta.snapshot import Snapshot
 from warehouse.delta.tables import ranges_of

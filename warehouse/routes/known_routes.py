@@ -11,7 +11,7 @@ from conf.settings import BackoffSettings, Route, Settings, Subscription, Subscr
 from status.dead_letters import destinations_of
 from tracker import Subscriptions
 from tracker.schemas import Routes, SubscriptionRule
-from tracker.shaping.rule import rule_of
+from tracker.shaping.token_bucket import rule_of
 from tracker.subscriptions import DEFAULT_BACKOFF, MAX_SUBSCRIPTIONS, Backoff
 
 if TYPE_CHECKING:

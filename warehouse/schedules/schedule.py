@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.entries.message_ids import MessageRef
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
-from tracker.message_state.moves import PAUSED_DELIVER_AT
+from tracker.message_state.changes import PAUSED_DELIVER_AT
 from tracker.recurrence.recurrence import Misfire, Recurrence
 
 MAX_UPCOMING = 1_000  # the maximum number of occurrences that are computed ahead

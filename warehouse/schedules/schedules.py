@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from broker.entries.message_ids import MessageIdError, MessageRef, parse
 from conf.settings import Settings
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.recurrence.columns import counts_from, stored
 from tracker.recurrence.recurrence import Recurrence
 from warehouse.delta.snapshot import Snapshot

@@ -17,7 +17,7 @@ from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, i
 from checkpoint_from_tables.rebuild.done_occurrences import Done, Message
 from checkpoint_from_tables.rebuild.recurring.states import ScheduleStates
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, Effect
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import MessageIds, subscription_numbers
 from tracker.rebuilt import REBUILT_KEPT_MILLIS

@@ -153,7 +153,7 @@ def _text(schema: pa.Schema, rows: list[tuple[Any, ...]], zone: tzinfo | None) -
 
 def _time(millis: int | None, zone: tzinfo | None) -> str:
     """Formats a time, ms since the epoch. 0 and less mean "not set", and are printed as numbers."""
-    from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+    from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 
     if millis is None or millis <= 0:
         return "" if millis is None else str(millis)

@@ -7,9 +7,9 @@ import logging
 import threading
 from dataclasses import replace
 
-from streaming.release.driver.destinations import Destinations
 from streaming.release.driver.lookahead import Lookahead
 from streaming.release.driver.releases import Releases
+from streaming.release.driver.unwritable_destinations import UnwritableDestinations
 from streaming.release.feedback import Feedback, FeedbackFile
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class FeedbackWriter:
         file: FeedbackFile,
         lookahead: Lookahead,
         releases: Releases,
-        destinations: Destinations,
+        destinations: UnwritableDestinations,
         stopped: threading.Event,
     ) -> None:
         self._lock = lock

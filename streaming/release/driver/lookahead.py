@@ -1,4 +1,4 @@
-"""Measures the last batches and jobs, and derives the lookahead of the next batch from them."""
+"""Measures the last batches and Spark jobs, and derives the lookahead of the next batch from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conf.settings import ReleaseSettings
 from tracker.buckets.time_slots import SLOT_MILLIS
 
 _FIRST_LEAD_MILLIS = 800  # the lead until one has been measured: how long before its first row is due a job starts
-_MEASURED = 30  # the lookahead follows from so many last jobs
+_MEASURED = 30  # the lookahead follows from so many last Spark jobs
 
 
 class Lookahead:
-    """Measures how long batches take until their releases are at hand, and jobs until they are ready to send.
+    """Measures how long batches take until their releases are at hand, and Spark jobs until they are ready to send.
 
     Args:
         limits: the `release` section of the settings.
@@ -29,7 +29,7 @@ class Lookahead:
 
     @property
     def lead_millis(self) -> int:
-        """The lead: how long before its first row is due a job has to start, ms."""
+        """The lead: how long before its first row is due a Spark job has to start, ms."""
         return int(np.percentile(list(self._leads), 95) * 1.3) + 50
 
     @property
@@ -49,8 +49,8 @@ class Lookahead:
         """
         return time.time_ns() // 1_000_000 + self._limits.lookahead_ceiling_millis
 
-    def note_job(self, millis: int) -> None:
-        """Notes how long a job took until it was ready to send, ms."""
+    def note_spark_job(self, millis: int) -> None:
+        """Notes how long a Spark job took until it was ready to send, ms."""
         self._leads.append(millis)
 
     def note_batch(self, now: int, cutoff: int, first_due: int | None) -> None:

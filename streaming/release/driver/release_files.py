@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from streaming.release.attempt import Assignment
-from streaming.release.driver.job import Job, job_of
+from streaming.release.driver.lane_release import LaneRelease, lane_release_of
 from tracker.messages import concat
 from tracker.packing import pack, unpack
 
@@ -20,7 +20,7 @@ _FILE_BYTES = 512 * 1024
 
 
 class ReleaseFiles:
-    """Makes jobs of releases, and keeps their large bodies in files until nobody has the job any more.
+    """Joins the shards' releases, and keeps their large bodies in files until nobody has the release any more.
 
     Args:
         app_id: of the checkpoint.
@@ -36,21 +36,21 @@ class ReleaseFiles:
             shutil.rmtree(folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
 
-    def job(self, tick: int, kind: int, of_shards: Mapping[int, Sequence[bytes]], now: int) -> Job:
-        """Makes the job of a release.
+    def lane_release(self, tick: int, kind: int, of_shards: Mapping[int, Sequence[bytes]], now: int) -> LaneRelease:
+        """Makes the release of all shards together.
 
         Args:
             tick: of the release.
             kind: of the release.
             of_shards: by shard the parts of its release, packed, in order.
-            now: the tick that hands it out, as for `job_of`.
+            now: the tick that hands it out, as for `lane_release_of`.
         """
         assignments = [self._assignment(shard, tick, kind, parts) for shard, parts in of_shards.items()]
-        job = job_of(tick, kind, assignments, now)
+        release = lane_release_of(tick, kind, assignments, now)
         for assignment in assignments:
             if assignment.file:
-                weakref.finalize(job, _remove, assignment.file)
-        return job
+                weakref.finalize(release, _remove, assignment.file)
+        return release
 
     def _assignment(self, shard: int, tick: int, kind: int, parts: Sequence[bytes]) -> Assignment:
         body = parts[0] if len(parts) == 1 else pack(concat(unpack(part) for part in parts))

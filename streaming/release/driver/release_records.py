@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from status.alerts import NOT_SENT, Alerts
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.giving_up import cancelled
 from tracker.messages import concat, is_among, position_texts, where
@@ -47,14 +47,14 @@ class ReleaseRecords:
         self._stopped = stopped
         self._alerts = alerts or Alerts()
 
-    def writer(self, lane: str, target: Target | None = None) -> str:
+    def writer(self, lane: str, recipient: Recipient | None = None) -> str:
         """Returns the writer's name under which the table `deliveries` keeps the last written tick of a lane.
 
         Args:
             lane: the lane's name.
-            target: of open parts for an unwritable destination; None: for whole releases.
+            recipient: of remainders for an unwritable destination; None: for whole releases.
         """
-        return f"{self._app_id}:{lane}" if target is None else f"{self._app_id}:{lane}:{target[0]}:{target[1]}"
+        return f"{self._app_id}:{lane}" if recipient is None else f"{self._app_id}:{lane}:{recipient[0]}:{recipient[1]}"
 
     def last_tick(self, writer: str) -> int:
         """Returns the last tick that a writer has written to `deliveries`; -1: none."""
@@ -72,15 +72,15 @@ class ReleaseRecords:
                     return False
         return True
 
-    def write_refused(self, refused: pa.Table, writer: str, tick: int, resumed: Target | None = None) -> bool:
+    def write_refused(self, refused: pa.Table, writer: str, tick: int, resumed: Recipient | None = None) -> bool:
         """Writes messages that the client does not take: to `rejects`, and to `outcomes` as cancelled.
 
         Args:
             refused: the messages, with subscription and reason.
             writer: of the release.
             tick: of the release.
-            resumed: the target of a resumed part, of which an earlier run may have written some messages; None: the
-                part, or the release, is new.
+            resumed: the recipient of a resumed remainder, of which an earlier run may have written some messages; None:
+                the remainder, or the release, is new.
 
         Returns:
             whether all are written; False: `stopped` was set.
@@ -96,7 +96,7 @@ class ReleaseRecords:
         rejects = to_rejects(refused, tick)
         cancels = outcomes_to_rows(concat(outcomes, OUTCOME_ROWS), tick, now)
         if resumed is not None:
-            of_topic, of_subscription = target_conditions(resumed)
+            of_topic, of_subscription = recipient_conditions(resumed)
             reason = _SQL("with_reason", reason=f"{NOT_DELIVERED}{without_dead_letters(resumed[1])[0]}{NOT_TAKEN}")
             rejects = self.missing("rejects", rejects, [tick], of_topic, reason)
             request = _SQL("of_request", request_id=cancels["request_id"][0].as_py())
@@ -116,13 +116,13 @@ class ReleaseRecords:
             self._alerts.add(NOT_SENT, topic, text, counts[topic])
 
     def missing(self, table: str, rows: pa.Table, ticks: Iterable[int], *conditions: Sql) -> pa.Table:
-        """Returns the rows of resumed parts that an earlier run has not written to a table.
+        """Returns the rows of resumed remainders that an earlier run has not written to a table.
 
         Args:
             table: its name.
-            rows: of the resumed parts, all of one target.
-            ticks: of the resumed parts.
-            conditions: SQL conditions for the rows of the target in the table.
+            rows: of the resumed remainders, all of one recipient.
+            ticks: of the resumed remainders.
+            conditions: SQL conditions for the rows of the recipient in the table.
         """
         # Several occurrences of a recurring message may be open; `occurrence` is null for other messages.
         named = [name for name in _MESSAGE if name in rows.column_names]
@@ -138,7 +138,7 @@ class ReleaseRecords:
         return where(rows, ~is_among(keys, others, named))
 
 
-def target_conditions(target: Target) -> tuple[Sql, Sql]:
-    """Returns SQL conditions for a target's rows: (of its topic, of its subscription)."""
-    name = without_dead_letters(target[1])[0]
-    return _SQL("of_topic", topic=target[0]), _SQL("of_subscription", subscription=name)
+def recipient_conditions(recipient: Recipient) -> tuple[Sql, Sql]:
+    """Returns SQL conditions for a recipient's rows: (of its topic, of its subscription)."""
+    name = without_dead_letters(recipient[1])[0]
+    return _SQL("of_topic", topic=recipient[0]), _SQL("of_subscription", subscription=name)

@@ -15,21 +15,21 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.alerts import Alerts
-from streaming.release.driver.destination_retries import DestinationRetries, RunThreads
-from streaming.release.driver.destinations import Destinations, RetryRules
 from streaming.release.driver.feedback_writer import FeedbackWriter
-from streaming.release.driver.job import FinishedJob
-from streaming.release.driver.job_sender import JobSender, Turns
+from streaming.release.driver.lane_release import SentRelease
 from streaming.release.driver.lookahead import Lookahead
-from streaming.release.driver.part_sender import PartSender
 from streaming.release.driver.release_files import ReleaseFiles
 from streaming.release.driver.release_records import ReleaseRecords
+from streaming.release.driver.release_sender import OrderSignals, ReleaseSender
 from streaming.release.driver.releases import Releases
+from streaming.release.driver.remainder_sender import RemainderSender
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import ReleaseEvent
+from streaming.release.driver.unwritable_destinations import RetryRules, UnwritableDestinations
+from streaming.release.driver.unwritable_retries import RunThreads, UnwritableRetries
 from streaming.release.feedback import FeedbackFile
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 from streaming.release.producer_names import ProducerNames
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.messages import concat
@@ -44,14 +44,15 @@ _WRITE_SECONDS = 0.5  # the time between two commits
 class Releaser:
     """Runs a Spark job for each release, in lanes, and writes its deliveries to the table `deliveries`.
 
-    Jobs of a lane run one after another, because they share producer names; lanes run side by side. When a job's
-    deliveries are in the table, the feedback confirms its tick. After a restart, the table's transactions show which
+    Releases of a lane are sent one after another, because they share producer names; lanes run side by side. When the
+    deliveries are in the table, the feedback confirms the tick. After a restart, the table's transactions show which
     releases were finished; these are not sent again.
 
-    An unwritable destination holds up no other: `DestinationRetries` takes over the messages for it.
+    An unwritable destination holds up no other: `UnwritableRetries` takes over the messages for it.
 
-    What happens to a release is decided in `transitions.py`, `releases.py`, `destinations.py` and `job_attempts.py`,
-    which have no threads and clocks. This class has the threads of lanes, and that which writes deliveries.
+    What happens to a release is decided in `transitions.py`, `releases.py`, `unwritable_destinations.py` and
+    `release_attempts.py`, which have no threads and clocks. This class has the threads of lanes, and that which writes
+    deliveries.
 
     Args:
         spark: runs the jobs.
@@ -96,7 +97,7 @@ class Releaser:
         self._stopped = threading.Event()
         self._threads = RunThreads()
         self._releases = Releases()
-        self._destinations = Destinations(_topics(routes), rules, self._releases)
+        self._destinations = UnwritableDestinations(_topics(routes), rules, self._releases)
         self._lookahead = Lookahead(settings.release)
         self._feedback = FeedbackWriter(
             self._lock, feedback, self._lookahead, self._releases, self._destinations, self._stopped
@@ -106,24 +107,26 @@ class Releaser:
         names = ProducerNames(settings, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
         spacing = Spacing(str(folder / "paces") if folder is not None else "")
-        parts = PartSender(self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped)
-        self._retries = DestinationRetries(
+        remainders = RemainderSender(
+            self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped
+        )
+        self._retries = UnwritableRetries(
             self._lock,
             self._destinations,
             self._feedback,
-            parts=parts,
+            remainders=remainders,
             spark_jobs=self._spark_jobs,
             threads=self._threads,
             alerts=alerts,
             stopped=self._stopped,
         )
-        self._turns = Turns(self._lock, self._releases, self._destinations, self._stopped, folder)
-        self._job_sender = JobSender(
+        self._order_signals = OrderSignals(self._lock, self._releases, self._destinations, self._stopped, folder)
+        self._release_sender = ReleaseSender(
             self._lock,
             self._releases,
             self._destinations,
             retries=self._retries,
-            turns=self._turns,
+            order_signals=self._order_signals,
             spark_jobs=self._spark_jobs,
             names=names,
             spacing=spacing,
@@ -157,7 +160,7 @@ class Releaser:
         bodies: Iterable[tuple[int, int, int, bytes]],
         unwritable: Mapping[str, Any] | None = None,
         waiting: dict[str, dict[str, list[list[int]]]] | None = None,
-        drained: Mapping[Target, tuple[int, bool]] | None = None,
+        drained: Mapping[Recipient, tuple[int, bool]] | None = None,
         large_bytes: int = 0,
     ) -> None:
         """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
@@ -170,41 +173,43 @@ class Releaser:
             bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too. A
                 large release comes in several parts, in order.
             unwritable: `Offset.unwritable` of the batch's offset.
-            drained: the slow targets to which the batch dispatches messages that were parked: how many, and whether
+            drained: the slow recipients to which the batch dispatches messages that were parked: how many, and whether
                 others wait.
             waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
             large_bytes: bytes of large payloads in the state's time slots after the batch.
         """
-        releases: dict[tuple[int, int], dict[int, list[bytes]]] = {}
+        shard_bodies: dict[tuple[int, int], dict[int, list[bytes]]] = {}
         for shard, of_tick, kind, body in bodies:
-            releases.setdefault((of_tick, kind), {}).setdefault(shard, []).append(body)
+            shard_bodies.setdefault((of_tick, kind), {}).setdefault(shard, []).append(body)
         with self._lock:
-            jobs = {
-                release: self._files.job(*release, of_shards, tick)
-                for release, of_shards in sorted(releases.items())
-                if not self._releases.is_accepted(release)
+            releases = {
+                release_id: self._files.lane_release(*release_id, of_shards, tick)
+                for release_id, of_shards in sorted(shard_bodies.items())
+                if not self._releases.is_accepted(release_id)
             }
             if not self._releases.has_batch and unwritable:
-                self._retries.resume(unwritable, jobs)
+                self._retries.resume(unwritable, releases)
             self._releases.begin_batch(tick, unwritable or {}, drained or {})
             self._destinations.forget_taken_back(unwritable or {})
-            for job in jobs.values():
-                if self._releases.add(job):
-                    self._threads.start(f"lane {job.lane}", functools.partial(self._run_lane, job.lane))
+            for release in releases.values():
+                if self._releases.add(release):
+                    self._threads.start(f"lane {release.lane}", functools.partial(self._run_lane, release.lane))
             self._destinations.note_drained(drained or {})
-            planned = [jobs[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in jobs]
+            planned = [
+                releases[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in releases
+            ]
             self._lookahead.note_batch(now, cutoff, min(planned, default=None))
             self._releases.end_batch(tick, cutoff)
             self._feedback.end_batch(tick, next_due, waiting or {}, large_bytes)
             self._lock.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until all releases are written but for open parts; returns whether they are in time."""
+        """Waits until all releases are written but for remainders; returns whether they are in time."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._releases.unwritten, timeout_seconds)
 
     def stop(self) -> None:
-        """Starts no more jobs, and ends the threads. The next run dispatches again releases that are not confirmed."""
+        """Sends no more releases, and ends the threads. The next run dispatches again what is not confirmed."""
         self._stopped.set()
         self.stop_ticks()
         self._writer.join(timeout=10)
@@ -218,25 +223,25 @@ class Releaser:
         written = self._records.last_tick(self._records.writer(lane))
         while not self._stopped.is_set():
             with self._lock:
-                if (job := self._releases.begin_next(lane)) is None:
+                if (release := self._releases.begin_next(lane)) is None:
                     self._lock.wait(60)
                     continue
-            if job.tick <= written:
-                self._end(FinishedJob(job), ReleaseEvent.WRITTEN_BEFORE)
+            if release.tick <= written:
+                self._end(SentRelease(release), ReleaseEvent.WRITTEN_BEFORE)
                 continue
-            is_far = job.first_due > self._lookahead.farthest()
-            self._wait_until(job.first_due - self._lookahead.lead_millis)
+            is_far = release.first_due > self._lookahead.farthest()
+            self._wait_until(release.first_due - self._lookahead.lead_millis)
             with self._lock:
-                self._releases.note(job, ReleaseEvent.TIME)
+                self._releases.note(release, ReleaseEvent.TIME)
             if is_far:
-                self._feedback.write()  # the job's messages count as in flight from now on
-            if (finished := self._job_sender.send(job)) is not None:
+                self._feedback.write()  # its messages count as in flight from now on
+            if (finished := self._release_sender.send(release)) is not None:
                 self._end(finished, ReleaseEvent.COMPLETE)
 
-    def _end(self, finished: FinishedJob, event: ReleaseEvent) -> None:
+    def _end(self, finished: SentRelease, event: ReleaseEvent) -> None:
         with self._lock:
             self._releases.end(finished, event)
-            self._turns.announce()
+            self._order_signals.announce()
 
     def _wait_until(self, millis: int) -> None:
         while (left := millis / 1000 - time.time()) > 0 and not self._stopped.wait(min(left, 1)):
@@ -250,15 +255,15 @@ class Releaser:
                 self._lock.wait_for(lambda: self._releases.has_sent or self._stopped.is_set())
             is_last = self._stopped.wait(_WRITE_SECONDS)
             with self._lock:
-                finished = self._releases.take_named(self._destinations.open_parts())
+                finished = self._releases.take_named(self._destinations.open_remainders())
             if finished:
                 self._write(finished)
 
-    def _write(self, finished: list[FinishedJob]) -> None:
+    def _write(self, finished: list[SentRelease]) -> None:
         rows = concat([one.deliveries for one in finished], DELIVERIES)
         versions: dict[str, int] = {}
         for one in finished:
-            writer, tick = self._records.writer(one.job.lane), one.job.tick
+            writer, tick = self._records.writer(one.release.lane), one.release.tick
             # Before the deliveries: when these are written, the release counts as done.
             if not self._records.write_refused(one.refused, writer, tick):
                 return
@@ -269,13 +274,13 @@ class Releaser:
         if rows.num_rows:
             self._on_deliveries(rows)
         with self._lock:
-            self._releases.note_written(one.job for one in finished)
+            self._releases.note_written(one.release for one in finished)
             self._feedback.write()
             self._lock.notify_all()
 
 
-def _topics(routes: KnownRoutes) -> dict[Target, str]:
-    """Returns the topic of each target: a destination, its topic of dead letters, or a rejects topic."""
+def _topics(routes: KnownRoutes) -> dict[Recipient, str]:
+    """Returns the topic of each recipient: a destination, its topic of dead letters, or a rejects topic."""
     found = {(topic, s.name): s.destination for topic, route in routes.routes.items() for s in route.subscriptions}
     found |= {(topic, dead_letters_of(name)): dead_letter_topic(to) for (topic, name), to in found.items()}
     return found | {(topic, ""): rejects_topic(topic) for topic in routes.routes}

@@ -11,7 +11,7 @@ _LATE_MILLIS = 500
 # The time from `put_off` until the senders have their first message ready, ms.
 _AHEAD_MILLIS = 200
 
-ShapedTarget = tuple[str, int]  # source topic, subscription's number
+ShapedRecipient = tuple[str, int]  # source topic, subscription's number
 
 
 class Spacing:
@@ -28,22 +28,22 @@ class Spacing:
     def __init__(self, pace_file: str = "") -> None:
         self.pace_file = pace_file
         self._lock = threading.Lock()
-        self._until: dict[ShapedTarget, int] = {}  # the last time of what was put off, ms since the epoch
+        self._until: dict[ShapedRecipient, int] = {}  # the last time of what was put off, ms since the epoch
 
-    def put_off(self, shaped: Mapping[ShapedTarget, tuple[int, int]], now: int) -> dict[ShapedTarget, int]:
-        """Returns how much later than due a release's messages are to be sent, ms; targets on time are left out.
+    def put_off(self, shaped: Mapping[ShapedRecipient, tuple[int, int]], now: int) -> dict[ShapedRecipient, int]:
+        """Returns how much later than due a release's messages are to be sent, ms; recipients on time are left out.
 
         Args:
-            shaped: by target when its (first, last) message is due, ms since the epoch.
+            shaped: by recipient when its (first, last) message is due, ms since the epoch.
             now: ms since the epoch.
         """
         if self.pace_file:
             return {}
-        found: dict[ShapedTarget, int] = {}
+        found: dict[ShapedRecipient, int] = {}
         with self._lock:
-            for target, (first, last) in shaped.items():
-                begin = max(now + _AHEAD_MILLIS if first < now - _LATE_MILLIS else first, self._until.get(target, 0))
+            for recipient, (first, last) in shaped.items():
+                begin = max(now + _AHEAD_MILLIS if first < now - _LATE_MILLIS else first, self._until.get(recipient, 0))
                 if begin > first:
-                    found[target] = begin - first
-                    self._until[target] = last + begin - first
+                    found[recipient] = begin - first
+                    self._until[recipient] = last + begin - first
         return found

@@ -29,7 +29,7 @@ class SparkJobs:
         spark: runs the tasks.
         settings: of the job.
         tables: of the warehouse.
-        lookahead: notes how long jobs take until they are ready to send.
+        lookahead: notes how long they take until they are ready to send.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, tables: Tables, lookahead: Lookahead) -> None:
@@ -78,7 +78,7 @@ class SparkJobs:
         )
         ready = [one.ready_at for one in sent if one.ready_at]
         if ready and not any(one.failed for one in sent) and attempt.only is None:
-            self._lookahead.note_job(max(ready) - started)
+            self._lookahead.note_spark_job(max(ready) - started)
         return sent
 
     def probe(self, topic: str) -> str:

@@ -1,7 +1,7 @@
-"""The states of what is dispatched, and one table of how they change: of releases, their open parts, and destinations.
+"""The states of what is dispatched, and one table of how they change: of releases, their remainders, and destinations.
 
-Neither the table nor who keeps the states (`releases.py`, `destinations.py`) has threads, clocks or I/O: threads and
-Spark call them, with time, answers and failures as arguments.
+Neither the table nor who keeps the states (`releases.py`, `unwritable_destinations.py`) has threads, clocks or I/O:
+threads and Spark call them, with time, answers and failures as arguments.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class ReleaseState(StrEnum):
     """Where a release is on its way from its lane to the tables."""
 
     QUEUED = "queued"  # in its lane, behind older ones
-    EARLY = "early"  # the first of its lane; its job starts shortly before its first row is due
-    BEHIND = "behind"  # its time has come; jobs with messages that come before its own may have to end first
+    EARLY = "early"  # the first of its lane; its Spark job starts shortly before its first row is due
+    BLOCKED = "blocked"  # its time has come; releases with messages that come before its own may have to end first
     SENDING = "sending"  # its tasks may run
     SENT = "sent"  # each message has arrived or is left open; an offset has yet to name what is open
     WRITING = "writing"  # its deliveries are being written
@@ -29,8 +29,8 @@ class ReleaseEvent(StrEnum):
 
     BEGUN = "begun"  # its lane has ended all older ones
     WRITTEN_BEFORE = "written before"  # an earlier run has written it
-    TIME = "time"  # the job's time has come
-    TURN = "turn"  # its tasks may start; with a turn file they wait by themselves
+    TIME = "time"  # its time has come
+    UNBLOCKED = "unblocked"  # its tasks may start; with an order signal they wait by themselves
     LOST = "lost"  # a task has failed without a report
     INCOMPLETE = "incomplete"  # tasks have reported, and some messages have to be sent again
     COMPLETE = "complete"  # each message has arrived or is left open
@@ -38,16 +38,16 @@ class ReleaseEvent(StrEnum):
     STORED = "stored"  # the tables have it
 
 
-class PartState(StrEnum):
-    """What becomes of an open part: the messages of a release that have not arrived at one target."""
+class RemainderState(StrEnum):
+    """What becomes of a remainder: the messages of a release that have not arrived at one recipient."""
 
     OPEN = "open"  # it is sent again until it has arrived
     RECALLED = "recalled"  # nothing of it was sent: the shards are to park it
     CLOSED = "closed"  # it has arrived and is written, or the shards have it
 
 
-class PartEvent(StrEnum):
-    """What happens to an open part."""
+class RemainderEvent(StrEnum):
+    """What happens to a remainder."""
 
     ARRIVED = "arrived"  # it has arrived, and is written
     TAKEN_BACK = "taken back"  # an offset says that the shards park or reject its messages
@@ -68,30 +68,30 @@ class DestinationEvent(StrEnum):
 
     REFUSED = "refused"  # messages have not arrived, or it accepts no producer
     LATE = "late"  # it answers, too late
-    ARRIVED = "arrived"  # all that is open has arrived; without open parts: it accepts a producer
+    ARRIVED = "arrived"  # all that is open has arrived; without remainders: it accepts a producer
     OVERDUE = "overdue"  # it could not be written for as long as messages may wait
     SETTLED = "settled"  # nothing is open or on its way, and a slow one has kept up for a while
 
 
-State = ReleaseState | PartState | DestinationState
-Event = ReleaseEvent | PartEvent | DestinationEvent
+State = ReleaseState | RemainderState | DestinationState
+Event = ReleaseEvent | RemainderEvent | DestinationEvent
 S = TypeVar("S", bound=State)
 
 # (state, event): the next state. A pair that is not here can't come: see `after`.
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (ReleaseState.QUEUED, ReleaseEvent.BEGUN): ReleaseState.EARLY,
     (ReleaseState.EARLY, ReleaseEvent.WRITTEN_BEFORE): ReleaseState.SENT,
-    (ReleaseState.EARLY, ReleaseEvent.TIME): ReleaseState.BEHIND,
-    (ReleaseState.BEHIND, ReleaseEvent.TURN): ReleaseState.SENDING,
-    (ReleaseState.SENDING, ReleaseEvent.LOST): ReleaseState.BEHIND,
+    (ReleaseState.EARLY, ReleaseEvent.TIME): ReleaseState.BLOCKED,
+    (ReleaseState.BLOCKED, ReleaseEvent.UNBLOCKED): ReleaseState.SENDING,
+    (ReleaseState.SENDING, ReleaseEvent.LOST): ReleaseState.BLOCKED,
     (ReleaseState.SENDING, ReleaseEvent.INCOMPLETE): ReleaseState.SENDING,
     (ReleaseState.SENDING, ReleaseEvent.COMPLETE): ReleaseState.SENT,
     (ReleaseState.SENT, ReleaseEvent.NAMED): ReleaseState.WRITING,
     (ReleaseState.WRITING, ReleaseEvent.STORED): ReleaseState.WRITTEN,
     #
-    (PartState.OPEN, PartEvent.ARRIVED): PartState.CLOSED,
-    (PartState.OPEN, PartEvent.TAKEN_BACK): PartState.CLOSED,
-    (PartState.RECALLED, PartEvent.TAKEN_BACK): PartState.CLOSED,
+    (RemainderState.OPEN, RemainderEvent.ARRIVED): RemainderState.CLOSED,
+    (RemainderState.OPEN, RemainderEvent.TAKEN_BACK): RemainderState.CLOSED,
+    (RemainderState.RECALLED, RemainderEvent.TAKEN_BACK): RemainderState.CLOSED,
     #
     (DestinationState.WRITABLE, DestinationEvent.REFUSED): DestinationState.UNWRITABLE,
     (DestinationState.WRITABLE, DestinationEvent.LATE): DestinationState.SLOW,

@@ -8,7 +8,7 @@ from collections import Counter
 from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 from warehouse.message_schemas import DestinationSchemas
 
 # How long a broker is waited for when it is asked for a producer, or for the partitions of a topic.
@@ -20,7 +20,7 @@ _MOST_KEPT = 16
 
 # (process id, connections) by service URL and the connections' number; a fork has another id
 _brokers: dict[tuple[str, int], tuple[int, Brokers]] = {}
-_numbers: dict[Target, int] = {}
+_numbers: dict[Recipient, int] = {}
 _schemas: dict[tuple[str, str], DestinationSchemas] = {}
 
 
@@ -34,14 +34,14 @@ def brokers(settings: Settings, number: int = 0) -> Brokers:
     return own
 
 
-def number_of(target: Target) -> int:
-    """Returns the number of the connections that this process keeps for a target; the next one for a new one."""
-    return _numbers.setdefault(target, 1 + len(_numbers) % _MOST_KEPT)
+def number_of(recipient: Recipient) -> int:
+    """Returns the number of the connections that this process keeps for a recipient; the next one for a new one."""
+    return _numbers.setdefault(recipient, 1 + len(_numbers) % _MOST_KEPT)
 
 
-def is_alone(target: Target) -> bool:
-    """Whether no other target has the connections that this process keeps for a target."""
-    return Counter(_numbers.values())[number_of(target)] == 1
+def is_alone(recipient: Recipient) -> bool:
+    """Whether no other recipient has the connections that this process keeps for a recipient."""
+    return Counter(_numbers.values())[number_of(recipient)] == 1
 
 
 def new_brokers(settings: Settings) -> Brokers:

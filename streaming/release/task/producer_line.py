@@ -68,7 +68,7 @@ class Line:
         resume_after: the last sequence id that had arrived before, -1: none. Messages up to it are not sent again. The
             broker's answer counts, too, when the producer is made.
         remembered: the last sequence id that the broker told when the producer was made; -1: none.
-        target: (source topic, subscription) of the messages.
+        recipient: (source topic, subscription) of the messages.
     """
 
     topic: str
@@ -89,7 +89,7 @@ class Line:
     is_slow: bool = False  # the broker answers, but too late
     is_behind: bool = False  # a message had to wait for one of another line, which has failed
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
-    target: tuple[str, str] = ("", "")
+    recipient: tuple[str, str] = ("", "")
     read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
     # Reads which messages have arrived, where the destination now refuses their schema: the broker can't be asked.
     read_arrived_if_refused: Callable[[], frozenset[Key]] | None = None

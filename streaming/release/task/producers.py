@@ -43,8 +43,8 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
         send, plan = pending[of_line[0]]
         ticks = [of.tick for of in pending.plans_of(of_line)]
         generation = attempt.generations.get(key, Generation(0, 0))
-        target = target_of(planned.source, planned.subscription, planned.is_dead)
-        brokers, name = connections.brokers_of(target), generation.name(planned.producer)
+        recipient = target_of(planned.source, planned.subscription, planned.is_dead)
+        brokers, name = connections.brokers_of(recipient), generation.name(planned.producer)
         ids = pending.columns.sequence_id[of_line].tolist()
         line = Line(
             topic,
@@ -56,7 +56,7 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
             n_bytes=pending.payload_bytes(of_line),
             is_first_attempt=attempt.is_first,
             wake=wake,
-            target=target,
+            recipient=recipient,
             resume_after=attempt.arrived_to.get(key, -1),
             lag=Lag(attempt.slow_after_seconds),
             ends_at=ends_at,

@@ -23,6 +23,7 @@ from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows, traced_delivery
+from streaming.release.task.order_signal import wait_for_signal
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.planning.sending_order import Pending, arriving_before, by_time
@@ -32,7 +33,6 @@ from streaming.release.task.refused import packed_by_release, send_to_rejects_to
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace, Paces
 from streaming.release.task.traces import are_traced, trace
-from streaming.release.task.turn_file import wait_for_turn
 from tracker.packing import pack
 from warehouse.delivery_key import key_of_row
 from warehouse.delta.fencing import PauseWatch
@@ -99,7 +99,7 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         _set_paces(_paces(attempt.pace_file), pending)
     refused: dict[int, str] = {}  # why a message can't be sent, by its index in `pending`
     try:
-        sent_at = _hand_over(settings, attempt.turn_file, pending, lines, refused.__setitem__, watch)
+        sent_at = _hand_over(settings, attempt.order_signal, pending, lines, refused.__setitem__, watch)
     except BaseException:
         for line in lines:
             line.close()
@@ -132,20 +132,20 @@ def _send(settings: Settings, attempt: Attempt, plans: list[Plan], watch: PauseW
         ready_at=max((line.opened_at for line in lines), default=0),
         done=tuple(done | {(plan.tick, send.topic, send.producer) for send, plan, _ in dropped}),
         failed=failed,
-        skipped=frozenset(target for plan in plans for target in plan.skipped),
+        skipped=frozenset(recipient for plan in plans for recipient in plan.skipped),
         refused=packed_by_release(not_taken),
     )
 
 
 def _hand_over(
     settings: Settings,
-    turn_file: str,
+    order_signal: str,
     pending: Pending,
     lines: list[Line],
     on_refused: Callable[[int, str], None],
     watch: PauseWatch,
 ) -> list[int]:
-    """Opens the lines, waits for the job's turn, and sends each message at its time.
+    """Opens the lines, waits for the order signal, and sends each message at its time.
 
     Returns:
         when each message was handed over, as `send_on_time` returns it.
@@ -166,9 +166,9 @@ def _hand_over(
 
     for line in lines:
         line.open()
-    behind = wait_for_turn(turn_file, watch.check)
+    behind = wait_for_signal(order_signal, watch.check)
     for line in lines:
-        if line.target in behind:
+        if line.recipient in behind:
             line.fail("what comes before has not arrived", is_refused=True)
     wake = lines[0].wake if lines else threading.Event()
     return send_on_time(pending.sends, build, on_refused, wake, watch, arriving_before(pending))
@@ -178,14 +178,14 @@ def _failed(line: Line, connections: Connections) -> FailedProducer:
     return FailedProducer(
         topic=line.topic,
         producer=line.key,
-        target=line.target,
+        recipient=line.recipient,
         reason=line.error,
         is_refused=line.is_refused,
         foreign_id=line.foreign_id,
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
         is_slow=line.is_slow,
-        is_alone=connections.is_alone(line.target),
+        is_alone=connections.is_alone(line.recipient),
         is_untouched=line.is_untouched,
     )
 

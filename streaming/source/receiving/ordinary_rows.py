@@ -2,7 +2,7 @@
 
 A message is ordinary when all that is to be said of it is where its fields lie and when it is due. What is not (a
 schedule key, a rule, a retry, an ordering key, text that is no UTF-8, a time that is refused, ...) is left to
-`ChunkBuilder`, which looks at each message by itself.
+`RowBuilder`, which looks at each message by itself.
 """
 
 from __future__ import annotations

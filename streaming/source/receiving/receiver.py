@@ -17,52 +17,76 @@ from broker.position import START, Position, SourceTopic
 from broker.protocol.byte_budget import Share
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
-from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import EntryError
 from broker.protocol.session import DisconnectedError
 from broker.protocol.unpacking import UnpackedEntry, unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
-from streaming.source.receiving.chunk_builder import MOST_KEPT, ChunkBuilder
-from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
-from streaming.source.receiving.received_chunks import ReceivedChunks
-from streaming.source.receiving.recurring import Recurring
+from streaming.source.receiving.received_rows import ReceivedRows
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import MOST_KEPT, Acceptance
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_MESSAGES = 4_000  # a chunk has so many messages, or a few more, because its entries are whole
-_CHUNK_BYTES = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
-_CHUNK_SECONDS = 0.05  # how long messages are added to a chunk
-_BUSY_SECONDS = 0.45  # and how long then those that have come already: large chunks are what a busy job is helped by
-_RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which a chunk ends
+_MESSAGES_AT_ONCE = 4_000  # so many messages become rows together, or a few more: entries are whole
+_BYTES_AT_ONCE = 1 << 20  # likewise: so that a batch can be filled from many topic partitions in turn
+_SECONDS_AT_ONCE = 0.05  # for so long messages are collected
+_BUSY_SECONDS = 0.45  # and for so long then those that have come already: a busy job is helped by many rows at once
+_RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which no more are collected
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
-_NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins its chunk, because each table has a fixed cost
+_NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins it, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a receiver.
+class TopicAccess:
+    """How a topic partition's broker is reached.
 
     Attributes:
-        max_delay_millis: the longest delay of a message, ms; 0: any.
-        max_size: the most bytes of a message: of payload, keys and properties together.
-        max_messages: the most messages that may wait for a batch.
-        max_bytes: the most bytes that may wait for a batch.
+        subscribe: opens the consumer; called in the receiver's own thread, again after an error.
+        questions: answers what the client does not: indexes, how far the broker has sent.
+    """
+
+    subscribe: Callable[[], EntryConsumer]
+    questions: TopicQuestions
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may wait for a batch.
+
+    Attributes:
+        max_messages: the most messages of this receiver.
+        max_bytes: the most bytes of them.
         share: of the bytes that all receivers together may hold; None: this one has its own.
     """
 
-    max_delay_millis: int
-    max_size: int
     max_messages: int
     max_bytes: int
     share: Share | None = None
+
+
+@dataclass(frozen=True)
+class ReceiverEvents:
+    """Who is told what a receiver has received.
+
+    Attributes:
+        on_received: called when messages have come in.
+        on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
+            rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
+        on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
+            before that entry counts as read.
+    """
+
+    on_received: Callable[[], None] = lambda: None
+    on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None
+    on_passed: Callable[[Position], None] = lambda end: None
 
 
 class Receiver:
@@ -73,60 +97,40 @@ class Receiver:
 
     Args:
         source: the topic partition.
-        subscribe: opens the consumer; called in the receiver's own thread, again after an error.
-        after: the last entry that an earlier run has taken in; the receiver drops entries up to it.
-        limits: of messages, and of how many of them wait.
-        broker: answers what the client does not: indexes, chunks, how far the broker has sent.
-        details: looks up schemas and key encodings; None: messages have none, as on the control topic.
-        recurring: takes in recurring messages; None: their number is not limited.
-        on_received: called when messages have come in.
-        on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
-            rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
-        takes_replicated: whether messages that were published in another cluster are taken, too.
-        decryptor: decrypts entries; None: encrypted ones are rejected.
-        on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
-            before that entry counts as read.
+        access: to its broker.
+        after: the last entry that an earlier run has ingested; the receiver drops entries up to it.
+        limits: of how much waits.
+        acceptance: which messages are accepted.
+        events: who is told what has come in.
     """
 
     def __init__(
         self,
         source: SourceTopic,
-        subscribe: Callable[[], EntryConsumer],
-        *,
+        access: TopicAccess,
         after: Position,
         limits: Limits,
-        broker: TopicQuestions,
-        details: MessageDetails | None,
-        recurring: Recurring | None = None,
-        on_received: Callable[[], None],
-        on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None,
-        takes_replicated: bool = True,
-        decryptor: Decryptor | None = None,
-        on_passed: Callable[[Position], None] = lambda end: None,
+        acceptance: Acceptance,
+        events: ReceiverEvents = ReceiverEvents(),
     ) -> None:
         self.source = source
-        self._subscribe = subscribe
+        self._subscribe = access.subscribe
         self._limits = limits
-        self._details = details
-        self._recurring = recurring
-        self._on_received = on_received
-        self._on_entries = on_entries
-        self._takes_replicated = takes_replicated
-        self._decryptor = decryptor
-        self._on_passed = on_passed
+        self._acceptance = acceptance
+        self._events = events
         self._problem: str | None = None
         self.has_keys = False  # whether any message so far had a schedule key
         self._last_received = after
-        self._chunks = ReceivedChunks(source.name, after)
+        self._received = ReceivedRows(source.name, after)
         self._awaited = START  # the last entry that a caller of `wait_for` or `topic_end` waits for
         self._last_added = START
         self._newest = after  # the last entry with a message that has come
         self._changed = threading.Condition()
-        self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * limits.max_size)
+        self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * acceptance.max_size)
         self._waited = 0.0  # seconds for room, in which chunks could not come
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
-        self._indexes = EntryIndexes(source.name, broker)
-        self._end_check = EndCheck(source.name, broker)
+        self._indexes = EntryIndexes(source.name, access.questions)
+        self._end_check = EndCheck(source.name, access.questions)
         self._stopped = threading.Event()
         self._consumer: EntryConsumer | None = None
         self._is_idle = False
@@ -140,12 +144,12 @@ class Receiver:
     @property
     def waiting(self) -> int:
         """The number of messages that have come in and are in no batch yet."""
-        return self._chunks.waiting_messages
+        return self._received.waiting_messages
 
     @property
     def waiting_bytes(self) -> int:
         """About the bytes of the messages that have come in and are in no batch yet."""
-        return self._chunks.waiting_bytes
+        return self._received.waiting_bytes
 
     @property
     def last_received(self) -> Position:
@@ -155,12 +159,12 @@ class Receiver:
     @property
     def read_to(self) -> Position:
         """The last entry that has been read: all entries up to it have come in."""
-        return self._chunks.read_to
+        return self._received.read_to
 
     @property
     def last_in_batch(self) -> Position:
         """The last entry that is in a batch."""
-        return self._chunks.last_in_batch
+        return self._received.last_in_batch
 
     @property
     def problem(self) -> str | None:
@@ -189,7 +193,7 @@ class Receiver:
     def has_due(self, cutoff: int) -> bool:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
         with self._changed:
-            return self._chunks.has_due(cutoff)
+            return self._received.has_due(cutoff)
 
     def topic_end(self) -> Position:
         """Asks the broker for the topic partition's last entry; the receiver makes sure to read up to it.
@@ -206,23 +210,23 @@ class Receiver:
 
     def are_in_batches(self, end: Position) -> bool:
         """Whether all entries up to a given one are in batches."""
-        return self._chunks.last_in_batch >= end
+        return self._received.last_in_batch >= end
 
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
         """Waits until all entries up to a given one have come in; returns whether they have in time."""
         self._await_entry(end)
-        if self._chunks.read_to < end:
+        if self._received.read_to < end:
             self._hurry(True)
         try:
             with self._changed:
-                return self._changed.wait_for(lambda: self._chunks.read_to >= end, timeout_seconds)
+                return self._changed.wait_for(lambda: self._received.read_to >= end, timeout_seconds)
         finally:
             self._hurry(False)
 
     def take_into_batch(
         self, max_messages: int, max_bytes: int, up_to: Position | None = None
     ) -> tuple[Position, int, int]:
-        """Takes waiting chunks into a batch, as many as fit, but at least one if there is room at all.
+        """Takes waiting entries into a batch, as many as fit, but at least some if there is room at all.
 
         Args:
             max_messages: the most messages of this topic partition in the batch; 0: there is no room.
@@ -233,7 +237,7 @@ class Receiver:
             (last entry in a batch now, number of messages taken, number of bytes taken).
         """
         with self._changed:
-            taken = self._chunks.take_into_batch(max_messages, max_bytes, up_to)
+            taken = self._received.take_into_batch(max_messages, max_bytes, up_to)
             self._changed.notify_all()
             return taken
 
@@ -253,14 +257,14 @@ class Receiver:
         if not self.wait_for(last, timeout_seconds):
             raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
         with self._changed:
-            chunks = self._chunks.between(after, last)
+            received = self._received.between(after, last)
             self._changed.notify_all()
-        return concat(chunk.rows_between(after, last) for chunk in chunks)
+        return concat(entries.rows_between(after, last) for entries in received)
 
     def forget(self, last: Position) -> None:
         """Drops the rows of entries up to a given one, because Spark has committed their batch."""
         with self._changed:
-            self._chunks.forget(last)
+            self._received.forget(last)
             self._note_kept()
         self._wake_others()
 
@@ -337,12 +341,12 @@ class Receiver:
 
     def _has_room(self) -> bool:
         return self._stopped.is_set() or (
-            self._chunks.waiting_messages < self._limits.max_messages
-            and self._chunks.waiting_bytes < self._limits.max_bytes
+            self._received.waiting_messages < self._limits.max_messages
+            and self._received.waiting_bytes < self._limits.max_bytes
         )
 
     def receive(self, consumer: EntryConsumer) -> None:
-        """Receives the entries of the next moment, and keeps their messages as a chunk.
+        """Receives the entries of the next moment, and keeps their messages.
 
         When this raises, no message is kept, and the next consumer receives all of them again.
         """
@@ -360,14 +364,13 @@ class Receiver:
             self._is_idle = True
             entry = self._check_end(consumer)
         self._give_up_chunks()
-        limits = self._limits
-        builder = ChunkBuilder(self.source, limits.max_delay_millis, limits.max_size, self._details, self._recurring)
-        deadline = time.monotonic() + _CHUNK_SECONDS
+        builder = RowBuilder(self.source, self._acceptance)
+        deadline = time.monotonic() + _SECONDS_AT_ONCE
         while entry is not None:
             self._take(builder, entry, consumer.max_message_bytes)
             if (
-                len(builder) >= min(_CHUNK_MESSAGES, self._limits.max_messages // 2)
-                or builder.n_bytes >= min(_CHUNK_BYTES, self._limits.max_bytes // 8)
+                len(builder) >= min(_MESSAGES_AT_ONCE, self._limits.max_messages // 2)
+                or builder.n_bytes >= min(_BYTES_AT_ONCE, self._limits.max_bytes // 8)
                 or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline + _BUSY_SECONDS
             ):
@@ -378,21 +381,21 @@ class Receiver:
         if len(builder):
             self._keep(builder)
         elif builder.parts:
-            self._on_entries(MESSAGES.empty_table(), builder.parts)
+            self._events.on_entries(MESSAGES.empty_table(), builder.parts)
         self._note_all_kept()
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
-    def _take(self, builder: ChunkBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
-        """Adds an entry's messages to a chunk, unless they came before."""
-        entry = unpack(received, self._decryptor, self._add_chunk, max_message_bytes)
+    def _take(self, builder: RowBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
+        """Adds an entry's messages to the rows to be built, unless they came before."""
+        entry = unpack(received, self._acceptance.decryptor, self._add_chunk, max_message_bytes)
         if entry is None:
             if (part := _part(received)) is not None:
                 builder.parts.append(part)
         elif self._is_new(builder, entry.position):
             builder.add(entry, self._first_index(entry), self._left_out(entry))
 
-    def _is_new(self, builder: ChunkBuilder, position: Position) -> bool:
+    def _is_new(self, builder: RowBuilder, position: Position) -> bool:
         """Whether an entry that comes now is to be taken, because it has not come before."""
         self._acknowledgements.saw(position)
         if position > self._newest:
@@ -431,22 +434,22 @@ class Receiver:
 
     def _left_out(self, entry: UnpackedEntry) -> str | None:
         """Returns why this job leaves an entry's messages out; None: it does not."""
-        if self._takes_replicated or entry.metadata is None or not entry.metadata.replicated_from:
+        if self._acceptance.takes_replicated or entry.metadata is None or not entry.metadata.replicated_from:
             return None
         return LEFT_OUT + entry.metadata.replicated_from[:_MAX_CLUSTER_BYTES].decode(errors="replace")
 
-    def _keep(self, builder: ChunkBuilder) -> None:
-        """Keeps the received messages as a chunk, and remembers their entries, to drop them when they come again."""
+    def _keep(self, builder: RowBuilder) -> None:
+        """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
         rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
-        self._on_entries(rows, builder.parts)
+        self._events.on_entries(rows, builder.parts)
         self._problem = None
         with self._changed:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
-            self._chunks.add(rows, builder.n_bytes, builder.entries.last)
+            self._received.add(rows, builder.n_bytes, builder.entries.last)
             self._changed.notify_all()
-        self._on_received()
+        self._events.on_received()
 
     def _note_all_kept(self) -> None:
         """Notes that everything which the consumer has handed over is among what is kept now, or was dropped."""
@@ -457,7 +460,7 @@ class Receiver:
 
     def _note_kept(self, handed: int | None = None) -> None:
         if self._limits.share is not None:
-            self._limits.share.note(handed=handed, kept=self._chunks.kept_bytes)
+            self._limits.share.note(handed=handed, kept=self._received.kept_bytes)
 
     def _hurry(self, is_hurried: bool) -> None:
         if (share := self._limits.share) is not None and share.is_hurried != is_hurried:
@@ -476,14 +479,14 @@ class Receiver:
         """
         with self._changed:
             awaited = self._awaited
-        entry, all_read = self._end_check.check(consumer, awaited, self._chunks.read_to)
+        entry, all_read = self._end_check.check(consumer, awaited, self._received.read_to)
         if all_read is not None:
-            self._on_passed(min(all_read.up_to, all_read.topic_end))
+            self._events.on_passed(min(all_read.up_to, all_read.topic_end))
             with self._changed:
                 self._acknowledgements.saw(all_read.up_to)
-                self._chunks.add(MESSAGES.empty_table(), 0, all_read.up_to)
+                self._received.add(MESSAGES.empty_table(), 0, all_read.up_to)
                 self._changed.notify_all()
-            self._on_received()
+            self._events.on_received()
         return entry
 
 

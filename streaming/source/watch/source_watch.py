@@ -21,7 +21,7 @@ from conf.settings import Settings
 from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.beginnings import Beginning, Beginnings
-from streaming.source.watch.standing import StandingTopics
+from streaming.source.watch.stalled_topics import StalledTopics
 from streaming.source.watch.subscription_places import SubscriptionPlaces
 from streaming.source.watch.undecided_gaps import SourceGap, UndecidedGaps
 from warehouse.delta.tables import Tables
@@ -68,7 +68,7 @@ class SourceWatch:
         self._why_not_taking = why_not_taking
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
         self._tables = tables
-        self._standing = StandingTopics()
+        self._standing = StalledTopics()
         self._gaps = UndecidedGaps(settings)
         self._beginnings = Beginnings(settings)
         self._places = SubscriptionPlaces(settings)

@@ -223,7 +223,7 @@ def test_one_destination_is_refused_and_named_the_other_goes_on_and_it_is_made_u
         wait_until(lambda: reason in next(can_write(settings.model_dump_json(), [refused])), 30, "it is refused")
         sent = send(settings, Attempt(), what)
         assert delivered(sent) == {"b": ROWS}
-        assert {(one.target, one.is_refused) for one in sent.failed} == {((topic, "a"), True)}
+        assert {(one.recipient, one.is_refused) for one in sent.failed} == {((topic, "a"), True)}
         assert all(reason in one.reason for one in sent.failed), sent.failed
     finally:
         lift(cluster, refused)
@@ -334,7 +334,7 @@ def test_dead_letters_are_refused_alone_and_are_kept_when_they_have_arrived(clus
     cluster.terminate(dead["a"])
     sent = send(settings, Attempt(), what)
     assert delivered(sent) == {"a": 2, "b": 4}
-    assert {(one.target, one.reason.partition(":")[0]) for one in sent.failed} == {
+    assert {(one.recipient, one.reason.partition(":")[0]) for one in sent.failed} == {
         ((topic, "a dlq"), "TopicTerminatedError")
     }
     cluster.make_anew(dead["a"])
@@ -385,7 +385,7 @@ def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other
     what = release(topic, [f"{i}".encode() for i in range(ROWS)], {there: 2})
     cluster.terminate(refused)
     sent = send(settings, Attempt(), what)
-    assert {(one.topic, one.target, one.is_refused) for one in sent.failed} == {(refused, (topic, "a"), True)}
+    assert {(one.topic, one.recipient, one.is_refused) for one in sent.failed} == {(refused, (topic, "a"), True)}
     first = set(received(cluster.client, well))
     assert delivered(sent) == {"a": len(first), "b": ROWS}
     assert 0 < len(first) < ROWS

@@ -109,7 +109,7 @@ class Backlog:
 
 def _held(receiver: Receiver) -> int:
     """The bytes that have come to a receiver and are in no committed batch, not as the budget counts."""
-    consumer, chunks = receiver._consumer, receiver._chunks
+    consumer, chunks = receiver._consumer, receiver._received
     waiting = 0 if consumer is None else consumer._flow.waiting_bytes
     share = receiver._limits.share
     return waiting + chunks.kept_bytes + (0 if share is None else share.handed)

@@ -26,9 +26,10 @@ from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings
 from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch.source_watch import SourceWatch
-from streaming.source.watch.standing import STANDING_MILLIS
+from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from tests.support.clients import go_client, java_client
 from tests.support.clients.java_client import make_key
 from tests.support.service.harness import now, wait_until
@@ -124,7 +125,6 @@ class Watched:
         """Begins to receive, as the job does at its start."""
         source = SourceTopic(self.topic, self.topic, -1)
         follow, side = self.watch.follow(source, after), TopicQuestions(self.admin, SUBSCRIPTION)
-        limits = Limits(0, 5_000_000, 10_000, 10_000_000)
 
         def open_consumer() -> EntryConsumer:
             self.watch.begin(source)
@@ -134,15 +134,11 @@ class Watched:
 
         receiver = Receiver(
             source,
-            open_consumer,
-            after=after,
-            limits=limits,
-            broker=side,
-            details=None,
-            on_received=lambda: None,
-            on_entries=follow,
-            on_passed=partial(self.watch.passed, source),
-            decryptor=decryptor,
+            TopicAccess(open_consumer, side),
+            after,
+            Limits(10_000, 10_000_000),
+            Acceptance(0, 5_000_000, decryptor=decryptor),
+            ReceiverEvents(on_entries=follow, on_passed=partial(self.watch.passed, source)),
         )
         receiver.start()
         self.receivers = [receiver]

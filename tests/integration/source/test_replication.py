@@ -17,7 +17,8 @@ from broker.protocol.brokers import Brokers
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.conftest import RUN_SECONDS
 
 OTHER = "elsewhere"
@@ -82,13 +83,13 @@ def test_what_was_published_elsewhere_is_left_out_and_written_down(
         brokers = Brokers(broker.settings)
         receiver = Receiver(
             SourceTopic(topic, topic, -1),
-            lambda: brokers.subscribe(topic, "job", max_bytes=1 << 20, max_messages=100),
-            after=START,
-            limits=Limits(0, 5_000_000, 10_000, 10_000_000),
-            broker=TopicQuestions(admin, "job"),
-            details=None,
-            on_received=lambda: None,
-            takes_replicated=False,
+            TopicAccess(
+                lambda: brokers.subscribe(topic, "job", max_bytes=1 << 20, max_messages=100),
+                TopicQuestions(admin, "job"),
+            ),
+            START,
+            Limits(10_000, 10_000_000),
+            Acceptance(0, 5_000_000, takes_replicated=False),
         )
         receiver.start()
         try:

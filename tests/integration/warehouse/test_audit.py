@@ -15,7 +15,7 @@ import yaml
 
 from conf.settings import Settings
 from tests.conftest import Run
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.audit.accounts import EXAMPLES, OVERDUE_MILLIS, Audit, run_audit
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS

@@ -45,7 +45,8 @@ from broker.protocol.wire.pulsar_pb2 import (
     Command,
     MessageMetadata,
 )
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import Acceptance
 
 MAX_MESSAGE_BYTES = 64 << 10  # what the broker has announced
 # The most that reading a frame may take: its bytes when decompressed, and an object for each message and property.
@@ -149,8 +150,8 @@ class Reader:
         return self._chunks.add(position, position, metadata, part, 0.0)
 
 
-def _builder() -> ChunkBuilder:
-    return ChunkBuilder(SourceTopic("t", "t", -1), 0, MAX_MESSAGE_BYTES)
+def _builder() -> RowBuilder:
+    return RowBuilder(SourceTopic("t", "t", -1), Acceptance(0, MAX_MESSAGE_BYTES))
 
 
 class Mutator:

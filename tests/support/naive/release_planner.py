@@ -16,14 +16,14 @@ from broker.client import PulsarError
 from conf.partitions import java_string_hash, partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
-from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, Target, producer_name, schema_suffix
+from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, Recipient, producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.planning.destinations import Destination, Destinations
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, PLANNED, SENDING
 from tracker.messages import MESSAGES, order_keys, readable
 from tracker.properties import position_of
-from tracker.shaping.rule import SHAPED
+from tracker.shaping.token_bucket import SHAPED
 from warehouse.schemas import DELIVERIES
 
 OrderKey = tuple[str, str | None, bytes]  # source topic, subscription, the messages' key
@@ -60,8 +60,8 @@ class Plan:
     rows: pa.Table
     columns: dict[str, list[Any]]  # the rows' columns of MESSAGES, by name
     sends: list[PlannedSend]
-    skipped: set[Target]  # targets of `Attempt.skipped` for which the assignment has messages
-    failed: Sequence[FailedProducer]  # targets whose destination can't be looked up
+    skipped: set[Recipient]  # recipients of `Attempt.skipped` for which the assignment has messages
+    failed: Sequence[FailedProducer]  # recipients whose destination can't be looked up
     has_held: bool  # whether some messages were held back
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
     dropped: Sequence[PlannedSend] = ()  # messages for subscriptions that the settings no longer have

@@ -145,7 +145,7 @@ class Job:
             self.troubles,
             routes,
         )
-        self.releaser._job_sender._admin = self  # type: ignore[assignment]
+        self.releaser._release_sender._admin = self  # type: ignore[assignment]
 
     def health(self) -> bool:
         return self.is_broker_there
@@ -169,23 +169,29 @@ class Job:
             delivered, failed, done, skipped, refused = [], [], [], set(), []
             for number, name, is_dead in [(n, name, dead) for n, name in enumerate(NAMES) for dead in (False, True)]:
                 bit, name = 1 << number, f"{name} dlq" if is_dead else name
-                target, line = (TOPIC, name), (f"{TOPIC}-{name.replace(' ', '-')}", assignment.lane(2))
+                recipient, line = (TOPIC, name), (f"{TOPIC}-{name.replace(' ', '-')}", assignment.lane(2))
                 chosen = [row for row in rows.to_pylist() if row["subscription_mask"] & bit]
                 chosen = [row for row in chosen if ((row["attempt"] or 0) > 5) == is_dead]
                 done_line = (assignment.tick, *line)
-                if not chosen or done_line in attempt.done or (attempt.only is not None and target not in attempt.only):
+                if (
+                    not chosen
+                    or done_line in attempt.done
+                    or (attempt.only is not None and recipient not in attempt.only)
+                ):
                     continue
-                if target in attempt.skipped:
-                    skipped.add(target)
+                if recipient in attempt.skipped:
+                    skipped.add(recipient)
                 elif name in self.broken and not (self.is_short_well and not assignment.kind):
                     failed.append(
-                        FailedProducer(*line, target, self.broken[name], not self.is_silent, None, self.arrived_to)
+                        FailedProducer(*line, recipient, self.broken[name], not self.is_silent, None, self.arrived_to)
                     )
                     self.known.append(attempt.arrived_to.get(line, -1))
                 elif self._is_late(attempt, name):
-                    is_alone = self.have_own or target in attempt.apart
+                    is_alone = self.have_own or recipient in attempt.apart
                     failed.append(
-                        FailedProducer(*line, target, "slow: it took 0", False, None, is_slow=True, is_alone=is_alone)
+                        FailedProducer(
+                            *line, recipient, "slow: it took 0", False, None, is_slow=True, is_alone=is_alone
+                        )
                     )
                 elif name in self.refused:
                     done.append(done_line)

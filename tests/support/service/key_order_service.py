@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from conf.settings import Settings
 from streaming.checkpoint.offset import Offset
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.job import FinishedJob, Job, job_of
+from streaming.release.driver.lane_release import LaneRelease, SentRelease, lane_release_of
 from streaming.release.driver.releases import Releases
 from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.feedback import Feedback
@@ -27,7 +27,7 @@ from streaming.source.clock import _places
 from tests.support.naive.key_order_history import Came
 from tests.support.tracker.messages import TOPIC, commands, messages
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack
@@ -86,7 +86,7 @@ class Broker:
 class Task:
     """A job being sent: its lines go side by side, each in order, as far as they need not wait for each other."""
 
-    def __init__(self, settings: Settings, job: Job, broker: Broker, taken_in: Sequence[int]) -> None:
+    def __init__(self, settings: Settings, job: LaneRelease, broker: Broker, taken_in: Sequence[int]) -> None:
         self.broker = broker
         self.taken_in = taken_in
         self.pending = by_time([plan_release(settings, one, Attempt()) for one in job.assignments])
@@ -154,7 +154,7 @@ class Service:
         """Begins a run: what an earlier one was sending is lost."""
         self.run += 1
         self.releases = Releases()
-        self.lanes: dict[str, list[Job]] = defaultdict(list)
+        self.lanes: dict[str, list[LaneRelease]] = defaultdict(list)
         self.running: dict[str, Task] = {}
         self.open: dict[int, int] = Counter()  # by tick the jobs that have not ended
         self.is_new = True  # no batch yet
@@ -258,7 +258,7 @@ class Service:
                 assignment = Assignment("app", number, one.tick, one.kind, pack(one.rows))
                 releases.setdefault((one.tick, one.kind), []).append(assignment)
         for release, assignments in sorted(releases.items()):
-            job = job_of(*release, assignments, self.tick)
+            job = lane_release_of(*release, assignments, self.tick)
             self.releases.add(job)
             self.lanes[job.lane].append(job)
             self.open[job.tick] += 1
@@ -266,9 +266,7 @@ class Service:
     def step(self) -> bool:
         """Lets some lane go on; whether anything is left to do."""
         lanes = [name for name, jobs in self.lanes.items() if jobs]
-        free = [
-            name for name in lanes if name in self.running or not self.releases.must_wait(self.lanes[name][0].release)
-        ]
+        free = [name for name in lanes if name in self.running or not self.releases.must_wait(self.lanes[name][0].id)]
         if not lanes:
             return False
         assert free, "jobs wait for each other"
@@ -282,9 +280,9 @@ class Service:
             del self.running[name]
             self.lanes[name].pop(0)
             self.releases.begin_next(job.lane)
-            for event in (ReleaseEvent.TIME, ReleaseEvent.TURN):
+            for event in (ReleaseEvent.TIME, ReleaseEvent.UNBLOCKED):
                 self.releases.note(job, event)
-            self.releases.end(FinishedJob(job), ReleaseEvent.COMPLETE)
+            self.releases.end(SentRelease(job), ReleaseEvent.COMPLETE)
             self.open[job.tick] -= 1
         return True
 

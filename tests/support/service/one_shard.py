@@ -14,13 +14,13 @@ from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
-from tracker.containment import apply_contained
 from tracker.messages import MESSAGES, concat, where
 from tracker.schemas import PauseChange
 from tracker.shard import Shard, StateOptions
 from tracker.store import MemoryStore, Store
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
+from tracker.tick_failures import apply_without_failing_rows
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import (
@@ -124,7 +124,7 @@ class Service:
             return Shard(store, subscriptions, 1_000_000, options=StateOptions(key_idle_millis=self.key_idle_millis))
 
         if self.is_contained:
-            effects = apply_contained(self.store, shard_on, tick, tick_input)
+            effects = apply_without_failing_rows(self.store, shard_on, tick, tick_input)
         else:
             effects = shard_on(self.store).apply(tick, tick_input)
         for index in (to_index(effects.bucket, self.tick), cancels_to_index(effects.cancels, self.tick)):

@@ -11,8 +11,9 @@ from broker.position import START, Position, SourceTopic
 from broker.protocol.byte_budget import Share
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.session import DisconnectedError
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
 from streaming.source.receiving.recurring import Recurring
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer
 from tracker.messages import concat
 
@@ -32,21 +33,18 @@ class Harness:
         max_size: int = 1_000,
         details: Any = None,
         recurring: Recurring | None = None,
+        takes_replicated: bool = True,
         share: Share | None = None,
     ) -> None:
         self.broker: Any = broker or FakeBroker()
-        limits = Limits(max_delay_millis=0, max_size=max_size, max_messages=1_000, max_bytes=1 << 20, share=share)
         consumers: Any = FakeConsumer
         side: Any = self.broker
         self.receiver = Receiver(
             SOURCE,
-            consumers,
-            after=after,
-            limits=limits,
-            broker=side,
-            details=details,
-            recurring=recurring,
-            on_received=lambda: None,
+            TopicAccess(consumers, side),
+            after,
+            Limits(1_000, 1 << 20, share),
+            Acceptance(0, max_size, details, recurring, takes_replicated),
         )
         self.taken: list[pa.Table] = []
         self.position = after

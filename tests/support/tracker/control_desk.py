@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, Answers, batches, commands, messages
-from tracker.commands.control import Control
+from tracker.commands.apply import Control
 from tracker.commands.match import Named
 from tracker.commands.occurrences import Occurrences
 from tracker.context import Context
-from tracker.message_state.cancelled import Compression
+from tracker.message_state.changes import Compression
 from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import MESSAGES, BoolArray

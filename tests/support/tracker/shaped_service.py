@@ -14,7 +14,7 @@ from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import concat, int64, where
-from tracker.shaping.rule import SHAPED, recorded, rule_of
+from tracker.shaping.token_bucket import SHAPED, recorded, rule_of
 from tracker.shard import Shard
 from tracker.sharding import ShardId
 from tracker.store import MemoryStore

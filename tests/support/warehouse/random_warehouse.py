@@ -12,7 +12,7 @@ import pyarrow as pa
 from conf.settings import Route, Settings
 from tests.support.warehouse.tables import DAY, NOW, TOPIC, make
 from tracker.commands.outcomes import NOT_DELIVERED
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.schemas import SEQUENCE_BITS
 from warehouse.delta.engine import Engine
 from warehouse.delta.tables import Tables

@@ -23,7 +23,8 @@ from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.other_systems.importing import import_items
 from checkpoint_from_tables.other_systems.item import Item, item, rejected_item
 from streaming.release.outgoing import why_unsendable
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.fuzzing.examples import examples
 from tests.support.servers.fake_pulsar import one
 from tests.support.service.one_shard import NAMES, NOW, SECOND, Service
@@ -137,7 +138,7 @@ def neighbours(first: int) -> pa.Table:
 
 def came_in(found: list[dict[str, Any]], first: int) -> pa.Table:
     """What a receiver makes of messages."""
-    builder = ChunkBuilder(SourceTopic(TOPIC, TOPIC, -1), 0, 1 << 20)
+    builder = RowBuilder(SourceTopic(TOPIC, TOPIC, -1), Acceptance(0, 1 << 20))
     for i, fields in enumerate(found):
         [entry] = one(first + i, ledger=1, **fields)
         unpacked = unpack(entry, None, lambda *_: None, 1 << 20)

@@ -17,7 +17,7 @@ from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.service.batch_counts import COUNTS
 from tests.support.tracker.messages import TOPIC
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.schemas import SCHEMAS
 

@@ -20,7 +20,7 @@ from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, RESTORE, RETRY, SKIP
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, int64, with_columns
 from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard

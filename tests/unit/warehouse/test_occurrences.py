@@ -11,7 +11,7 @@ import pytest
 
 from conf.settings import Settings
 from tests.support.warehouse.tables import DAY, HOUR, NOW, make, rows
-from tracker.message_state.moves import PAUSED_DELIVER_AT
+from tracker.message_state.changes import PAUSED_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain

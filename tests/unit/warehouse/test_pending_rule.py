@@ -20,7 +20,7 @@ from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.tracker.test_shard_model import Entry, ShardModel
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, position_texts, typed, with_columns
 from tracker.schemas import PauseChange
 from tracker.tick import Effects

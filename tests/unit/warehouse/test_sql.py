@@ -19,7 +19,7 @@ from conf.settings import Settings, load_settings
 from status.status_writer import StatusWriter
 from tests.conftest import run_here
 from tests.support.tracker.messages import TOPIC
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import SchemaKeeper

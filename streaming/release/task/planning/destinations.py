@@ -12,7 +12,7 @@ from broker.protocol.sending import is_refusal
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from streaming.checkpoint.offset import UNKNOWN
 from streaming.release.attempt import Attempt, FailedProducer
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 from streaming.release.task.producer_line import reason_of
 from tracker.subscriptions import DEFAULT_BACKOFF, dead_letters_of
 
@@ -28,7 +28,7 @@ class Destination(NamedTuple):
     topic: (
         str  # without a partition's number; empty: there is none, because the settings no longer have the subscription
     )
-    target: Target
+    recipient: Recipient
     is_dead: bool  # the topic is that of the subscription's dead letters
     partitions: int  # 0: the topic is not partitioned
 
@@ -47,14 +47,14 @@ class Destinations:
     Args:
         settings: the settings now; their routes name the destinations.
         sending: routes, partitions and retries from the offset with which the messages were handed out.
-        attempt: says which targets to leave out.
+        attempt: says which recipients to leave out.
         partitions_now: returns the number of a topic's partitions, 0: it is not partitioned, or the exception where the
             look-up fails. Called where the settings have another destination than the offset, or the offset does not
             know the number.
 
     Attributes:
-        skipped: targets of `Attempt.skipped` for which the release has messages.
-        failed: targets whose destination can't be looked up.
+        skipped: recipients of `Attempt.skipped` for which the release has messages.
+        failed: recipients whose destination can't be looked up.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Destinations:
         self._attempt = attempt
         self._partitions_now = partitions_now
         self._dropped: Counter[tuple[str, str]] = Counter()
-        self.skipped: set[Target] = set()
-        self.failed: dict[Target, FailedProducer] = {}
+        self.skipped: set[Recipient] = set()
+        self.failed: dict[Recipient, FailedProducer] = {}
 
     def of_messages(
         self, topic: str, subscription_mask: int, is_rejected: bool, attempt: int | None, n: int = 1
@@ -118,15 +118,15 @@ class Destinations:
         is_dead = False
         if attempt is not None and subscription is not None:
             is_dead = attempt > self._most_retries.get(topic, {}).get(subscription, DEFAULT_BACKOFF.attempts)
-        target = target_of(topic, subscription, is_dead)
-        if target in self._attempt.skipped:
-            self.skipped.add(target)
+        recipient = target_of(topic, subscription, is_dead)
+        if recipient in self._attempt.skipped:
+            self.skipped.add(recipient)
             return None
-        if self._attempt.only is not None and target not in self._attempt.only:
+        if self._attempt.only is not None and recipient not in self._attempt.only:
             return None
         if destination is None:
             self._dropped[topic, str(subscription)] += n
-            return Destination(subscription, "", target, is_dead, 0)
+            return Destination(subscription, "", recipient, is_dead, 0)
         destination = dead_letter_topic(destination) if is_dead else destination
         partitions = self._partitions.get(destination, UNKNOWN if is_new or is_dead else 0)
         if partitions == UNKNOWN and destination in self._looked_up:
@@ -134,19 +134,19 @@ class Destinations:
         elif partitions == UNKNOWN:
             now = self._partitions_now(destination)
             if isinstance(now, PulsarError):
-                self.failed[target] = _not_found(destination, target, now, self._attempt.is_first)
+                self.failed[recipient] = _not_found(destination, recipient, now, self._attempt.is_first)
                 return None
             partitions = self._looked_up[destination] = now
-        return Destination(subscription, destination, target, is_dead, partitions)
+        return Destination(subscription, destination, recipient, is_dead, partitions)
 
 
-def target_of(topic: str, subscription: str | None, is_dead: bool) -> Target:
-    """Returns the target of a source topic's message.
+def target_of(topic: str, subscription: str | None, is_dead: bool) -> Recipient:
+    """Returns the recipient of a source topic's message.
 
     Args:
         topic: the source topic.
         subscription: None: the message goes to the rejects topic.
-        is_dead: whether it goes to the subscription's dead letters, which are a target of their own.
+        is_dead: whether it goes to the subscription's dead letters, which are a recipient of their own.
     """
     return topic, dead_letters_of(subscription) if subscription and is_dead else subscription or ""
 
@@ -177,6 +177,6 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
     return by_number
 
 
-def _not_found(destination: str, target: Target, error: PulsarError, is_untouched: bool) -> FailedProducer:
+def _not_found(destination: str, recipient: Recipient, error: PulsarError, is_untouched: bool) -> FailedProducer:
     reason, is_refused = reason_of(error), is_refusal(error)
-    return FailedProducer(destination, "", target, reason, is_refused, None, is_untouched=is_untouched)
+    return FailedProducer(destination, "", recipient, reason, is_refused, None, is_untouched=is_untouched)

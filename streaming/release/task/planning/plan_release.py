@@ -25,7 +25,7 @@ from streaming.release.task.planning.send_plan import Plan, PlannedLine, Sends, 
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING, SUBSCRIPTION_MASK
 from tracker.messages import Int64Array, int64, is_rejected, order_keys, readable
-from tracker.shaping.rule import SHAPED
+from tracker.shaping.token_bucket import SHAPED
 
 
 def plan_release(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streaming.release.attempt import FailedProducer
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 from streaming.release.task.producer_line import Line
 from streaming.release.task.shared_paces import Pace, RateLimit
 from tracker.messages import MESSAGES, BoolArray, Int64Array
@@ -149,8 +149,8 @@ class Plan:
     lines: Sequence[PlannedLine]
     sends: Sends
     payload_bytes: Int64Array  # of each row
-    skipped: set[Target]  # targets of `Attempt.skipped` for which the assignment has messages
-    failed: Sequence[FailedProducer]  # targets whose destination can't be looked up
+    skipped: set[Recipient]  # recipients of `Attempt.skipped` for which the assignment has messages
+    failed: Sequence[FailedProducer]  # recipients whose destination can't be looked up
     has_held: bool  # whether some messages were held back
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
     order_keys: Sequence[bytes] | None  # of each row of a release that has to come in order; None: of another

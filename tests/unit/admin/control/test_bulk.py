@@ -10,7 +10,7 @@ from admin.control.bulk import NAMED, Call, Change, Plan, Tally, plan, requests
 from conf.settings import Settings, Subscription, SubscriptionType
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 
 CANCELS = Change(CANCEL)
 DESTINATION = "persistent://public/default/d"

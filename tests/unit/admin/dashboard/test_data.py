@@ -14,7 +14,7 @@ from admin.security.refusals import TABLE as REFUSED
 from broker.entries.message_ids import MessageRef
 from conf.settings import Route, Settings
 from tests.support.warehouse.tables import NOW, TOPIC, rows
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge
 from warehouse.maintenance.table_files import TableFiles, new_run

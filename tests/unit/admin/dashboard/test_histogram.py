@@ -14,7 +14,7 @@ from admin.dashboard.histogram import ALL, FIT, histogram, width_for
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.waiting import NOW, Warehouse
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.queries.pending_messages import Pending
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

@@ -17,7 +17,7 @@ from tests.support.service.admin_api import served
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.schedule_tables import NINE, ScheduleTables
 from tests.support.warehouse.waiting import Warehouse
-from tracker.message_state.moves import PAUSED_DELIVER_AT
+from tracker.message_state.changes import PAUSED_DELIVER_AT
 from warehouse.queries.listing import Page, VersionGoneError
 from warehouse.queries.pending_messages import Pending
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.entries.continuity import Continuity, Gap, Part, missing_ranges, positions_in
 from broker.position import START, Position
-from streaming.source.watch.standing import STANDING_MILLIS, StandingTopics
+from streaming.source.watch.stalled_topics import STANDING_MILLIS, StalledTopics
 
 ROWS = pa.schema(
     [("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("batch_size", pa.int32()), ("first_index", pa.int64())]
@@ -112,7 +112,7 @@ def test_gaps_name_exactly_what_did_not_come(
 
 
 def test_a_topic_stands_when_it_has_messages_and_takes_none_in_for_a_minute() -> None:
-    standing = StandingTopics()
+    standing = StalledTopics()
     at = Position(7, 3)
     assert standing.look("t", at, True, 1_000) is None
     assert standing.look("t", at, True, 1_000 + STANDING_MILLIS - 1) is None
@@ -124,7 +124,7 @@ def test_a_topic_stands_when_it_has_messages_and_takes_none_in_for_a_minute() ->
 
 
 def test_a_topic_without_messages_does_not_stand() -> None:
-    standing = StandingTopics()
+    standing = StalledTopics()
     at = Position(7, 3)
     assert standing.look("t", at, True, 0) is None
     assert standing.look("t", at, False, 50_000) is None

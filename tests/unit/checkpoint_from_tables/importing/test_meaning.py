@@ -18,7 +18,8 @@ from broker.protocol.unpacking import unpack
 from checkpoint_from_tables.importing.files import check_files, import_file, messages_of
 from checkpoint_from_tables.importing.importer import Importer, ImportFailedError
 from conf.settings import Settings
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.servers.fake_pulsar import one
 from tests.support.tracker.messages import TOPIC
 from warehouse.delta.tables import Tables
@@ -101,7 +102,7 @@ NAMES = ["deliverAt", "deliverAfter", "scheduleKey", "scheduleMode", "debounceMa
 def test_a_row_and_a_message_of_a_topic_with_the_same_properties_are_taken_alike(properties: dict[str, str]) -> None:
     row = row_of(properties)
     published = row["publish_time"]
-    builder = ChunkBuilder(SourceTopic(TOPIC, TOPIC, -1), 0, 10**6)
+    builder = RowBuilder(SourceTopic(TOPIC, TOPIC, -1), Acceptance(0, 10**6))
     [entry] = one(0, ledger=1, payload=b"", props=properties, published=published)
     unpacked = unpack(entry, None, lambda *_: None, 1 << 20)
     assert unpacked is not None

@@ -27,7 +27,7 @@ from tests.support.fuzzing.examples import examples
 from tests.support.tracker.control_desk import Desk
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbers, typed
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.sharding import shard_of

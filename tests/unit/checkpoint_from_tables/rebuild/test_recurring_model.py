@@ -22,7 +22,7 @@ from tests.support.service.one_shard import (
 )
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.commands.occurrences import MISFIRE_GRACE_MILLIS
-from tracker.message_state.moves import HELD_DELIVER_AT, Moved
+from tracker.message_state.changes import HELD_DELIVER_AT, Moved
 from tracker.messages import MessageIds
 from tracker.wire.delaylake_pb2 import Result
 

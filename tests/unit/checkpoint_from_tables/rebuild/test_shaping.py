@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 
 
 @pytest.mark.slow

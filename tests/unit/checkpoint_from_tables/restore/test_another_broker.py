@@ -22,7 +22,7 @@ from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import NOW, TOPIC, rows
 from warehouse.delta.tables import Tables
-from warehouse.renumbering import PAIRS, Renumbering, renumber
+from warehouse.renumber_message_ids import PAIRS, Renumbering, renumber
 from warehouse.routes.membership import Memberships
 
 KNOWN = pa.schema(

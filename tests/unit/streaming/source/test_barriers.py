@@ -8,7 +8,8 @@ from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.topic_questions import Cursor
 from streaming.checkpoint.offset import Offset
 from streaming.source.barriers import Barriers
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
 
 CONTROL, ORDERS = (f"persistent://public/default/{name}" for name in ("control", "orders"))
@@ -18,15 +19,12 @@ def receiver(topic: str, after: Position, end: Position) -> tuple[Receiver, Fake
     """One of a topic whose broker has sent all up to its end."""
     broker = FakeBroker()
     broker.cursor_of = lambda: Cursor(after, end.next, end, {end.ledger_id: end.entry_id + 1})
-    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=1_000, max_bytes=1 << 20)
     made = Receiver(
         SourceTopic(topic, topic, -1),
-        lambda: FakeConsumer([]),
-        after=after,
-        limits=limits,
-        broker=broker,  # type: ignore[arg-type]
-        details=None,
-        on_received=lambda: None,
+        TopicAccess(lambda: FakeConsumer([]), broker),  # type: ignore[arg-type]
+        after,
+        Limits(1_000, 1 << 20),
+        Acceptance(0, 1_000),
     )
     made._consumer = consumer = FakeConsumer([], end)
     return made, consumer

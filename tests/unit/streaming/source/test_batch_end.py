@@ -11,7 +11,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_end import Acknowledgements, Backlog, BatchEnds, may_rest, why_not_taking
 from streaming.source.clock import Clock, ClockSettings
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 
 NOW = 1_000_000
 LOOKAHEAD = 2_000

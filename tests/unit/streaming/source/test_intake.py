@@ -29,7 +29,7 @@ from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until
 from tests.support.service.intake import ORDERS, OTHER, POSITIONS, Client, Consumer, offset, settings
 from tests.support.tracker.messages import messages
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.packing import unpack
 from warehouse.routes.known_routes import known_routes
 

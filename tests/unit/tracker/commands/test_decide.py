@@ -9,18 +9,17 @@ import pytest
 
 from tests.support.tracker.control_desk import Desk
 from tracker.commands.apply import Executor
-from tracker.commands.decide import CASES, NOT_KEPT, Conditions, When, results_of
+from tracker.commands.decide import CASES, NEW_TIMES, NOT_KEPT, Conditions, When, results_of
 from tracker.commands.kinds import (
     CANCEL,
     OPERATIONS,
     PAUSE_SCHEDULE,
-    POSTPONE,
-    RESCHEDULE,
     RESTORE,
     RESUME_SCHEDULE,
     RETRY,
     SCHEDULE_KINDS,
     SKIP,
+    Effect,
 )
 from tracker.wire.delaylake_pb2 import Result
 
@@ -50,7 +49,7 @@ def said(operation: str, cancelled: bool, dispatched: bool, has_payload: bool, r
         return Result.APPLIED if has_payload else Result.NOT_FOUND
     if cancelled:
         return Result.INVALID
-    if operation in (RESCHEDULE, POSTPONE) and paused:
+    if OPERATIONS[operation].effect is Effect.MOVE and paused:
         return Result.INVALID
     if operation == PAUSE_SCHEDULE and paused:
         return Result.ALREADY_APPLIED
@@ -74,7 +73,10 @@ def test_each_message_gets_the_result_that_is_said_and_a_reason_where_it_is_told
 def test_each_operation_on_messages_has_cases_and_an_effect(desk: Desk) -> None:
     of_messages = {kind for kind, operation in OPERATIONS.items() if not operation.is_of_subscription}
     assert CASES.keys() == of_messages
-    assert Executor(desk.context, desk.state, desk.occurrences)._effects.keys() == of_messages
+    executor = Executor(desk.context, desk.state, desk.occurrences)
+    assert executor._own_effects.keys() <= of_messages
+    assert {OPERATIONS[kind].effect for kind in of_messages - executor._own_effects.keys()} == executor._effects.keys()
+    assert NEW_TIMES.keys() == {kind for kind in of_messages if OPERATIONS[kind].effect is Effect.MOVE}
 
 
 def test_each_condition_is_in_some_case_and_no_case_is_hidden_by_those_before_it() -> None:

@@ -9,7 +9,7 @@ from tests.support.tracker.control_desk import ALONE, BATCH, TICK_MILLIS, Desk, 
 from tests.support.tracker.messages import command, messages
 from tracker.commands import repeats
 from tracker.commands.repeats import KEPT_MILLIS, RequestLog
-from tracker.message_state.cancelled import Compression
+from tracker.message_state.changes import Compression
 from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.store import MemoryStore
 

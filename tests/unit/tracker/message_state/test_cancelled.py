@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracker.message_state.cancelled import CancelledMessages, Compression
+from tracker.message_state.changes import CancelledMessages, Compression
 from tracker.messages import MessageIds
 from tracker.store import MemoryStore
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, positions, tick_at
 from tracker.in_flight import PLACE
-from tracker.message_state.moves import select_parked
+from tracker.message_state.changes import select_parked
 from tracker.message_state.parking import pace
 from tracker.messages import concat, in_order_of_dues, with_columns
 from tracker.schemas import KNOWN, PauseChange

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracker.message_state import moves
-from tracker.message_state.moves import HELD_DELIVER_AT, Moved
+from tracker.message_state import changes
+from tracker.message_state.changes import HELD_DELIVER_AT, Moved
 from tracker.messages import MessageIds
 from tracker.store import Key, MemoryStore
 
@@ -47,8 +47,8 @@ def _found(moved: Moved, subscription: int, ledger: int, messages: list[tuple[in
 @given(st.lists(_STEPS, max_size=25), st.sampled_from([(1, 1), (3, 2), (2_048, 1_536)]))
 def test_moves_are_found_as_in_a_dictionary(steps: list[tuple[Any, ...]], sizes: tuple[int, int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moves, "_MOST_ROWS", sizes[0])
-        patch.setattr(moves, "_SPLIT_ROWS", sizes[1])
+        patch.setattr(changes, "_MOST_ROWS", sizes[0])
+        patch.setattr(changes, "_SPLIT_ROWS", sizes[1])
         store = MemoryStore()
         moved = Moved(store)
         model: dict[_Message, tuple[int, int, int, bool]] = {}
@@ -133,4 +133,4 @@ def test_of_many_moves_those_that_change_are_written() -> None:
 
 
 def test_every_time_leaves_the_bits_of_the_attempt_free() -> None:
-    assert HELD_DELIVER_AT <= moves.TIME_MASK
+    assert HELD_DELIVER_AT <= changes.TIME_MASK

@@ -16,8 +16,7 @@ from tests.support.tracker.recurring import recurring
 from tests.support.tracker.time_zones import other_version
 from tracker.recurrence.columns import Recurrences
 from tracker.recurrence.recurrence import Recurrence
-from tracker.shaping.rule import OpenWindow
-from tracker.shaping.token_bucket import OpenTime
+from tracker.shaping.token_bucket import OpenTime, OpenWindow
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

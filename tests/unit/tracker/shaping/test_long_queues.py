@@ -13,7 +13,7 @@ from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
 from tracker.messages import concat, int64, where
 from tracker.schemas import KNOWN, PauseChange
-from tracker.shaping.rule import rule_of
+from tracker.shaping.token_bucket import rule_of
 from tracker.sharding import shards_of
 from tracker.store import Key, MemoryStore
 from tracker.subscriptions import Subscriptions

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.shaping import DAYS, Window
-from tracker.shaping.rule import OpenWindow, ShapingRule, rule_of
-from tracker.shaping.token_bucket import OpenTime
+from tracker.shaping.token_bucket import OpenTime, OpenWindow, ShapingRule, rule_of
 
 EVERY_DAY = tuple(range(7))
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland", "Asia/Kolkata"]

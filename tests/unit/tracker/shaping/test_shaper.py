@@ -18,7 +18,7 @@ from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
 from tracker.messages import concat, with_columns
-from tracker.shaping.rule import rule_of
+from tracker.shaping.token_bucket import rule_of
 from tracker.sharding import shards_of
 from tracker.subscriptions import Backoff, Subscriptions
 

@@ -24,7 +24,7 @@ from conf.settings import Settings, local_path
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import DAY, HOUR, NOW, TOPIC, make, rows
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.maintain import maintain

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, messages
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.schemas import CANCEL_ROWS
 from warehouse.delta.tables import Tables

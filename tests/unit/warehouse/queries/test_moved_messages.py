@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, messages
 from tests.support.warehouse.waiting import NOW, SUBSCRIPTIONS, Warehouse
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from warehouse.queries.listing import PendingMessage, State
 from warehouse.schemas import DELAYED_INDEX
 

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.commands.messages.pending import messages_text
 from tests.support.warehouse.schedule_tables import NINE, TOPIC, ScheduleTables
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from warehouse.queries.listing import PendingFilter, State
 from warehouse.queries.pending_messages import Pending
 from warehouse.views import Warehouse

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
 from tests.support.tracker.messages import TOPIC, messages
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.schemas import SEQUENCE_BITS
 from warehouse.delta.tables import Tables
 from warehouse.maintenance.compaction import merge

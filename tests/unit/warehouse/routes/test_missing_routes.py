@@ -16,7 +16,7 @@ from status.status_writer import StatusWriter
 from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
-from tracker.message_state.moves import HELD_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, typed
 from warehouse.audit.accounts import run_audit
 from warehouse.delta.tables import Tables

@@ -12,7 +12,7 @@ from broker.entries.message_ids import MessageRef
 from conf.settings import local_path
 from status.job_status import FILE as STATUS_FILE
 from tests.support.warehouse.schedule_tables import DAY, NINE, PUBLISHED, TOPIC, ScheduleTables
-from tracker.message_state.moves import HELD_DELIVER_AT, PAUSED_DELIVER_AT
+from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.schemas import SEQUENCE_BITS
 from warehouse.audit.accounts import run_audit
 from warehouse.queries.listing import CursorError, NoTablesError, UnknownTopicError

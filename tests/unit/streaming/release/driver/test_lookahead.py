@@ -16,7 +16,7 @@ def measured(lag: int, lead: int, gap: int = 0) -> int:
     for _ in range(40):
         at = now() - lag
         lookahead.note_batch(at, at + 1_000, at + 1_000 + gap)
-        lookahead.note_job(lead)
+        lookahead.note_spark_job(lead)
     assert lookahead.lead_millis == int(lead * 1.3) + 50
     return lookahead.millis
 

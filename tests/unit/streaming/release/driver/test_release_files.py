@@ -17,15 +17,17 @@ def test_a_large_release_is_in_a_file_as_long_as_its_job_is_there(tmp_path: Path
     noise = os.urandom(300_000)
     rows = release_rows(messages([(1, i, 5 + i) for i in range(4)], payload=noise))
     files = ReleaseFiles("app", tmp_path / "releases")
-    job = files.job(3, 1, {0: [pack(rows.slice(0, 1)), pack(rows.slice(1))], 1: [pack(rows.slice(0, 1))]}, 3)
-    large, small = job.assignments
+    release = files.lane_release(
+        3, 1, {0: [pack(rows.slice(0, 1)), pack(rows.slice(1))], 1: [pack(rows.slice(0, 1))]}, 3
+    )
+    large, small = release.assignments
     assert (large.body, small.file) == (b"", "")
     assert int64(large.rows(), "entry_id").tolist() == [0, 1, 2, 3], "its parts are one release"
     assert large.rows().schema.metadata == rows.schema.metadata
-    assert job.n_bytes > 1_500_000
+    assert release.n_bytes > 1_500_000
     again = ReleaseFiles("app", tmp_path / "releases")
-    other = again.job(3, 1, {0: [pack(rows)]}, 4)
-    del job
+    other = again.lane_release(3, 1, {0: [pack(rows)]}, 4)
+    del release
     gc.collect()
     assert other.assignments[0].rows().num_rows == 4, "that of an earlier run takes away nothing of this one"
     file = Path(other.assignments[0].file)
@@ -36,5 +38,5 @@ def test_a_large_release_is_in_a_file_as_long_as_its_job_is_there(tmp_path: Path
 
 def test_without_a_folder_rows_go_with_the_task() -> None:
     rows = release_rows(messages([(1, 1, 5)], payload=b"x" * 2_000_000))
-    [one] = ReleaseFiles("app", None).job(3, 1, {0: [pack(rows)]}, 3).assignments
+    [one] = ReleaseFiles("app", None).lane_release(3, 1, {0: [pack(rows)]}, 3).assignments
     assert (one.file, one.rows().num_rows) == ("", 1)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from status.alerts import NOT_SENT, Alerts
-from streaming.release.driver.release_records import ReleaseRecords, target_conditions
+from streaming.release.driver.release_records import ReleaseRecords, recipient_conditions
 from tests.support.tracker.messages import TOPIC, messages
 from tracker.messages import with_columns
 from warehouse.delta.tables import Tables
@@ -43,7 +43,7 @@ def test_only_the_very_delivery_counts_as_written_down(tmp_path: Path, written: 
         tables.append("deliveries", rows(OTHER, **others), {})
     sent = [FIRST, RETRY, OCCURRENCE, OTHER]
     records = ReleaseRecords(tables, "app", threading.Event())
-    missing = records.missing("deliveries", rows(*sent), [5, 9], *target_conditions((TOPIC, "a")))
+    missing = records.missing("deliveries", rows(*sent), [5, 9], *recipient_conditions((TOPIC, "a")))
     found = [missing[name].to_pylist() for name in ("entry_id", "attempt", "occurrence")]
     assert list(zip(*found, strict=True)) == [one for one in sent if one != written]
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
-from streaming.release.driver import destinations
-from streaming.release.driver import job as jobs
-from streaming.release.driver.destination_retries import moment
-from streaming.release.driver.destinations import Destination
-from streaming.release.driver.transitions import DestinationState, PartState
+from streaming.release.driver import lane_release, unwritable_destinations
+from streaming.release.driver.transitions import DestinationState, RemainderState
+from streaming.release.driver.unwritable_destinations import UnwritableDestination
+from streaming.release.driver.unwritable_retries import moment
 from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
@@ -105,7 +104,7 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
 def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(lane_release, "_ROWS_AT_ONCE", 5)
     job = make()
     job.broken["a"] = "TopicTerminated"
     body = pack(release_rows(messages([(1, i, 1) for i in range(2)], **PASSED), 3, SENDING))
@@ -274,7 +273,7 @@ def test_of_what_nothing_was_sent_the_shards_take_back_and_it_is_not_sent_before
 def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_gets_what_waits_in_rounds(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(destinations, "_KEEPS_UP_SECONDS", 0)
+    monkeypatch.setattr(unwritable_destinations, "_KEEPS_UP_SECONDS", 0)
     job = make()
     job.throttled.add("a")
     job.submit(1, [1])
@@ -358,10 +357,12 @@ def test_what_is_rejected_is_not_held_back_as_well() -> None:
     """Nobody would let it go: a destination that rejects has nothing that waits."""
 
     class Untouched:
-        state = PartState.RECALLED
+        state = RemainderState.RECALLED
 
-    part: Any = Untouched()
-    destination = Destination("destination", DestinationState.UNWRITABLE, 1, "away", parts={(1, 1): part})
+    remainder: Any = Untouched()
+    destination = UnwritableDestination(
+        "destination", DestinationState.UNWRITABLE, 1, "away", remainders={(1, 1): remainder}
+    )
     assert destination.has_recalled
     destination.state = DestinationState.REJECTING
     assert not destination.has_recalled

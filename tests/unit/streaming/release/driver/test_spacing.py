@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.job import job_of, shaped_of
+from streaming.release.driver.lane_release import lane_release_of, shaped_of
 from streaming.release.driver.spacing import Spacing
 from streaming.release.outgoing import delivered
 from streaming.release.task.planning.plan_release import plan_release
@@ -14,7 +14,7 @@ from tests.support.service.plans import sends_of
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.in_flight import Release
 from tracker.packing import pack
-from tracker.shaping.rule import first_due, spans
+from tracker.shaping.token_bucket import first_due, spans
 
 SENDING = (
     f'{{"batch_millis": 5, "routes": {{"{TOPIC}": [["a", "{TOPIC}-a"], ["b", "{TOPIC}-b"]]}}, '
@@ -43,7 +43,7 @@ def test_the_plan_sends_as_much_later_and_keeps_sequence_ids_and_batches() -> No
     rows = release_rows(messages([(1, 0, 1_500), (1, 1, 2_001), (1, 2, 2_040)]), 0b11, SENDING)
     assert spans(rows) == {(TOPIC, 1): (2_000, 2_040)}  # what was overdue counts from when it was handed out
     assignment = Assignment("app", 0, 9, True, pack(rows))
-    job = job_of(9, True, [assignment], 12)
+    job = lane_release_of(9, True, [assignment], 12)
     assert shaped_of([job, job]) == job.shaped == {(TOPIC, 1): (2_000, 2_040)}
     plain = plan_release(SETTINGS, assignment, Attempt())
     late = plan_release(SETTINGS, assignment, Attempt(put_off={(TOPIC, 1): 10_000, (TOPIC, 7): 1}))

@@ -1,4 +1,4 @@
-"""The states of releases, open parts and destinations: each state with each event."""
+"""The states of releases, remainders and destinations: each state with each event."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from streaming.release.driver.transitions import (
     DestinationEvent,
     DestinationState,
     Event,
-    PartEvent,
-    PartState,
     ReleaseEvent,
     ReleaseState,
+    RemainderEvent,
+    RemainderState,
     State,
     TransitionError,
     after,
@@ -25,16 +25,16 @@ from streaming.release.driver.transitions import (
 # By state and event the next state; "-": the event can't come.
 TABLES = {
     (ReleaseState, ReleaseEvent): """
-                 BEGUN WRITTEN_BEFORE TIME   TURN    LOST   INCOMPLETE COMPLETE NAMED   STORED
-        QUEUED   EARLY -              -      -       -      -          -        -       -
-        EARLY    -     SENT           BEHIND -       -      -          -        -       -
-        BEHIND   -     -              -      SENDING -      -          -        -       -
-        SENDING  -     -              -      -       BEHIND SENDING    SENT     -       -
-        SENT     -     -              -      -       -      -          -        WRITING -
-        WRITING  -     -              -      -       -      -          -        -       WRITTEN
-        WRITTEN  -     -              -      -       -      -          -        -       -
+                 BEGUN  WRITTEN_BEFORE  TIME     UNBLOCKED  LOST     INCOMPLETE  COMPLETE  NAMED    STORED
+        QUEUED   EARLY  -               -        -          -        -           -         -        -
+        EARLY    -      SENT            BLOCKED  -          -        -           -         -        -
+        BLOCKED  -      -               -        SENDING    -        -           -         -        -
+        SENDING  -      -               -        -          BLOCKED  SENDING     SENT      -        -
+        SENT     -      -               -        -          -        -           -         WRITING  -
+        WRITING  -      -               -        -          -        -           -         -        WRITTEN
+        WRITTEN  -      -               -        -          -        -           -         -        -
     """,
-    (PartState, PartEvent): """
+    (RemainderState, RemainderEvent): """
                  ARRIVED TAKEN_BACK
         OPEN     CLOSED  CLOSED
         RECALLED -       CLOSED

@@ -42,13 +42,13 @@ def test_as_many_destinations_as_there_are_connections_share_none_and_one_that_h
     monkeypatch.setattr(process_clients, "_brokers", {})
     monkeypatch.setattr(process_clients, "_numbers", {})
     monkeypatch.setattr(process_clients, "Brokers", Brokers)
-    targets = [("topic", f"s{i}") for i in range(process_clients._MOST_KEPT + 1)]
-    numbers = [process_clients.number_of(target) for target in targets[:-1]]
-    assert all(process_clients.is_alone(target) for target in targets[:-1])
+    recipients = [("topic", f"s{i}") for i in range(process_clients._MOST_KEPT + 1)]
+    numbers = [process_clients.number_of(recipient) for recipient in recipients[:-1]]
+    assert all(process_clients.is_alone(recipient) for recipient in recipients[:-1])
     made: list[Any] = [process_clients.brokers(Settings(), number) for number in [0, *numbers]]
-    assert len(set(made)) == len(targets)
-    assert process_clients.number_of(targets[-1]) == numbers[0]
-    assert [process_clients.is_alone(target) for target in (targets[0], targets[1], targets[-1])] == [
+    assert len(set(made)) == len(recipients)
+    assert process_clients.number_of(recipients[-1]) == numbers[0]
+    assert [process_clients.is_alone(recipient) for recipient in (recipients[0], recipients[1], recipients[-1])] == [
         False,
         True,
         False,

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import streaming.source.receiving.chunk_builder
+import streaming.source.receiving.row_builder
 from broker.position import Position, SourceTopic
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import SOURCE_POSITION, Envelope
 from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
-from streaming.source.receiving.chunk_builder import ChunkBuilder
+from streaming.source.receiving.row_builder import RowBuilder
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.fuzzing.examples import examples
 from tracker.due_time import MAX_TIME_MILLIS
 
@@ -112,9 +113,9 @@ def _fill(metadata: Any, properties: list[tuple[bytes, bytes]], payload: bytes |
 def rows_of(script: list[ReceivedEntry], few_messages: int) -> pa.Table:
     """The rows of entries; those of fewer messages are made one by one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming.source.receiving.chunk_builder, "_FEW_MESSAGES", few_messages)
+        patch.setattr(streaming.source.receiving.row_builder, "_FEW_MESSAGES", few_messages)
         patch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
-        builder = ChunkBuilder(SOURCE, MAX_DELAY, MAX_SIZE)
+        builder = RowBuilder(SOURCE, Acceptance(MAX_DELAY, MAX_SIZE))
         for entry in script:
             unpacked = unpack(entry, None, lambda *chunk: None, 5 << 20)
             assert unpacked is not None
@@ -166,7 +167,7 @@ def test_ordinary_messages_are_not_looked_at_one_by_one(monkeypatch: pytest.Monk
     message = {"properties": usual_properties, "payload": b"\0" * 9, "partition_key": b"k", "event_time": NOW}
     script = [received(n, [message] * 20, n % 2 == 0, deliver_at_time=NOW) for n in range(10)]
     expected = rows_of(script, 1_000_000)
-    monkeypatch.setattr(ChunkBuilder, "_row", None)
+    monkeypatch.setattr(RowBuilder, "_row", None)
     rows = rows_of(script, 0)
     assert rows.to_pylist() == expected.to_pylist()
     assert rows["reason"].null_count == rows.num_rows == 105

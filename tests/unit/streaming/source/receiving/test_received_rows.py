@@ -281,8 +281,7 @@ def test_a_cluster_s_name_may_be_anything_and_is_cut_off() -> None:
     [entry] = batch(0, 10)
     assert isinstance(entry.envelope, Envelope)
     entry.envelope.metadata.replicated_from = b"east" * 100_000
-    harness = Harness()
-    harness.receiver._takes_replicated = False
+    harness = Harness(takes_replicated=False)
     harness.receive([entry])
     reasons = harness.take()["reason"].to_pylist()
     assert len(reasons) == 10

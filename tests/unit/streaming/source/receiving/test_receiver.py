@@ -20,7 +20,8 @@ from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import NOT_DECRYPTED, EntryError, Envelope
 from broker.protocol.session import DisconnectedError
 from broker.pulsar_admin.topic_questions import Cursor
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.fuzzing.examples import examples
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, batch, chunk, messages_in, one
 from tests.support.service.harness import wait_until
@@ -47,7 +48,7 @@ def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypat
         def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
             return None if self.script and timeout_seconds < 0.01 else super().receive(timeout_seconds)
 
-    monkeypatch.setattr(streaming.source.receiving.receiver, "_CHUNK_SECONDS", 60)
+    monkeypatch.setattr(streaming.source.receiving.receiver, "_SECONDS_AT_ONCE", 60)
     harness = Harness()
     harness.receiver.receive(Slow([*one(0), *one(1), *batch(2, 2)]))
     assert harness.take(max_messages=1).num_rows == 4, "one chunk, which a batch takes whole"
@@ -79,11 +80,9 @@ def test_an_acknowledgement_of_a_topics_last_entry_is_repeated_and_no_other() ->
 @pytest.mark.slow
 def test_without_room_nothing_is_received_and_no_chunked_message_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = FakeConsumer([*chunk(0, "u", 0, 2), *one(1), *one(2), *chunk(3, "u", 1, 2), *one(4)])
-    limits = Limits(max_delay_millis=0, max_size=1_000, max_messages=2, max_bytes=1 << 20)
     broker: Any = FakeBroker()
-    receiver = Receiver(
-        SOURCE, lambda: consumer, after=START, limits=limits, broker=broker, details=None, on_received=lambda: None
-    )
+    access = TopicAccess(lambda: consumer, broker)
+    receiver = Receiver(SOURCE, access, START, Limits(2, 1 << 20), Acceptance(0, 1_000))
     receiver._chunked._max_seconds = 0.05
     receiver.start()
     try:
@@ -452,8 +451,7 @@ def test_what_another_cluster_sent_is_left_out_without_its_bytes() -> None:
     [foreign] = one(0, props={"deliverAt": "soon"})
     assert isinstance(foreign.envelope, Envelope)
     foreign.envelope.metadata.replicated_from = b"east"
-    harness = Harness()
-    harness.receiver._takes_replicated = False
+    harness = Harness(takes_replicated=False)
     harness.receive([foreign, *one(1)])
     rows = harness.take()
     assert rows["reason"].to_pylist() == ["replicated from east", None]

@@ -19,10 +19,11 @@ from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from broker.pulsar_admin.topic_questions import Cursor
 from conf.settings import Settings
 from status.alerts import NOT_SEEN, STANDING, Alerts
-from streaming.source.receiving.receiver import Limits, Receiver
+from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
+from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch import source_watch, undecided_gaps
 from streaming.source.watch.source_watch import SourceWatch
-from streaming.source.watch.standing import STANDING_MILLIS
+from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, one
 from warehouse.delta.fencing import FencedError
@@ -243,14 +244,14 @@ class Followed:
         nobody: Any = None
         self.receiver = Receiver(
             source,
-            nobody,
-            after=after,
-            limits=Limits(0, 1_000, 1_000, 1 << 20),
-            broker=broker,
-            details=None,
-            on_received=lambda: None,
-            on_entries=watched.watch.follow(source, after),
-            on_passed=functools.partial(watched.watch.passed, source),
+            TopicAccess(nobody, broker),
+            after,
+            Limits(1_000, 1 << 20),
+            Acceptance(0, 1_000),
+            ReceiverEvents(
+                on_entries=watched.watch.follow(source, after),
+                on_passed=functools.partial(watched.watch.passed, source),
+            ),
         )
 
     def receive(self, *entries: list[ReceivedEntry], end: Position | None = None) -> None:

@@ -142,7 +142,7 @@ def test_a_destination_that_cannot_be_looked_up_fails_alone(monkeypatch: pytest.
     what = release([0b01, 0b10]) if is_changed else release([0b01, 0b10], now, destinations={ELSEWHERE: UNKNOWN})
     monkeypatch.setattr(process_clients, "brokers", lambda *_: client)
     [sent] = send_releases(now.model_dump_json(), Attempt(), [what, what])
-    assert sorted({(one.topic, one.target, one.is_refused) for one in sent.failed}) == [
+    assert sorted({(one.topic, one.recipient, one.is_refused) for one in sent.failed}) == [
         (ELSEWHERE, (TOPIC, "a"), True),
         (f"{TOPIC}-b", (TOPIC, "b"), True),
     ]

@@ -1,4 +1,4 @@
-"""A release as a Spark job sends it in a lane, the parts of it that stay open, and the job's result."""
+"""A release of all shards together, as its lane sends it, what remains of it, and the result."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming.release.attempt import Assignment
-from streaming.release.driver.transitions import PartState
-from streaming.release.naming import Target
+from streaming.release.driver.transitions import RemainderState
+from streaming.release.naming import Recipient
 from tracker.in_flight import IN_ORDER, SENDING
 from tracker.messages import MESSAGES, Int64Array, int64, order_keys
 from tracker.packing import row_sizes
-from tracker.shaping.rule import spans
+from tracker.shaping.token_bucket import spans
 from tracker.subscriptions import without_dead_letters
 from warehouse.schemas import DELIVERIES
 
 _ROWS_AT_ONCE = 20_000  # the most rows of releases that are sent together, because one task has them all in memory
 
-Release = tuple[int, int]  # tick, kind
+ReleaseId = tuple[int, int]  # tick, kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A tick's release in a lane, all shards together, which one Spark job sends. Jobs are ordered by tick."""
+class LaneRelease:
+    """A tick's release in a lane, all shards together, which one Spark job sends. They are ordered by tick."""
 
     tick: int
     kind: int
@@ -47,16 +47,16 @@ class Job:
     passed: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
-    def release(self) -> Release:
-        """The key of the release: (tick, kind)."""
+    def id(self) -> ReleaseId:
+        """(tick, kind)."""
         return self.tick, self.kind
 
-    def __lt__(self, other: Job) -> bool:
+    def __lt__(self, other: LaneRelease) -> bool:
         return self.tick < other.tick
 
     @property
     def is_new(self) -> bool:
-        """Whether no earlier run has handed it out."""
+        """Whether no earlier run has dispatched it."""
         return not self.sent_to
 
     @property
@@ -75,11 +75,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class OpenPart:
-    """An open part: the messages of a release for one target that have not arrived."""
+class Remainder:
+    """The messages of a release for one recipient that have not arrived, and stay open."""
 
-    job: Job
-    target: Target
+    release: LaneRelease
+    recipient: Recipient
     done: frozenset[tuple[int, str, str]] = frozenset()  # messages that have arrived before, as `SendReport.done`
     # `FailedProducer.arrived_to` of producers with messages that have not arrived, by topic and producer's name.
     arrived_to: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -87,42 +87,42 @@ class OpenPart:
     is_untouched: bool = False  # none of its messages was given to a producer, in any run
 
     @property
-    def release(self) -> Release:
-        """The release (tick, kind) of the part."""
-        return self.job.release
+    def release_id(self) -> ReleaseId:
+        """The release (tick, kind) of the remainder."""
+        return self.release.id
 
     @property
-    def state(self) -> PartState:
+    def state(self) -> RemainderState:
         """RECALLED where the shards are to park its messages, because nothing of it was sent; else OPEN."""
-        is_recalled = self.is_untouched and is_parked(self.target) and self.target[0] not in self.job.passed
-        return PartState.RECALLED if is_recalled else PartState.OPEN
+        is_recalled = self.is_untouched and is_parked(self.recipient) and self.recipient[0] not in self.release.passed
+        return RemainderState.RECALLED if is_recalled else RemainderState.OPEN
 
 
 @dataclass(frozen=True)
-class PartsSent:
-    """The result of an attempt to send open parts of one target."""
+class RemainderResult:
+    """The result of an attempt to send remainders of one recipient."""
 
     reason: str = ""  # why some messages have not arrived; empty: all have
     is_slow: bool = False  # the destination is only slow
     messages: int = 0  # the number of messages, where all have arrived
 
 
-def is_parked(target: Target) -> bool:
-    """Whether what comes due for a target is parked while it is unwritable: not dead letters and rejects."""
-    return bool(target[1]) and not without_dead_letters(target[1])[1]
+def is_parked(recipient: Recipient) -> bool:
+    """Whether what comes due for a recipient is parked while it is unwritable: not dead letters and rejects."""
+    return bool(recipient[1]) and not without_dead_letters(recipient[1])[1]
 
 
-def oldest(parts: Iterable[OpenPart]) -> list[OpenPart]:
-    """Returns the parts to send together: all, or those of the oldest ticks where all have too many rows.
+def oldest(remainders: Iterable[Remainder]) -> list[Remainder]:
+    """Returns the remainders to send together: all, or those of the oldest ticks where all have too many rows.
 
     Args:
-        parts: ascending by release.
+        remainders: ascending by release.
     """
-    chosen: list[OpenPart] = []
+    chosen: list[Remainder] = []
     rows = 0
-    for _, of_tick in itertools.groupby(parts, lambda part: part.job.tick):
+    for _, of_tick in itertools.groupby(remainders, lambda remainder: remainder.release.tick):
         added = list(of_tick)
-        rows += sum(part.job.rows for part in added)
+        rows += sum(remainder.release.rows for remainder in added)
         if chosen and rows > _ROWS_AT_ONCE:
             break
         chosen += added
@@ -130,23 +130,23 @@ def oldest(parts: Iterable[OpenPart]) -> list[OpenPart]:
 
 
 @dataclass
-class FinishedJob:
-    """The result of a job: rows to be written to tables, and parts that have not arrived."""
+class SentRelease:
+    """A release that is SENT: rows to be written to tables, and what remains of it."""
 
-    job: Job
+    release: LaneRelease
     deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`
     refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that the client does not take
-    parts: list[OpenPart] = field(default_factory=list)  # messages for unwritable destinations
+    remainders: list[Remainder] = field(default_factory=list)  # messages for unwritable destinations
 
 
-def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job:
-    """Makes the job of a release.
+def lane_release_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> LaneRelease:
+    """Makes the release of all shards together.
 
     Args:
         tick: of the release.
         kind: of the release.
-        assignments: the parts of the release, one for each shard with rows.
-        now: the tick that hands it out: the release's own, or the first tick of a later run.
+        assignments: one for each shard with rows.
+        now: the tick that dispatches it: the release's own, or the first tick of a later run.
     """
     tables = [assignment.rows() for assignment in assignments]
     sending = json.loads((tables[0].schema.metadata or {}).get(SENDING.encode(), b"{}"))
@@ -156,7 +156,7 @@ def job_of(tick: int, kind: int, assignments: list[Assignment], now: int) -> Job
     shaped = _joined(spans(table) for table in tables)
     keys = _keys(tables) if kind & IN_ORDER else {}
     sent_to = now - 1 if tick < now else 0
-    return Job(
+    return LaneRelease(
         tick=tick,
         kind=kind,
         lane=lane,
@@ -192,15 +192,15 @@ def _keys(tables: Iterable[pa.Table]) -> dict[tuple[str, bytes], tuple[int, int]
     return dict(zip(zip(topics, keys, strict=True), zip(first, last, strict=True), strict=True))
 
 
-def shaped_of(jobs: Iterable[Job]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Merges `Job.shaped` of several jobs: the first and the last time at which shaped messages are due."""
-    return _joined(job.shaped for job in jobs)
+def shaped_of(releases: Iterable[LaneRelease]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Merges `LaneRelease.shaped` of several releases: the first and the last time at which shaped messages are due."""
+    return _joined(release.shaped for release in releases)
 
 
 def _joined(spans: Iterable[Mapping[tuple[str, int], tuple[int, int]]]) -> dict[tuple[str, int], tuple[int, int]]:
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for one in spans:
-        for target, (first, last) in one.items():
-            before = found.get(target, (first, last))
-            found[target] = min(first, before[0]), max(last, before[1])
+        for recipient, (first, last) in one.items():
+            before = found.get(recipient, (first, last))
+            found[recipient] = min(first, before[0]), max(last, before[1])
     return found

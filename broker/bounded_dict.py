@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Remembered(OrderedDict[K, V]):
+class BoundedDict(OrderedDict[K, V]):
     """Remembers the keys that were set last, and forgets the others.
 
     Args:

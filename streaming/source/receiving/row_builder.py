@@ -1,4 +1,4 @@
-"""Turns received entries into columns."""
+"""Turns received entries into rows. What is rejected of them, `unreadable_messages.py` says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +15,26 @@ from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
 from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
-from conf.errors import one_line
-from streaming.release.outgoing import FIELD_BYTES
-from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
-from streaming.source.receiving.recurring import Recurring, RuleCost
+from streaming.source.receiving.recurring import RuleCost
 from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
+from streaming.source.receiving.unreadable_messages import (
+    ACKNOWLEDGED,
+    MAX_EVENT_TIME,
+    MOST_KEPT,
+    Acceptance,
+    Row,
+    read_texts,
+    rejected_row,
+    size_of,
+    why_unreadable,
+    why_without_schema,
+)
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
-from warehouse.message_schemas import MOST_BYTES, MOST_VERSIONS, VERSION_BYTES, version_number
+from warehouse.message_schemas import VERSION_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -35,28 +43,23 @@ _MOST_BYTES = 1 << 20  # of an entry whose rows are made with those of others
 _MOST_MEAN_BYTES = 4096  # likewise, of a message: those of large ones cost little beside their bytes
 _RULE = REPEAT.encode()  # rules may be costly, so their messages are looked at as they come
 _MESSAGE_OVERHEAD_BYTES = 200  # of a message's columns beside payload, keys and properties
-_MAX_EVENT_TIME = 2**63 - 1
-MOST_KEPT = 2  # a payload of so many times the largest message's size is no row's: Spark would need memory for it
-_TOO_MANY = "bytes are too many to be delivered with their delaylake properties"
+
+
 MAX_PRODUCER_NAME_BYTES = 256  # of a producer; each of its messages has it
-_ACKNOWLEDGED = "somebody else acknowledged it on the job's subscription"
+
 
 _NO_METADATA = MessageMetadata()
 
-_Row = tuple[Any, ...]
 
-
-class ChunkBuilder:
+class RowBuilder:
     """Collects entries, and makes a table of their messages.
 
-    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it.
+    A message that can't be read, or could not be delivered, becomes a row with the reason to reject it:
+    see `Acceptance`.
 
     Args:
         source: the topic partition of the messages.
-        max_delay_millis: the longest delay of a message, ms; 0: any.
-        max_size: the most bytes of a message: of payload, keys and properties together.
-        details: looks up schemas; None: messages have none, as on the control topic.
-        recurring: takes in recurring messages; None: their number is not limited.
+        acceptance: which messages are accepted.
 
     Attributes:
         entries: the entries in it.
@@ -65,23 +68,16 @@ class ChunkBuilder:
         n_bytes: of all messages that were added, about.
     """
 
-    def __init__(
-        self,
-        source: SourceTopic,
-        max_delay_millis: int,
-        max_size: int,
-        details: MessageDetails | None = None,
-        recurring: Recurring | None = None,
-    ) -> None:
+    def __init__(self, source: SourceTopic, acceptance: Acceptance) -> None:
         self._source = source
-        self._max_delay_millis = max_delay_millis
-        self._max_size = max_size
-        self._details = details
+        self._acceptance = acceptance
         self.rule_cost = RuleCost()
+        recurring = acceptance.recurring
         self._first = None if recurring is None else partial(self.rule_cost.of, recurring.first)
         self._now = time.time_ns() // 1_000_000
-        self._rules = Rules(source.topic, source.partition, self._now, max_delay_millis, max_size)
-        self._rows: list[_Row] = []
+        limits = acceptance.max_delay_millis, acceptance.max_size
+        self._rules = Rules(source.topic, source.partition, self._now, *limits)
+        self._rows: list[Row] = []
         self._places: list[int] = []  # of `_rows`, among all messages
         self._ordinary: list[tuple[int, Entry]] = []  # entries whose rows are not made yet, by the first one's place
         self._n = 0
@@ -108,7 +104,7 @@ class ChunkBuilder:
             NotKnownYetError: broker or warehouse do not answer the question for the schema.
         """
         entry = self._entry(received, first_index, left_out)
-        if left_out is None and _may_be_ordinary(entry, MOST_KEPT * self._max_size):
+        if left_out is None and _may_be_ordinary(entry, MOST_KEPT * self._acceptance.max_size):
             self._ordinary.append((self._n, entry))
             self._n += entry.batch_size
             self.n_bytes += _MESSAGE_OVERHEAD_BYTES * entry.batch_size + len(received.payload or b"")
@@ -189,9 +185,7 @@ class ChunkBuilder:
             self._reject(entry, batch_index, raw, failure, at + number)
         first: bytes | None = received.raw
         for number, message in enumerate(messages):
-            n_bytes = len(message.payload or b"")
-            if n_bytes > MOST_KEPT * self._max_size:
-                why = f"{n_bytes} {_TOO_MANY}; here is its entry's payload"
+            if (why := self._acceptance.why_far_too_large(message.payload)) is not None:
                 self._reject(entry, message.batch_index, first, why, at + number)
                 first = None
             else:
@@ -202,12 +196,13 @@ class ChunkBuilder:
     def _add_row(self, entry: Entry, message: Message, place: int) -> None:
         """Adds the row of a message that can be read."""
         if is_acknowledged(message.batch_index, entry.received.ack_set):
-            self._reject(entry, message.batch_index, message.payload, _ACKNOWLEDGED, place)
+            self._reject(entry, message.batch_index, message.payload, ACKNOWLEDGED, place)
             return
         try:
             row = self._row(entry, message)
         except Exception as error:
-            self._reject(entry, message.batch_index, message.payload, f"it can't be read: {_cause(error)}", place)
+            why = f"it can't be read: {why_unreadable(error)}"
+            self._reject(entry, message.batch_index, message.payload, why, place)
             return
         self._rows.append(row)
         self._places.append(place)
@@ -222,7 +217,7 @@ class ChunkBuilder:
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             return self._table([self._storable(row) for row in self._rows])
 
-    def _table(self, rows: list[_Row]) -> pa.Table:
+    def _table(self, rows: list[Row]) -> pa.Table:
         columns = zip(*rows, strict=True) if rows else [()] * (len(MESSAGES) - 2)
         n = len(rows)
         topic = pa.array([self._source.topic] * n, pa.string())
@@ -230,19 +225,19 @@ class ChunkBuilder:
         rest = [pa.array(c, f.type) for c, f in zip(columns, list(MESSAGES)[2:], strict=True)]
         return pa.Table.from_arrays([topic, partition, *rest], schema=MESSAGES)
 
-    def _storable(self, row: _Row) -> _Row:
+    def _storable(self, row: Row) -> Row:
         """Returns the row, or a rejected one with the reason where its values do not fit the columns."""
         try:
             self._table([row])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             ids, payload = row[:5], row[MESSAGES.names.index("payload") - 2]
-            return _rejected_row(ids, self._now, payload, f"it can't be stored: {_cause(error)}")
+            return rejected_row(ids, self._now, payload, f"it can't be stored: {why_unreadable(error)}")
         return row
 
     def _reject(self, entry: Entry, batch_index: int, payload: bytes | None, reason: str, place: int) -> None:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")
         ids = (*entry.received.position, batch_index, entry.batch_size, entry.first_index)
-        self._rows.append(_rejected_row(ids, self._now, payload, reason))
+        self._rows.append(rejected_row(ids, self._now, payload, reason))
         self._places.append(place)
 
     def _entry(self, received: UnpackedEntry, first_index: int | None, left_out: str | None) -> Entry:
@@ -254,43 +249,33 @@ class ChunkBuilder:
                 producer = metadata.producer_name.decode()
             except UnicodeDecodeError:
                 is_named = False
-        if version and received.payload is not None and self._details is not None and left_out is None:
-            version, schema = self._details.schema(version)
+        if version and received.payload is not None and self._acceptance.details is not None and left_out is None:
+            version, schema = self._acceptance.details.schema(version)
             if schema is None:
-                reason = (
-                    f"the source topic has no version {version_number(version)} of its schema any more, or has had "
-                    f"more than {MOST_VERSIONS:,}, or definitions of more than {MOST_BYTES >> 20} MiB"
-                )
+                reason = why_without_schema(version)
         native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
         published = metadata.publish_time or self._now
         return Entry(received, received.n_messages, first_index, published, native, producer, is_named, version, reason)
 
-    def _row(self, entry: Entry, message: Message) -> _Row:
+    def _row(self, entry: Entry, message: Message) -> Row:
         """Returns a message's values for the columns of MESSAGES from the third on."""
-        key, properties, reason = _texts(entry, message)
+        key, properties, reason = read_texts(message, entry.is_named)
         ordering_key, ordering_key_bytes = None, None
         if message.ordering_key is not None:
             try:
                 ordering_key = message.ordering_key.decode()
             except UnicodeDecodeError:
                 ordering_key_bytes = message.ordering_key
-        size = len(message.key or b"") + len(message.ordering_key or b"") + len(message.payload or b"")
-        size += sum(len(name) + len(value) + FIELD_BYTES for name, value in message.properties)
-        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size
-        published, happened = entry.published, message.event_time
+        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size_of(message)
+        published = entry.published
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
             timed = _with_native_time(properties, entry.native)
-            given = scheduling(timed, published, self._now, self._max_delay_millis, self._first)
+            given = scheduling(timed, published, self._now, self._acceptance.max_delay_millis, self._first)
             reason = given.reason
             if given.occurrence is not None:
                 properties = timed  # whoever reads a rule later finds its first time there
-        if happened > _MAX_EVENT_TIME:
-            reason = reason or f"the event time {happened} is negative or beyond 2^63"
-            happened = 0
-        if size > self._max_size:
-            reason = reason or f"{size} {_TOO_MANY}"
-        reason = reason or entry.reason
+        reason = reason or self._acceptance.why_undeliverable(message) or entry.reason
         key_encoding = BASE64 if key is not None and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
@@ -303,7 +288,7 @@ class ChunkBuilder:
             entry.first_index,
             given.deliver_at,
             min(published, MAX_TIME_MILLIS),
-            happened,
+            message.event_time if message.event_time <= MAX_EVENT_TIME else 0,
             entry.producer,
             key,
             ordering_key,
@@ -340,41 +325,8 @@ def _may_be_ordinary(entry: Entry, most_bytes: int) -> bool:
     return _RULE not in received.header
 
 
-def _texts(entry: Entry, message: Message) -> tuple[str | None, dict[str, str], str | None]:
-    """Returns (key, properties, reason): the reason names what is no text, and of which nothing is returned."""
-    wrong = []
-    key, properties = None, {}
-    try:
-        key = None if message.key is None else message.key.decode()
-    except UnicodeDecodeError:
-        wrong.append("key")
-    try:
-        properties = {name.decode(): value.decode() for name, value in message.properties}
-    except UnicodeDecodeError:
-        wrong.append("properties")
-    if not entry.is_named:
-        wrong.append("producer's name")
-    return key, properties, f"what is not UTF-8 can't be read: {', '.join(wrong)}" if wrong else None
-
-
 def _with_native_time(properties: dict[str, str], native: int | None) -> dict[str, str]:
     """Returns the properties of a message, with the time that its client gave it where they have none themselves."""
     if native is None or DELIVER_AT in properties or DELIVER_AFTER in properties:
         return properties
     return {**properties, DELIVER_AT: str(native)}
-
-
-def _rejected_row(ids: _Row, now: int, payload: bytes | None, reason: str) -> _Row:
-    """Returns the row of a rejected message, with its ids, payload and reason alone.
-
-    Args:
-        ids: values of the columns from `ledger_id` on, as many as are known.
-        now: the row's times, ms since the epoch.
-    """
-    values: dict[str, Any] = {"deliver_at": now, "publish_time": now, "event_time": 0, "payload": payload}
-    values |= {"reason": reason, "properties": []}
-    return ids + tuple(values.get(name) for name in MESSAGES.names[2 + len(ids) :])
-
-
-def _cause(error: Exception) -> str:
-    return one_line(error)[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""The unwritable and the slow destinations, the open parts of releases for them, and what is tried next."""
+"""Keeps unwritable and slow destinations apart, with what remains for them, and decides what is tried next."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from status.alerts import SLOW, UNWRITABLE
-from streaming.release.driver.job import Job, OpenPart, PartsSent, Release, is_parked, oldest
+from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult, is_parked, oldest
 from streaming.release.driver.releases import Releases
-from streaming.release.driver.transitions import DestinationEvent, DestinationState, PartEvent, PartState, after
-from streaming.release.naming import Target
+from streaming.release.driver.transitions import (
+    DestinationEvent,
+    DestinationState,
+    RemainderEvent,
+    RemainderState,
+    after,
+)
+from streaming.release.naming import Recipient
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +55,9 @@ class Probe(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A step: send open parts together, and write their deliveries when all have arrived."""
+    """A step: send remainders together, and write their deliveries when all have arrived."""
 
-    parts: list[OpenPart]
+    remainders: list[Remainder]
     is_slow: bool
 
 
@@ -79,7 +85,7 @@ class Drain:
     is_answered: bool = True
     n: int = 0
     others_wait: bool = True
-    _seconds: float = 0.0  # that the last parts took
+    _seconds: float = 0.0  # that the last remainders took
     _kept_up_since: float = 0.0  # monotonic; 0: it does not keep up
 
     def note_sent(self, messages: int, seconds: float) -> None:
@@ -117,20 +123,20 @@ class Drain:
 
 
 @dataclass
-class Destination:
-    """The destination of a target that can't be written, or is slow."""
+class UnwritableDestination:
+    """The destination of a recipient that can't be written, or is slow."""
 
     topic: str
     state: DestinationState
     since: int  # ms since the epoch
     reason: str = ""  # why it can't be written, or is slow
     rejects: str = ""  # the reason with which due messages are rejected, where it is REJECTING
-    parts: dict[Release, OpenPart] = field(default_factory=dict)
+    remainders: dict[ReleaseId, Remainder] = field(default_factory=dict)
     delay: float = 0.0  # until the next attempt, seconds
     try_at: float = 0.0  # when it is tried next, seconds, monotonic
     drain: Drain = field(default_factory=Drain)  # of a slow one
     keeps_up_seconds: float = 0.0  # for so long a slow one has to keep up
-    sending_since: float = 0.0  # since when the oldest parts are sent, seconds, monotonic; 0: they are not
+    sending_since: float = 0.0  # since when the oldest remainders are sent, seconds, monotonic; 0: they are not
     has_arrived: bool = False  # all that is open; it is over when nothing is on its way and `keeps_up`
     keeps_up: bool = False
 
@@ -142,15 +148,17 @@ class Destination:
     @property
     def has_recalled(self) -> bool:
         """Whether the shards are still to park some messages."""
-        return any(self.recalls(part) for part in self.parts.values())
+        return any(self.recalls(remainder) for remainder in self.remainders.values())
 
-    def recalls(self, part: OpenPart) -> bool:
-        """Whether the shards are to park a part's messages: where they reject them, nobody would let them go."""
-        return part.state == PartState.RECALLED and self.state != DestinationState.REJECTING
+    def recalls(self, remainder: Remainder) -> bool:
+        """Whether the shards are to park a remainder's messages: where they reject them, nobody would let them go."""
+        return remainder.state == RemainderState.RECALLED and self.state != DestinationState.REJECTING
 
-    def parts_to_send(self) -> list[OpenPart]:
-        """Returns the parts to send together, without those whose messages the shards are to park."""
-        return oldest(part for _, part in sorted(self.parts.items()) if part.state == PartState.OPEN)
+    def remainders_to_send(self) -> list[Remainder]:
+        """Returns the remainders to send together, without those whose messages the shards are to park."""
+        return oldest(
+            remainder for _, remainder in sorted(self.remainders.items()) if remainder.state == RemainderState.OPEN
+        )
 
     def note(self, event: DestinationEvent, now: Moment) -> None:
         """Changes the state after an event."""
@@ -169,62 +177,64 @@ class RetryRules:
             long; None: they wait. Rejects and dead letters always wait for their topic.
         slow_seconds: a destination that takes for longer what it is given is slow.
         lookahead_ceiling_millis: the longest lookahead; what is due later was dispatched before the clock was set back.
-        gone: targets that the settings no longer have; they are forgotten when they have no open parts.
+        gone: recipients that the settings no longer have; they are forgotten when they have no remainders.
     """
 
     retry_max_seconds: float
     reject_after_millis: int | None = None
     slow_seconds: float = 2.0
     lookahead_ceiling_millis: int = 0
-    gone: Collection[Target] = frozenset()
+    gone: Collection[Recipient] = frozenset()
 
 
-class Destinations:
+class UnwritableDestinations:
     """The destinations that can't be written or are slow. Others are WRITABLE.
 
-    The open parts of one are sent together, ordered by when messages are due, at longer and longer intervals. It is
-    writable again when all have arrived, or, without open parts, when it accepts a producer. Until then no more
-    messages are dispatched for the target, so that it gets all in order.
+    The remainders of one are sent together, ordered by when messages are due, at longer and longer intervals. It is
+    writable again when all have arrived, or, without remainders, when it accepts a producer. Until then no more
+    messages are dispatched for the recipient, so that it gets all in order.
 
     A slow destination has a connection of its own, and shares no lane with others. It gets what is parked for it in
     rounds (`Drain`), as much as it takes, until it has kept up for a while.
 
     Args:
-        topics: the topic of each target.
+        topics: the topic of each recipient.
         rules: how they are tried.
         releases: of this run.
     """
 
-    def __init__(self, topics: Mapping[Target, str], rules: RetryRules, releases: Releases) -> None:
+    def __init__(self, topics: Mapping[Recipient, str], rules: RetryRules, releases: Releases) -> None:
         self._topics = topics
         self._rules = rules
         self._releases = releases
-        self._destinations: dict[Target, Destination] = {}
+        self._destinations: dict[Recipient, UnwritableDestination] = {}
         self._round = 0  # of all slow destinations together
-        self._slow_until: dict[Target, float] = {}  # when targets stopped being slow, seconds, monotonic
-        self._keeps_up_seconds: dict[Target, float] = {}  # for so long they had to keep up
+        self._slow_until: dict[Recipient, float] = {}  # when recipients stopped being slow, seconds, monotonic
+        self._keeps_up_seconds: dict[Recipient, float] = {}  # for so long they had to keep up
 
     @property
-    def targets(self) -> frozenset[Target]:
-        """The targets whose destinations are not WRITABLE."""
+    def recipients(self) -> frozenset[Recipient]:
+        """The recipients whose destinations are not WRITABLE."""
         return frozenset(self._destinations)
 
-    def lately_slow(self, now: Moment) -> frozenset[Target]:
-        """Returns the targets whose destinations were slow a short while ago."""
+    def lately_slow(self, now: Moment) -> frozenset[Recipient]:
+        """Returns the recipients whose destinations were slow a short while ago."""
         since = now.seconds - _LATELY_SECONDS
-        return frozenset(target for target, until in self._slow_until.items() if until > since)
+        return frozenset(recipient for recipient, until in self._slow_until.items() if until > since)
 
-    def open_parts(self) -> set[tuple[Target, Release]]:
-        """Returns the parts that are not CLOSED, as (target, release)."""
-        return {(target, release) for target, one in self._destinations.items() for release in one.parts}
+    def open_remainders(self) -> set[tuple[Recipient, ReleaseId]]:
+        """Returns the remainders that are not CLOSED, as (recipient, release)."""
+        return {
+            (recipient, release_id) for recipient, one in self._destinations.items() for release_id in one.remainders
+        }
 
     def recorded(self) -> dict[str, Any]:
-        """Returns the unwritable targets and their open parts, as `Feedback.unwritable` has them."""
+        """Returns the unwritable recipients and their remainders, as `Feedback.unwritable` has them."""
         found: dict[str, dict[str, Any]] = {}
         for (source, subscription), known in sorted(self._destinations.items()):
             one: dict[str, Any] = {"since": known.since, "open": []}
-            for (tick, kind), part in sorted(known.parts.items()):
-                one.setdefault("recalled" if known.recalls(part) else "open", []).append([tick, kind])
+            for (tick, kind), remainder in sorted(known.remainders.items()):
+                one.setdefault("recalled" if known.recalls(remainder) else "open", []).append([tick, kind])
             one |= {"rejects": known.rejects} if known.rejects else {}
             one |= {"round": known.drain.round, "most": known.drain.most} if known.drain.round else {}
             found.setdefault(source, {})[subscription] = one
@@ -242,137 +252,147 @@ class Destinations:
                 found[UNWRITABLE, one.topic] = f"can't be written: {one.reason}{what}"
         return found
 
-    def resume(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job], now: Moment) -> list[Target]:
-        """Takes over the unwritable targets of the run before; returns those that are new here.
+    def resume(
+        self, recorded: Mapping[str, Any], releases: Mapping[ReleaseId, LaneRelease], now: Moment
+    ) -> list[Recipient]:
+        """Takes over the unwritable recipients of the run before; returns those that are new here.
 
         Args:
             recorded: `Offset.unwritable` of its last offset.
-            jobs: the releases that are dispatched again; open parts of other releases are dropped.
+            releases: those that are dispatched again; remainders of other releases are dropped.
             now: the time.
         """
         added = []
         for source, names in recorded.items():
             for subscription, one in names.items():
-                target = (source, subscription)
-                releases = [(tick, kind) for tick, kind in one["open"]]
-                parts = [OpenPart(jobs[release], target, is_resumed=True) for release in releases if release in jobs]
+                recipient = (source, subscription)
+                named = [(tick, kind) for tick, kind in one["open"]]
+                remainders = [
+                    Remainder(releases[release_id], recipient, is_resumed=True)
+                    for release_id in named
+                    if release_id in releases
+                ]
                 self._round = max(self._round, one.get("round", 0))
                 rejects = one.get("rejects", "") if self._rules.reject_after_millis is not None else ""
                 is_slow = "round" in one and not rejects
-                if self.add(target, "so it was before the start", parts, now, is_slow):
-                    added.append(target)
-                    known = self._destinations[target]
+                if self.add(recipient, "so it was before the start", remainders, now, is_slow):
+                    added.append(recipient)
+                    known = self._destinations[recipient]
                     known.since = one["since"]
                     if rejects:
                         known.note(DestinationEvent.OVERDUE, now)
                         known.rejects = rejects
         return added
 
-    def add(self, target: Target, reason: str, parts: list[OpenPart], now: Moment, is_slow: bool = False) -> bool:
-        """Notes that the destination of a target can't be written, or is slow, and keeps open parts for it.
+    def add(
+        self, recipient: Recipient, reason: str, remainders: list[Remainder], now: Moment, is_slow: bool = False
+    ) -> bool:
+        """Notes that the destination of a recipient can't be written, or is slow, and keeps remainders for it.
 
         Args:
-            target: of the destination.
+            recipient: of the destination.
             reason: why it can't be written; empty: as before.
-            parts: the open parts; may be empty.
+            remainders: the remainders; may be empty.
             now: the time.
             is_slow: whether it is slow. Ignored where it is known.
 
         Returns:
             whether it was WRITABLE before.
         """
-        known = self._destinations.get(target)
+        known = self._destinations.get(recipient)
         is_new = known is None
         if known is None:
-            known = Destination(self._topics[target], DestinationState.WRITABLE, now.millis)
+            known = UnwritableDestination(self._topics[recipient], DestinationState.WRITABLE, now.millis)
             known.note(DestinationEvent.LATE if is_slow else DestinationEvent.REFUSED, now)
             known.delay = 0.0 if is_slow else _FIRST_DELAY_SECONDS
             known.try_at = now.seconds + known.delay
-            longer = 2 * self._keeps_up_seconds.get(target, 0.0) if target in self.lately_slow(now) else 0.0
+            longer = 2 * self._keeps_up_seconds.get(recipient, 0.0) if recipient in self.lately_slow(now) else 0.0
             known.keeps_up_seconds = min(max(longer, _KEEPS_UP_SECONDS), _MOST_KEEPS_UP_SECONDS)
-            self._destinations[target] = known
+            self._destinations[recipient] = known
             what = "is slow" if is_slow else "can't be written"
             _log.warning("%s %s, and what is due for it waits: %s", known.topic, what, reason)
         known.reason = reason or known.reason
-        for part in parts:
-            known.parts.setdefault(part.release, part)
+        for remainder in remainders:
+            known.remainders.setdefault(remainder.release_id, remainder)
         return is_new
 
     def forget_taken_back(self, recorded: Mapping[str, Any]) -> None:
-        """Forgets open parts whose messages the shards reject, or park.
+        """Forgets remainders whose messages the shards reject, or park.
 
         Args:
-            recorded: `Offset.unwritable`, which says for which targets and releases they do.
+            recorded: `Offset.unwritable`, which says for which recipients and releases they do.
         """
         for source, names in recorded.items():
             for subscription, one in names.items():
                 if (known := self._destinations.get((source, subscription))) is not None:
                     for tick, kind in [*one.get("recalled", ()), *(one["open"] if "rejects" in one else ())]:
-                        _close(known, (tick, kind), PartEvent.TAKEN_BACK)
+                        _close(known, (tick, kind), RemainderEvent.TAKEN_BACK)
 
-    def note_drained(self, drained: Mapping[Target, tuple[int, bool]]) -> None:
-        """Notes by target how many messages a tick has let go to a slow destination, and whether others wait."""
-        for target, (n, others_wait) in drained.items():
-            if target in self._destinations:
-                self._destinations[target].drain.note_answer(n, others_wait)
+    def note_drained(self, drained: Mapping[Recipient, tuple[int, bool]]) -> None:
+        """Notes by recipient how many messages a tick has let go to a slow destination, and whether others wait."""
+        for recipient, (n, others_wait) in drained.items():
+            if recipient in self._destinations:
+                self._destinations[recipient].drain.note_answer(n, others_wait)
 
-    def next_step(self, target: Target, now: Moment) -> Step:
+    def next_step(self, recipient: Recipient, now: Moment) -> Step:
         """Returns what is to be done next for a destination. A probe's or a sending's result goes to `note_result`."""
-        known = self._destinations.get(target)
+        known = self._destinations.get(recipient)
         if known is None:
             return Ended()
         if known.try_at > now.seconds:
             return Wait(known.try_at - now.seconds)
         if known.has_arrived:
-            return self._settle(target, known, now)
-        parts = known.parts_to_send()
-        if not parts or known.rejects:
-            if target not in self._rules.gone and not known.is_slow:
+            return self._settle(recipient, known, now)
+        remainders = known.remainders_to_send()
+        if not remainders or known.rejects:
+            if recipient not in self._rules.gone and not known.is_slow:
                 return Probe(known.topic)
-            self._note_all_arrived(target, known, now)
+            self._note_all_arrived(recipient, known, now)
             return Wait(0.0)
-        if not all(self._releases.is_written(part) for part in parts):
+        if not all(self._releases.is_written(remainder) for remainder in remainders):
             return Wait(_POLL_SECONDS)
-        if known.is_slow and known.drain.others_wait and is_parked(target):
-            self._ask(target, known, now)  # so that they are at hand when these have arrived
+        if known.is_slow and known.drain.others_wait and is_parked(recipient):
+            self._ask(recipient, known, now)  # so that they are at hand when these have arrived
         known.sending_since = known.sending_since or now.seconds
-        return Send(parts, known.is_slow)
+        return Send(remainders, known.is_slow)
 
-    def note_result(self, target: Target, step: Probe | Send, sent: PartsSent, now: Moment) -> None:
+    def note_result(self, recipient: Recipient, step: Probe | Send, sent: RemainderResult, now: Moment) -> None:
         """Notes the result of a step.
 
         Args:
-            target: of the destination.
+            recipient: of the destination.
             step: as `next_step` returned it.
             sent: of a probe its `reason` alone.
             now: the time after it.
         """
-        known = self._destinations[target]
+        known = self._destinations[recipient]
         if sent.reason:
-            self._note_failed(target, known, sent, now)
+            self._note_failed(recipient, known, sent, now)
         elif isinstance(step, Send):
             known.drain.note_sent(sent.messages, now.seconds - known.sending_since)
             known.sending_since = 0.0
-            for part in step.parts:
-                _close(known, part.release, PartEvent.ARRIVED)
+            for remainder in step.remainders:
+                _close(known, remainder.release_id, RemainderEvent.ARRIVED)
         else:
-            self._note_all_arrived(target, known, now)
+            self._note_all_arrived(recipient, known, now)
 
-    def _note_failed(self, target: Target, known: Destination, sent: PartsSent, now: Moment) -> None:
+    def _note_failed(
+        self, recipient: Recipient, known: UnwritableDestination, sent: RemainderResult, now: Moment
+    ) -> None:
         known.note(DestinationEvent.LATE if sent.is_slow else DestinationEvent.REFUSED, now)
         longer = min(max(2 * known.delay, _FIRST_DELAY_SECONDS), self._rules.retry_max_seconds)
         known.delay = 0.0 if known.is_slow else longer
         known.reason = sent.reason
-        self._reject_in_time(target, known, now)
+        self._reject_in_time(recipient, known, now)
         known.try_at = now.seconds + known.delay
 
-    def _reject_in_time(self, target: Target, known: Destination, now: Moment) -> None:
+    def _reject_in_time(self, recipient: Recipient, known: UnwritableDestination, now: Moment) -> None:
         """Begins to reject due messages of a subscription, if its destination has been unwritable for long enough.
 
         If it is too early, the next attempt is made at that time at the latest.
         """
         limit = self._rules.reject_after_millis
-        if limit is None or known.rejects or not is_parked(target) or known.is_slow or known.has_recalled:
+        if limit is None or known.rejects or not is_parked(recipient) or known.is_slow or known.has_recalled:
             return
         left = known.since + limit - now.millis
         if left > 0:
@@ -382,7 +402,7 @@ class Destinations:
         known.note(DestinationEvent.OVERDUE, now)
         known.rejects = f"{known.topic} can't be written: {known.reason}"
 
-    def _note_all_arrived(self, target: Target, known: Destination, now: Moment) -> None:
+    def _note_all_arrived(self, recipient: Recipient, known: UnwritableDestination, now: Moment) -> None:
         """Notes that all has arrived that was dispatched for a destination; asks for more, where it may be slow yet."""
         known.delay = 0.0
         was_slow = known.is_slow
@@ -392,41 +412,41 @@ class Destinations:
         known.has_arrived = True
         known.keeps_up = (
             not known.is_slow
-            or not is_parked(target)
+            or not is_parked(recipient)
             or known.drain.is_over(self._rules.slow_seconds, known.keeps_up_seconds, now.seconds)
         )
         if not known.keeps_up:
-            self._ask(target, known, now)
+            self._ask(recipient, known, now)
 
-    def _ask(self, target: Target, known: Destination, now: Moment) -> None:
+    def _ask(self, recipient: Recipient, known: UnwritableDestination, now: Moment) -> None:
         """Asks the shards for the next messages for a slow destination, once all has come that was asked for before."""
-        if known.drain.is_answered and not known.has_recalled and not self._is_on_its_way(target, now):
+        if known.drain.is_answered and not known.has_recalled and not self._is_on_its_way(recipient, now):
             self._round += 1
             known.drain.ask(self._round)
 
-    def _settle(self, target: Target, known: Destination, now: Moment) -> Step:
-        if self._is_on_its_way(target, now):
+    def _settle(self, recipient: Recipient, known: UnwritableDestination, now: Moment) -> Step:
+        if self._is_on_its_way(recipient, now):
             return Wait(_POLL_SECONDS)
         known.has_arrived = False
-        if known.parts or not known.keeps_up:
+        if known.remainders or not known.keeps_up:
             known.delay = _POLL_SECONDS if known.rejects or known.is_slow or known.has_recalled else 0.0
             known.try_at = now.seconds + known.delay
             return Wait(known.delay)
         was_slow = known.is_slow
         known.note(DestinationEvent.SETTLED, now)
-        del self._destinations[target]
+        del self._destinations[recipient]
         if was_slow:
-            self._slow_until[target] = now.seconds
-            self._keeps_up_seconds[target] = known.keeps_up_seconds
+            self._slow_until[recipient] = now.seconds
+            self._keeps_up_seconds[recipient] = known.keeps_up_seconds
         what = "keeps up again" if was_slow else "can be written again"
-        what = "is not in the settings, and nothing is open" if target in self._rules.gone else what
+        what = "is not in the settings, and nothing is open" if recipient in self._rules.gone else what
         _log.warning("%s %s", known.topic, what)
         return Ended()
 
-    def _is_on_its_way(self, target: Target, now: Moment) -> bool:
-        return self._releases.is_on_its_way(target, now.millis + self._rules.lookahead_ceiling_millis)
+    def _is_on_its_way(self, recipient: Recipient, now: Moment) -> bool:
+        return self._releases.is_on_its_way(recipient, now.millis + self._rules.lookahead_ceiling_millis)
 
 
-def _close(known: Destination, release: Release, event: PartEvent) -> None:
-    if (part := known.parts.pop(release, None)) is not None:
-        after(part.state, event)
+def _close(known: UnwritableDestination, release_id: ReleaseId, event: RemainderEvent) -> None:
+    if (remainder := known.remainders.pop(release_id, None)) is not None:
+        after(remainder.state, event)

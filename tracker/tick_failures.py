@@ -96,7 +96,9 @@ DUE = "due"
 _KINDS = ("messages", "commands", "payload_rows", "segment")
 
 
-def apply_contained(store: Store, shard_on: Callable[[Store], Shard], tick: Tick, tick_input: TickInput) -> Effects:
+def apply_without_failing_rows(
+    store: Store, shard_on: Callable[[Store], Shard], tick: Tick, tick_input: TickInput
+) -> Effects:
     """Applies a tick to a shard. Where that fails, it rejects the rows for which it does, and applies the rest.
 
     The same state, tick and input give the same effects and state.
@@ -132,7 +134,7 @@ class _Attempt:
 
 
 class _Contained:
-    """Finds the rows for which a tick fails; arguments are those of `apply_contained`."""
+    """Finds the rows for which a tick fails; arguments are those of `apply_without_failing_rows`."""
 
     def __init__(self, store: Store, shard_on: Callable[[Store], Shard], tick: Tick, tick_input: TickInput) -> None:
         self._store = store

@@ -21,7 +21,7 @@ from warehouse.backup.copying import back_up
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import COLUMNS, version_bytes
 from warehouse.named_queries import Sql, literal
-from warehouse.renumbering import PAIRS, Renumbering, next_place, renumber
+from warehouse.renumber_message_ids import PAIRS, Renumbering, next_place, renumber
 from warehouse.routes.known_routes import KnownRoutes
 from warehouse.routes.membership import Memberships, changes, write_changes
 from warehouse.schemas import EXPIRED, MOVED_AT

@@ -1,4 +1,4 @@
-"""The turn file: by it the driver tells a task, on the same machine, that its turn to send has come."""
+"""Order signals: a file tells a task, on the driver's machine, that the releases have ended for which it waits."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from pathlib import Path
 
 from conf.errors import DelayLakeError
 from conf.files import replace_file
-from streaming.release.naming import Target
+from streaming.release.naming import Recipient
 
 _POLL_SECONDS = 0.005
 
 
 class RunEndedError(DelayLakeError):
-    """The run has ended while a task waits for its turn, which will not come. Control flow: it ends the task."""
+    """The run has ended while a task waits for its signal, which will not come. Control flow: it ends the task."""
 
 
-def announce_turn(file: Path, unwritable: Iterable[Target]) -> None:
-    """Writes the turn file of a task.
+def write_signal(file: Path, unwritable: Iterable[Recipient]) -> None:
+    """Tells a task that it may send.
 
     Args:
-        file: the turn file.
-        unwritable: the targets to which the task must not send now.
+        file: for which the task waits.
+        unwritable: the recipients to which the task must not send now.
     """
     replace_file(file, json.dumps(sorted(unwritable)).encode())
 
 
-def wait_for_turn(file: str, check: Callable[[], None]) -> set[Target]:
-    """Waits in a task until its turn has come.
+def wait_for_signal(file: str, check: Callable[[], None]) -> set[Recipient]:
+    """Waits in a task until earlier releases with messages of the same keys have ended.
 
     Args:
-        file: the turn file; empty: the task need not wait.
+        file: the signal; empty: the task need not wait.
         check: called all the time while it waits; may raise.
 
     Returns:
-        the targets to which the task must not send now, because earlier messages have not arrived there.
+        the recipients to which the task must not send now, because earlier messages have not arrived there.
 
     Raises:
         RunEndedError: the file's folder is gone.

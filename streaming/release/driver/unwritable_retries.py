@@ -1,4 +1,4 @@
-"""Does what `Destinations` says is next for each destination that can't be written or is slow, in a thread for each."""
+"""Tries unwritable and slow destinations again, a thread for each: does what `UnwritableDestinations` says is next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from status.alerts import Alerts
-from streaming.release.driver.destinations import Destinations, Ended, Moment, Probe, Send, Wait
 from streaming.release.driver.feedback_writer import FeedbackWriter
-from streaming.release.driver.job import Job, OpenPart, PartsSent, Release
-from streaming.release.driver.part_sender import PartSender
+from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult
+from streaming.release.driver.remainder_sender import RemainderSender
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import TransitionError
-from streaming.release.naming import Target
+from streaming.release.driver.unwritable_destinations import Ended, Moment, Probe, Send, UnwritableDestinations, Wait
+from streaming.release.naming import Recipient
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class RunThreads:
         return thread
 
 
-class DestinationRetries:
+class UnwritableRetries:
     """Looks after destinations until they are writable. Thread-safe.
 
     Args:
         lock: guards the states, and is notified when releases are written.
         destinations: of this run.
         feedback: is written when the destinations have changed.
-        parts: sends open parts.
+        remainders: sends remainders.
         spark_jobs: tries whether a topic accepts a producer.
         threads: of the run.
         alerts: records each unwritable or slow destination.
@@ -61,9 +61,9 @@ class DestinationRetries:
     def __init__(
         self,
         lock: threading.Condition,
-        destinations: Destinations,
+        destinations: UnwritableDestinations,
         feedback: FeedbackWriter,
-        parts: PartSender,
+        remainders: RemainderSender,
         spark_jobs: SparkJobs,
         threads: RunThreads,
         alerts: Alerts,
@@ -72,7 +72,7 @@ class DestinationRetries:
         self._lock = lock
         self._destinations = destinations
         self._feedback = feedback
-        self._parts = parts
+        self._remainders = remainders
         self._spark_jobs = spark_jobs
         self._threads = threads
         self._alerts = alerts
@@ -80,36 +80,36 @@ class DestinationRetries:
         self._recorded: dict[str, Any] = {}  # as the feedback has it
         self._shown: dict[tuple[str, str], str] = {}  # as `alerts` has them
 
-    def resume(self, recorded: Mapping[str, Any], jobs: Mapping[Release, Job]) -> None:
-        """Takes over the unwritable targets of the run before: see `Destinations.resume`."""
+    def resume(self, recorded: Mapping[str, Any], releases: Mapping[ReleaseId, LaneRelease]) -> None:
+        """Takes over the unwritable recipients of the run before: see `UnwritableDestinations.resume`."""
         with self._lock:
-            targets = self._destinations.resume(recorded, jobs, moment())
-        self._begin(targets)
+            recipients = self._destinations.resume(recorded, releases, moment())
+        self._begin(recipients)
 
     def leave(
         self,
-        reasons: Mapping[Target, str],
-        parts: Mapping[Target, OpenPart],
-        slow: Collection[Target] = (),
+        reasons: Mapping[Recipient, str],
+        remainders: Mapping[Recipient, Remainder],
+        slow: Collection[Recipient] = (),
     ) -> None:
-        """Leaves open parts to their destinations.
+        """Leaves remainders to their destinations.
 
         Args:
-            reasons: why the destination of each target can't be written; an empty text: as before.
-            parts: by target.
-            slow: the targets whose destinations are slow.
+            reasons: why the destination of each recipient can't be written; an empty text: as before.
+            remainders: by recipient.
+            slow: the recipients whose destinations are slow.
         """
         with self._lock:
             now = moment()
             is_new = {
-                target: self._destinations.add(target, reason, [parts[target]], now, target in slow)
-                for target, reason in reasons.items()
+                recipient: self._destinations.add(recipient, reason, [remainders[recipient]], now, recipient in slow)
+                for recipient, reason in reasons.items()
             }
-        self._begin([target for target in reasons if is_new[target]])
+        self._begin([recipient for recipient in reasons if is_new[recipient]])
 
-    def _begin(self, targets: Collection[Target]) -> None:
-        for target in targets:
-            self._threads.start(f"retry {target[0]} {target[1]}", partial(self._look_after, target))
+    def _begin(self, recipients: Collection[Recipient]) -> None:
+        for recipient in recipients:
+            self._threads.start(f"retry {recipient[0]} {recipient[1]}", partial(self._look_after, recipient))
         self._publish()
 
     def _publish(self) -> None:
@@ -126,22 +126,22 @@ class DestinationRetries:
                 self._alerts.end(kind, topic)
             self._shown = current
 
-    def _look_after(self, target: Target) -> None:
+    def _look_after(self, recipient: Recipient) -> None:
         """Tries a destination again until it is writable, whatever fails meanwhile: nobody else would."""
         while not self._stopped.is_set():
             try:
-                self._try(target)
+                self._try(recipient)
                 return
             except TransitionError:
                 raise
             except Exception:
-                _log.exception("%s is tried again", target)
+                _log.exception("%s is tried again", recipient)
                 self._stopped.wait(_AGAIN_SECONDS)
 
-    def _try(self, target: Target) -> None:
+    def _try(self, recipient: Recipient) -> None:
         while not self._stopped.is_set():
             with self._lock:
-                step = self._destinations.next_step(target, moment())
+                step = self._destinations.next_step(recipient, moment())
                 self._publish()
                 if isinstance(step, Wait):
                     self._lock.wait(step.seconds)
@@ -152,16 +152,16 @@ class DestinationRetries:
             if self._stopped.is_set():
                 return
             with self._lock:
-                self._destinations.note_result(target, step, sent, moment())
+                self._destinations.note_result(recipient, step, sent, moment())
             self._publish()
 
-    def _done(self, step: Probe | Send) -> PartsSent:
+    def _done(self, step: Probe | Send) -> RemainderResult:
         try:
             if isinstance(step, Probe):
-                return PartsSent(self._spark_jobs.probe(step.topic))
-            return self._parts.send(step.parts, step.is_slow)
+                return RemainderResult(self._spark_jobs.probe(step.topic))
+            return self._remainders.send(step.remainders, step.is_slow)
         except Exception as error:
-            return PartsSent(f"{type(error).__name__}: {error}")
+            return RemainderResult(f"{type(error).__name__}: {error}")
 
 
 def moment() -> Moment:

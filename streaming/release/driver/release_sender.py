@@ -1,4 +1,4 @@
-"""Sends a job until each message has arrived, or is left open because its destination is unwritable."""
+"""Sends a release until each message has arrived, or is left open because its destination is unwritable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
 from streaming.release.attempt import FailedProducer
-from streaming.release.driver.destination_retries import DestinationRetries, moment
-from streaming.release.driver.destinations import Destinations
-from streaming.release.driver.job import FinishedJob, Job, Release
-from streaming.release.driver.job_attempts import JobAttempts
+from streaming.release.driver.lane_release import LaneRelease, ReleaseId, SentRelease
+from streaming.release.driver.release_attempts import ReleaseAttempts
 from streaming.release.driver.releases import Releases
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import ReleaseEvent
+from streaming.release.driver.unwritable_destinations import UnwritableDestinations
+from streaming.release.driver.unwritable_retries import UnwritableRetries, moment
 from streaming.release.producer_names import ProducerNames
-from streaming.release.task.turn_file import announce_turn
+from streaming.release.task.order_signal import write_signal
 
 _log = logging.getLogger(__name__)
 
@@ -28,24 +28,24 @@ _ROWS_A_TASK = 4_000  # one task sends a release of up to so many rows, a task f
 _RETRY_SECONDS = 1.0
 
 
-class Turns:
-    """Lets a job begin when no release has to end before it: see `Releases.must_wait`. Thread-safe.
+class OrderSignals:
+    """Lets a release begin when none has to end before it: see `Releases.must_wait`. Thread-safe.
 
-    A job's task may start before its turn, and prepare; a file tells it that its turn has come.
+    A task may start before, and prepare; a file signals that the releases have ended for which it waits.
 
     Args:
-        lock: guards the states, and is notified when a job ends.
+        lock: guards the states, and is notified when a release ends.
         releases: of this run.
-        destinations: of this run; ended jobs may have left messages for those that can't be written.
+        destinations: of this run; ended releases may have left messages for those that can't be written.
         stopped: ends waiting.
-        folder: for the files; None: tasks run on other machines, and start when their turn has come.
+        folder: for the files; None: tasks run on other machines, and start when they need not wait.
     """
 
     def __init__(
         self,
         lock: threading.Condition,
         releases: Releases,
-        destinations: Destinations,
+        destinations: UnwritableDestinations,
         stopped: threading.Event,
         folder: Path | None = None,
     ) -> None:
@@ -54,42 +54,42 @@ class Turns:
         self._destinations = destinations
         self._stopped = stopped
         self._folder = folder
-        self._files: dict[Release, Path] = {}  # the turn files of jobs whose tasks wait
+        self._files: dict[ReleaseId, Path] = {}  # of releases whose tasks wait
 
-    def begin(self, job: Job) -> str:
-        """Returns when a job's task may start: at once with a turn file, else when its turn has come, or at the stop.
+    def begin(self, release: LaneRelease) -> str:
+        """Returns when the tasks may start: at once with a signal file, else when they need not wait, or at the stop.
 
         Returns:
             the file for which the task has to wait before it sends anything; empty: it need not wait.
         """
         with self._lock:
             file = ""
-            # A shaped job waits here: the time of its start decides when its messages are sent.
-            if self._folder is not None and not job.shaped and self._releases.must_wait(job.release):
-                self._files[job.release] = self._folder / f"turn-{job.tick}-{job.kind}"
-                file = str(self._files[job.release])
-            while not file and self._releases.must_wait(job.release) and not self._stopped.is_set():
+            # A shaped release waits here: the time of its start decides when its messages are sent.
+            if self._folder is not None and not release.shaped and self._releases.must_wait(release.id):
+                self._files[release.id] = self._folder / f"ended-before-{release.tick}-{release.kind}"
+                file = str(self._files[release.id])
+            while not file and self._releases.must_wait(release.id) and not self._stopped.is_set():
                 self._lock.wait(1)
-            self._releases.note(job, ReleaseEvent.TURN)
+            self._releases.note(release, ReleaseEvent.UNBLOCKED)
             return file
 
     def announce(self) -> None:
-        """Lets those begin that waited for a job that has ended."""
+        """Lets those begin that waited for a release that has ended."""
         with self._lock:
-            for release in [one for one in self._files if not self._releases.must_wait(one)]:
-                announce_turn(self._files.pop(release), self._destinations.targets)
+            for release_id in [one for one in self._files if not self._releases.must_wait(one)]:
+                write_signal(self._files.pop(release_id), self._destinations.recipients)
             self._lock.notify_all()
 
 
-class JobSender:
-    """Sends whole jobs. Thread-safe, with one thread for each lane.
+class ReleaseSender:
+    """Sends whole releases. Thread-safe, with one thread for each lane.
 
     Args:
         lock: guards the states.
         releases: of this run.
         destinations: of this run.
         retries: takes over messages for unwritable destinations.
-        turns: says when a job with messages in order may begin.
+        order_signals: says when a release with messages in order may begin.
         spark_jobs: runs the tasks.
         names: gives producers other names, where somebody else has published under theirs.
         spacing: says how much later than planned messages are sent.
@@ -102,10 +102,10 @@ class JobSender:
         self,
         lock: threading.Condition,
         releases: Releases,
-        destinations: Destinations,
+        destinations: UnwritableDestinations,
         *,
-        retries: DestinationRetries,
-        turns: Turns,
+        retries: UnwritableRetries,
+        order_signals: OrderSignals,
         spark_jobs: SparkJobs,
         names: ProducerNames,
         spacing: Spacing,
@@ -117,7 +117,7 @@ class JobSender:
         self._releases = releases
         self._destinations = destinations
         self._retries = retries
-        self._turns = turns
+        self._order_signals = order_signals
         self._spark_jobs = spark_jobs
         self._names = names
         self._spacing = spacing
@@ -125,8 +125,8 @@ class JobSender:
         self._stopped = stopped
         self._slow_seconds = slow_seconds
 
-    def send(self, job: Job) -> FinishedJob | None:
-        """Sends a job, which is BEHIND, until each message has arrived, or is left to `DestinationRetries`.
+    def send(self, release: LaneRelease) -> SentRelease | None:
+        """Sends a release, which is BLOCKED, until each message has arrived, or is left to `UnwritableRetries`.
 
         Returns:
             the result; None: `stopped` was set.
@@ -136,40 +136,40 @@ class JobSender:
         """
         with self._lock:
             lately_slow = self._destinations.lately_slow(moment())
-        turn_file = self._turns.begin(job)
-        put_off = self._spacing.put_off(job.shaped, time.time_ns() // 1_000_000)
-        attempts = JobAttempts(job, lately_slow, self._slow_seconds, put_off, self._spacing.pace_file)
+        order_signal = self._order_signals.begin(release)
+        put_off = self._spacing.put_off(release.shaped, time.time_ns() // 1_000_000)
+        attempts = ReleaseAttempts(release, lately_slow, self._slow_seconds, put_off, self._spacing.pace_file)
         while not self._stopped.is_set():
             checked_at = self._spark_jobs.check_epoch()
             with self._lock:
-                unwritable = self._destinations.targets
-            attempt, turn_file = attempts.next(unwritable, self._names.generations, turn_file), ""
+                unwritable = self._destinations.recipients
+            attempt, order_signal = attempts.next(unwritable, self._names.generations, order_signal), ""
             try:
-                tasks = len(job.assignments) if job.rows > _ROWS_A_TASK and not job.is_in_order else 1
-                reports = self._spark_jobs.run(job.assignments, tasks, attempt, checked_at)
+                tasks = len(release.assignments) if release.rows > _ROWS_A_TASK and not release.is_in_order else 1
+                reports = self._spark_jobs.run(release.assignments, tasks, attempt, checked_at)
             except Exception as error:
                 if not self._stopped.is_set():
-                    _log.warning("release %d is sent again: %s", job.tick, _cause(error))
+                    _log.warning("release %d is sent again: %s", release.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)
                 with self._lock:
-                    self._releases.note(job, ReleaseEvent.LOST)
-                turn_file = self._turns.begin(job)
+                    self._releases.note(release, ReleaseEvent.LOST)
+                order_signal = self._order_signals.begin(release)
                 continue
             failed = attempts.take(reports)
-            others = self._names.renew(failed, max(job.tick, job.sent_to))
+            others = self._names.renew(failed, max(release.tick, release.sent_to))
             is_broker_there = self._is_broker_there(attempts.candidates(reports, others))
             decision = attempts.decide(reports, failed, others, is_broker_there)
             if decision.reasons:
-                # In this order, so that a part is open before the job's result names it.
-                self._retries.leave(decision.reasons, decision.parts, decision.slow)
-                attempts.finished.parts += decision.parts.values()
+                # In this order, so that a remainder is open before the release's result names it.
+                self._retries.leave(decision.reasons, decision.remainders, decision.slow)
+                attempts.finished.remainders += decision.remainders.values()
             if decision.event == ReleaseEvent.COMPLETE:
                 return attempts.finished
             with self._lock:
-                self._releases.note(job, decision.event)
+                self._releases.note(release, decision.event)
             if decision.again:
                 first = decision.again[0]
-                _log.warning("release %d is sent again: %s: %s", job.tick, first.topic, first.reason)
+                _log.warning("release %d is sent again: %s: %s", release.tick, first.topic, first.reason)
             if decision.waits:
                 self._stopped.wait(_RETRY_SECONDS)
         return None

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from status.alerts import SLOW, UNWRITABLE
-from streaming.release.driver import destinations as module
-from streaming.release.driver.destinations import (
-    Destinations,
+from streaming.release.driver import unwritable_destinations as module
+from streaming.release.driver.lane_release import LaneRelease, Remainder, RemainderResult
+from streaming.release.driver.releases import Releases
+from streaming.release.driver.unwritable_destinations import (
     Drain,
     Ended,
     Moment,
@@ -18,10 +19,9 @@ from streaming.release.driver.destinations import (
     RetryRules,
     Send,
     Step,
+    UnwritableDestinations,
     Wait,
 )
-from streaming.release.driver.job import Job, OpenPart, PartsSent
-from streaming.release.driver.releases import Releases
 from tests.support.tracker.messages import TOPIC
 
 TARGET = (TOPIC, "a")
@@ -32,7 +32,9 @@ class Run:
 
     def __init__(self, **rules: Any) -> None:
         self.releases = Releases()
-        self.destinations = Destinations({TARGET: "a"}, RetryRules(retry_max_seconds=5, **rules), self.releases)
+        self.destinations = UnwritableDestinations(
+            {TARGET: "a"}, RetryRules(retry_max_seconds=5, **rules), self.releases
+        )
         self.seconds = 100.0
         self.name()
 
@@ -44,9 +46,9 @@ class Run:
         """A batch whose offset names what is open."""
         self.releases.begin_batch(1, self.destinations.recorded() or {TOPIC: {"a": {"open": []}}})
 
-    def leave(self, tick: int, is_slow: bool = False, **part: Any) -> None:
-        job = Job(tick=tick, kind=1, lane="l", assignments=(), due=np.array([1]))
-        self.destinations.add(TARGET, "away", [OpenPart(job, TARGET, **part)], self.now, is_slow)
+    def leave(self, tick: int, is_slow: bool = False, **remainder: Any) -> None:
+        release = LaneRelease(tick=tick, kind=1, lane="l", assignments=(), due=np.array([1]))
+        self.destinations.add(TARGET, "away", [Remainder(release, TARGET, **remainder)], self.now, is_slow)
 
     def step(self) -> Step:
         return self.destinations.next_step(TARGET, self.now)
@@ -61,7 +63,7 @@ class Run:
 
     def answer(self, step: Step, reason: str = "", is_slow: bool = False, messages: int = 0) -> None:
         assert isinstance(step, Send | Probe)
-        self.destinations.note_result(TARGET, step, PartsSent(reason, is_slow, messages), self.now)
+        self.destinations.note_result(TARGET, step, RemainderResult(reason, is_slow, messages), self.now)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def test_what_is_open_is_sent_at_longer_and_longer_intervals_and_then_it_is_writ
         before = run.seconds
         step = run.step_after_waiting()
         assert isinstance(step, Send)
-        assert ([part.job.tick for part in step.parts], step.is_slow) == ([1], False)
+        assert ([remainder.release.tick for remainder in step.remainders], step.is_slow) == ([1], False)
         waits.append(run.seconds - before)
         run.answer(step, "refused")
     assert waits == pytest.approx([1, 2, 4, 5, 5])
@@ -86,16 +88,16 @@ def test_what_is_open_is_sent_at_longer_and_longer_intervals_and_then_it_is_writ
     assert run.recorded["open"] == []
     run.answer(run.step_after_waiting())  # a probe
     assert isinstance(run.step(), Ended)
-    assert (run.destinations.targets, run.destinations.alerts()) == (frozenset(), {})
+    assert (run.destinations.recipients, run.destinations.alerts()) == (frozenset(), {})
 
 
 def test_it_waits_for_what_is_on_its_way_and_for_older_releases_to_be_written() -> None:
     run = Run()
-    job = Job(tick=0, kind=1, lane="l", assignments=(), due=np.array([1]))
-    run.releases.add(job)
+    release = LaneRelease(tick=0, kind=1, lane="l", assignments=(), due=np.array([1]))
+    run.releases.add(release)
     run.leave(1)
     run.seconds += 1
-    assert isinstance(run.step(), Wait), "an older release of the lane may leave a part open, too"
+    assert isinstance(run.step(), Wait), "an older release of the lane may leave a remainder open, too"
 
 
 def test_what_is_recalled_is_not_sent_and_over_when_an_offset_says_so() -> None:
@@ -164,9 +166,9 @@ def test_a_slow_one_that_can_not_be_written_for_a_while_is_slow_again() -> None:
 @pytest.mark.parametrize("is_rejecting", [False, True])
 def test_another_run_goes_on_with_what_the_offset_says(is_rejecting: bool) -> None:
     run = Run(reject_after_millis=1_000_000)
-    job = Job(tick=3, kind=1, lane="l", assignments=(), due=np.array([1]))
+    release = LaneRelease(tick=3, kind=1, lane="l", assignments=(), due=np.array([1]))
     one = {"since": 7, "open": [[3, 1], [4, 1]], "round": 5, "most": 9} | ({"rejects": "gone"} if is_rejecting else {})
-    assert run.destinations.resume({TOPIC: {"a": one}}, {(3, 1): job}, run.now) == [TARGET]
+    assert run.destinations.resume({TOPIC: {"a": one}}, {(3, 1): release}, run.now) == [TARGET]
     assert (run.recorded["since"], run.recorded["open"]) == (7, [[3, 1]])
     assert run.recorded.get("rejects") == ("gone" if is_rejecting else None)
     assert [kind for kind, _ in run.destinations.alerts()] == [UNWRITABLE if is_rejecting else SLOW]

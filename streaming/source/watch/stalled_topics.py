@@ -15,7 +15,7 @@ class _Stand:
     waits_since: int | None  # ms since the epoch; None: all that it has is taken in
 
 
-class StandingTopics:
+class StalledTopics:
     """Remembers for each topic partition since when it has had messages and none was taken in.
 
     Args:

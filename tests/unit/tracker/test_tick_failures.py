@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
-from tracker import containment
+from tracker import tick_failures
 from tracker.commands.apply import Executor
 from tracker.commands.outcomes import NOT_DELIVERED
-from tracker.containment import BufferedStore, TickFailedError, apply_contained
 from tracker.dispatching import Dispatcher
 from tracker.keys.superseding import Superseding
 from tracker.message_state.parking import Parking
@@ -21,6 +20,7 @@ from tracker.schemas import KNOWN
 from tracker.shard import Shard
 from tracker.store import MemoryStore, StateLostError, Store
 from tracker.tick import Effects, TickInput
+from tracker.tick_failures import BufferedStore, TickFailedError, apply_without_failing_rows
 from tracker.wire.delaylake_pb2 import Result
 
 NAMES = {TOPIC: ["a", "b"]}
@@ -44,8 +44,8 @@ class Job:
         tick = tick_at(self.tick, cutoff, load_horizon=cutoff + 100_000, near_until=cutoff + 50_000)
         copy = MemoryStore()
         copy.values = dict(self.store.values)
-        effects = apply_contained(self.store, shard_on, tick, TickInput(**given))
-        again = apply_contained(copy, shard_on, tick, TickInput(**given))
+        effects = apply_without_failing_rows(self.store, shard_on, tick, TickInput(**given))
+        again = apply_without_failing_rows(copy, shard_on, tick, TickInput(**given))
         assert copy.values == self.store.values
         assert again.rejects.equals(effects.rejects)
         for one, other in zip(again.releases, effects.releases, strict=True):
@@ -184,7 +184,7 @@ def test_a_command_that_fails_is_invalid_and_the_others_are_applied(monkeypatch:
 
 def test_after_many_tries_all_that_may_be_the_cause_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, MessageState, "count_unwanted_new", lambda rows, *_: rows.num_rows > 0, IndexError())
-    monkeypatch.setattr(containment, "MOST_TRIES", 10)
+    monkeypatch.setattr(tick_failures, "MOST_TRIES", 10)
     effects = Job().step(10, messages=messages([(1, i, 20) for i in range(1_000)]))
     assert effects.rejects.num_rows == 1_000
 
@@ -203,7 +203,7 @@ def test_a_state_that_can_not_be_read_is_told_with_the_repair() -> None:
     store = MemoryStore()
     store.values["in_flight_list", (0, 0)] = b"{"
     with pytest.raises(TickFailedError, match=r"JSONDecodeError.*delaylake rebuild"):
-        apply_contained(store, shard_on, tick_at(1, 10), TickInput(messages=messages([(1, 1, 20)])))
+        apply_without_failing_rows(store, shard_on, tick_at(1, 10), TickInput(messages=messages([(1, 1, 20)])))
 
 
 class StrictStore(MemoryStore):
@@ -242,7 +242,7 @@ def test_what_the_store_raises_is_no_row_s_fault(error: Exception) -> None:
     store = LostStore()
     store.error = error
     with pytest.raises(type(error)):
-        apply_contained(store, shard_on, tick_at(1, 10), TickInput(messages=messages([(1, 1, 20)])))
+        apply_without_failing_rows(store, shard_on, tick_at(1, 10), TickInput(messages=messages([(1, 1, 20)])))
     assert store.values == {}
 
 
@@ -255,4 +255,4 @@ def test_what_a_look_up_in_the_tables_raises_is_no_row_s_fault(monkeypatch: pyte
     )
     plant(monkeypatch, Superseding, "begin_tick", lambda find, *_: bool(find([], [])), AssertionError())
     with pytest.raises(KeyError, match="a table"):
-        apply_contained(MemoryStore(), shard_on, tick_at(1, 10), given)
+        apply_without_failing_rows(MemoryStore(), shard_on, tick_at(1, 10), given)

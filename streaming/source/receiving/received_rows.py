@@ -1,4 +1,4 @@
-"""Keeps the messages of a topic partition in chunks, until Spark has committed their batches."""
+"""Keeps the messages of a topic partition, until Spark has committed their batches."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class EntryRows:
     """Successive entries of a topic partition, with all of their messages.
 
     Attributes:
         rows: the messages, as MESSAGES.
         n_bytes: of the messages, about.
         earliest: the least `deliver_at` of the messages, ms since the epoch.
-        start: the last entry that was read before the chunk.
-        last: the last entry that was read with the chunk.
+        start: the last entry that was read before these.
+        last: the last entry that was read with them.
     """
 
     rows: pa.Table
@@ -35,7 +35,7 @@ class Chunk:
 
     @property
     def n_messages(self) -> int:
-        """The number of messages; 1 for a chunk without any, so that it gets into a batch."""
+        """The number of messages; 1 for entries without any, so that they get into a batch."""
         return max(1, int(self.rows.num_rows))
 
     def rows_between(self, after: Position, last: Position) -> pa.Table:
@@ -50,8 +50,8 @@ class Chunk:
         return rows if wanted.all() else rows.filter(pa.array(wanted))
 
 
-class ReceivedChunks:
-    """The chunks of a topic partition, and how many of them are in batches. One thread at a time may use it.
+class ReceivedRows:
+    """Entries of a topic partition as they came together, and which are in batches. One thread at a time may use it.
 
     Args:
         topic: the topic partition's name.
@@ -62,13 +62,13 @@ class ReceivedChunks:
         last_in_batch: the last entry that is in a batch.
         waiting_messages: the number of messages that are in no batch yet.
         waiting_bytes: their bytes, about.
-        kept_bytes: about the bytes of all chunks, in batches or not.
+        kept_bytes: about the bytes of all messages, in batches or not.
     """
 
     def __init__(self, topic: str, after: Position) -> None:
         self._topic = topic
-        self._chunks: deque[Chunk] = deque()
-        self._late: list[pa.Table] = []  # rows that came after a batch had passed their entries, for the next chunk
+        self._kept: deque[EntryRows] = deque()
+        self._late: list[pa.Table] = []  # rows that came after a batch had passed their entries, for the next ones
         self.read_to = after
         self.last_in_batch = after
         self.waiting_messages = 0
@@ -77,10 +77,10 @@ class ReceivedChunks:
 
     def has_due(self, cutoff: int) -> bool:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
-        return any(chunk.last > self.last_in_batch and chunk.earliest <= cutoff for chunk in self._chunks)
+        return any(entries.last > self.last_in_batch and entries.earliest <= cutoff for entries in self._kept)
 
     def add(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
-        """Adds rows as a new chunk, or to the last chunk where their entries are before its end.
+        """Adds rows as new ones, or to the last ones where their entries are before its end.
 
         Args:
             rows: as MESSAGES.
@@ -89,16 +89,16 @@ class ReceivedChunks:
         """
         earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
         if last > self.read_to:
-            self._chunks.append(Chunk(concat([*self._late, rows]), n_bytes, earliest, self.read_to, last))
+            self._kept.append(EntryRows(concat([*self._late, rows]), n_bytes, earliest, self.read_to, last))
             self._late = []
             self.read_to = last
-        elif self._chunks and self.read_to > self.last_in_batch:
-            chunk = self._chunks[-1]
-            self._chunks[-1] = replace(
-                chunk,
-                rows=concat([chunk.rows, rows]),
-                n_bytes=chunk.n_bytes + n_bytes,
-                earliest=min(chunk.earliest, earliest),
+        elif self._kept and self.read_to > self.last_in_batch:
+            entries = self._kept[-1]
+            self._kept[-1] = replace(
+                entries,
+                rows=concat([entries.rows, rows]),
+                n_bytes=entries.n_bytes + n_bytes,
+                earliest=min(entries.earliest, earliest),
             )
         else:
             _log.error(
@@ -110,39 +110,39 @@ class ReceivedChunks:
         self._note_in_batch(self.last_in_batch)
 
     def take_into_batch(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
-        """Takes waiting chunks into a batch: see `Receiver.take_into_batch`."""
+        """Takes waiting entries into a batch: see `Receiver.take_into_batch`."""
         messages = n_bytes = 0
         if max_messages <= 0 or max_bytes <= 0:
             return self.last_in_batch, 0, 0
-        for chunk in self._chunks:
-            if chunk.last <= self.last_in_batch:
+        for entries in self._kept:
+            if entries.last <= self.last_in_batch:
                 continue
-            if up_to is not None and chunk.last > up_to:
+            if up_to is not None and entries.last > up_to:
                 break
-            if messages and (messages + chunk.n_messages > max_messages or n_bytes + chunk.n_bytes > max_bytes):
+            if messages and (messages + entries.n_messages > max_messages or n_bytes + entries.n_bytes > max_bytes):
                 break
-            messages += chunk.n_messages
-            n_bytes += chunk.n_bytes
-            end = chunk.last
+            messages += entries.n_messages
+            n_bytes += entries.n_bytes
+            end = entries.last
         if messages:
             self._note_in_batch(end)
         return self.last_in_batch, messages, n_bytes
 
-    def between(self, after: Position, last: Position) -> list[Chunk]:
-        """Returns the chunks with entries after `after`, up to `last`, and counts these as taken into a batch."""
+    def between(self, after: Position, last: Position) -> list[EntryRows]:
+        """Returns those with entries after `after`, up to `last`, and counts these as taken into a batch."""
         if last > self.last_in_batch:
             self._note_in_batch(last)
-        return [chunk for chunk in self._chunks if chunk.last > after and chunk.start < last]
+        return [entries for entries in self._kept if entries.last > after and entries.start < last]
 
     def forget(self, last: Position) -> None:
-        """Drops the chunks whose entries all come up to a given one."""
-        while self._chunks and self._chunks[0].last <= last:
-            self._chunks.popleft()
-        self.kept_bytes = sum(chunk.n_bytes for chunk in self._chunks)
+        """Drops entries up to a given one, as far as all that came with them are."""
+        while self._kept and self._kept[0].last <= last:
+            self._kept.popleft()
+        self.kept_bytes = sum(entries.n_bytes for entries in self._kept)
 
     def _note_in_batch(self, end: Position) -> None:
         self.last_in_batch = end
-        left = [chunk for chunk in self._chunks if chunk.last > end]
-        self.waiting_messages = sum(chunk.n_messages for chunk in left)
-        self.waiting_bytes = sum(chunk.n_bytes for chunk in left)
-        self.kept_bytes = sum(chunk.n_bytes for chunk in self._chunks)
+        left = [entries for entries in self._kept if entries.last > end]
+        self.waiting_messages = sum(entries.n_messages for entries in left)
+        self.waiting_bytes = sum(entries.n_bytes for entries in left)
+        self.kept_bytes = sum(entries.n_bytes for entries in self._kept)
