@@ -384,6 +384,7 @@ class Receiver:
             self._events.on_entries(MESSAGES.empty_table(), builder.parts)
         self._note_all_kept()
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
+            consumer.pause()
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: RowBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
