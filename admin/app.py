@@ -14,8 +14,7 @@ from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
 from admin.errors import answer_errors
-from admin.head_requests import HeadAsGet
-from admin.middleware import BodyLimit, PulsarPaths
+from admin.middleware import BodyLimit, HeadAsGet, PulsarPaths
 from admin.monitoring import health_api
 from admin.monitoring.metrics import ApiMetrics, CountRequests
 from admin.rest import dead_letters_api, index_api, pending_api, schedules_api, topics_api

@@ -51,6 +51,7 @@ from broker.standalone import EmbeddedBroker
 from checkpoint_from_tables.importing.files import import_file
 from checkpoint_from_tables.importing.importer import Importer
 from checkpoint_from_tables.new_checkpoint import import_and_rebuild
+from checkpoint_from_tables.rebuild.context import Reports
 from conf.settings import Settings, load_settings
 from tests.support.service.harness import Job, now
 from tracker.commands.kinds import CANCEL, SKIP
@@ -102,7 +103,7 @@ def bring_in_and_rebuild(file: Path, load: Load, folder: Path, results: Any) -> 
         say(found)
         began, peak = time.perf_counter(), Peak()
 
-    rebuilt = import_and_rebuild(settings, True, bring_in, lambda table, step, rows: None, lambda text: say({"": text}))
+    rebuilt = import_and_rebuild(settings, True, bring_in, Reports(on_warning=lambda text: say({"": text})))
     found["rebuild"] = {"seconds": round(time.perf_counter() - began, 1), "peak_mib": peak.mebibytes()}
     done = importer.done
     assert not done.rejected, done

@@ -13,6 +13,7 @@ import psutil
 from deltalake.exceptions import DeltaError
 from filelock import Timeout
 
+from checkpoint_from_tables.rebuild.context import SILENT, DestinationReading, Reports
 from checkpoint_from_tables.rebuild.rebuild import last_entries, rebuild
 from checkpoint_from_tables.restore.another_broker import change_broker
 from checkpoint_from_tables.restore.rewind import check_alone, check_broker, rewind
@@ -24,7 +25,7 @@ from streaming.checkpoint.prepared import PreparedState
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from warehouse.backup.marker import read_marker, remove_marker
 from warehouse.backup.restoring import restore
-from warehouse.delta.tables import OnProgress, Tables, exists
+from warehouse.delta.tables import Tables, exists
 from warehouse.maintenance.maintain import lock
 from warehouse.schemas import SCHEMAS
 
@@ -40,19 +41,16 @@ class RebuildError(DelayLakeError):
 def rebuild_checkpoint(
     settings: Settings,
     discards_checkpoint: bool,
-    on_progress: OnProgress = lambda table, step, rows: None,
-    on_warning: Callable[[str], None] = lambda text: None,
+    reports: Reports = SILENT,
     without: Collection[str] = (),
     is_another_broker: bool = False,
 ) -> dict[str, int]:
     """Rebuilds the checkpoint of the settings from the tables.
 
     Args:
-        settings: of the job.
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
-        on_progress: as of `rebuild`.
-        on_warning: as of `rebuild`.
-        without: as of `rebuild`.
+        reports: as of `rebuild`.
+        without: destinations that are not to be read.
         is_another_broker: as of `import_and_rebuild`.
 
     Returns:
@@ -72,17 +70,14 @@ def rebuild_checkpoint(
         raise RebuildError(
             f"no table {missing[0]} in the warehouse {settings.warehouse}: there is nothing to rebuild from"
         )
-    return import_and_rebuild(
-        settings, discards_checkpoint, lambda tables: None, on_progress, on_warning, without, is_another_broker
-    )
+    return import_and_rebuild(settings, discards_checkpoint, lambda tables: None, reports, without, is_another_broker)
 
 
 def import_and_rebuild(
     settings: Settings,
     discards_checkpoint: bool,
     bring_in: Callable[[Tables], None],
-    on_progress: OnProgress,
-    on_warning: Callable[[str], None],
+    reports: Reports,
     without: Collection[str] = (),
     is_another_broker: bool = False,
 ) -> dict[str, int]:
@@ -93,12 +88,10 @@ def import_and_rebuild(
     backed up is taken over, too, if it can be reached.
 
     Args:
-        settings: of the job.
         discards_checkpoint: whether to move an existing checkpoint aside; False: a checkpoint is an error.
         bring_in: called with the tables, to append messages to them.
-        on_progress: as of `rebuild`.
-        on_warning: as of `rebuild`.
-        without: as of `rebuild`.
+        reports: as of `rebuild`.
+        without: destinations that are not to be read.
         is_another_broker: whether the warehouse is a backup whose messages are of another broker than the settings'.
 
     Returns:
@@ -133,7 +126,7 @@ def import_and_rebuild(
                 )
             tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
             if backup is not None and is_known_broker:
-                _overtake(settings, backup.source, on_progress, on_warning)
+                _overtake(settings, backup.source, reports)
             epoch = max(tables.newest_epoch(), Checkpoint(checkpoint).epoch) + 1
             if query.exists():
                 # The name has microseconds, because a script may rebuild twice within a second.
@@ -142,20 +135,13 @@ def import_and_rebuild(
                 for name, beginning in beginnings.items():
                     Beginnings(settings).keep(name, beginning)
             tables.take_over(epoch)
-            _wait_for_overtaken(settings.warehouse, on_progress)
+            _wait_for_overtaken(settings.warehouse, reports)
             bring_in(tables)
             change = None
             if backup is not None and is_another_broker:
-                change = change_broker(settings, tables, backup.made_at, on_progress, on_warning)
-            found = rebuild(
-                settings,
-                tables,
-                checkpoint,
-                on_progress,
-                on_warning=on_warning,
-                without=without,
-                renumbering=None if change is None else change.renumbering,
-            )
+                change = change_broker(settings, tables, backup.made_at, reports.on_progress, reports.on_warning)
+            reading = DestinationReading(without, None if change is None else change.renumbering)
+            found = rebuild(settings, tables, checkpoint, reports=reports, destinations=reading)
             if change is not None:
                 found |= change.counts
             elif backup is not None:
@@ -181,7 +167,7 @@ def _beginnings_of_unread(settings: Settings, checkpoint: Path) -> dict[str, Beg
     return {name: beginning for name, beginning in Beginnings(settings).all().items() if name not in read}
 
 
-def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warning: Callable[[str], None]) -> None:
+def _overtake(settings: Settings, source: str, reports: Reports) -> None:
     """Takes over the warehouse that was backed up, if it still exists: a job that starts there again ends."""
     if source == local_path(settings.warehouse):
         return
@@ -191,12 +177,12 @@ def _overtake(settings: Settings, source: str, on_progress: OnProgress, on_warni
         tables = Tables(source)
         tables.take_over(tables.newest_epoch() + 1)
     except (OSError, DeltaError) as error:
-        on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
+        reports.on_warning(f"{source} can't be taken over ({one_line(error)}): make sure that no job goes on there")
         return
-    _wait_for_overtaken(source, on_progress)
+    _wait_for_overtaken(source, reports)
 
 
-def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:
+def _wait_for_overtaken(warehouse: str, reports: Reports) -> None:
     """Waits until a job that may still run, on another checkpoint, must have noticed that it is fenced.
 
     The rebuild finds the messages that this job sends until then at the destinations.
@@ -207,5 +193,5 @@ def _wait_for_overtaken(warehouse: str, on_progress: OnProgress) -> None:
     if status.host == socket.gethostname() and not psutil.pid_exists(status.process_id):
         return
     while (left := status.updated_at + STALE_MILLIS - time.time_ns() // 1_000_000) > 0:
-        on_progress("warehouse", "ms to wait for a job that ran just now", left)
+        reports.on_progress("warehouse", "ms to wait for a job that ran just now", left)
         time.sleep(min(left / 1000, 0.5))

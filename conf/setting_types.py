@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from conf.durations import parse_duration
+from conf.times import parse_duration
 
 _TOPIC = re.compile(r"persistent://[\w\-=:.]+/[\w\-=:.]+/[^/\s\x00-\x1f\x7f]+")
 

@@ -31,7 +31,6 @@ def unknown_variables(prefix: str, settings: type[BaseModel]) -> list[str]:
 
     Args:
         prefix: the prefix of environment variables that are settings.
-        settings: the model of the settings.
     """
     models = {name: type(field.default) for name, field in settings.model_fields.items()}
     sections = {name: model for name, model in models.items() if issubclass(model, BaseModel)}

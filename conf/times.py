@@ -1,12 +1,28 @@
-"""Parses and formats times and time zones."""
+"""Moments, and times and durations as texts."""
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import UTC, datetime, tzinfo
+from fractions import Fraction
+from typing import NamedTuple
 
 from conf.time_zones import time_zone
 
 LOCAL = "local"
+
+
+class Moment(NamedTuple):
+    """A time, by two clocks of one machine."""
+
+    millis: int  # since the epoch
+    seconds: float  # of a clock that never jumps
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Returns the time."""
+        return cls(time.time_ns() // 1_000_000, time.monotonic())
 
 
 def parse_time(text: str) -> int:
@@ -21,14 +37,14 @@ def parse_time(text: str) -> int:
     if text.strip().isdecimal():
         return int(text)
     try:
-        time = datetime.fromisoformat(text.strip())
+        parsed = datetime.fromisoformat(text.strip())
     except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None:
         raise ValueError(
             f"{text!r} is no time: give ms since the epoch, or ISO 8601 with a zone, as in 2030-01-31T12:00:00Z"
         )
-    return round(time.timestamp() * 1000)
+    return round(parsed.timestamp() * 1000)
 
 
 def parse_zone(name: str) -> tzinfo | None:
@@ -58,3 +74,26 @@ def time_text(millis: int, zone: tzinfo | None = UTC) -> str:
     except (ValueError, OverflowError, OSError):
         return str(millis)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_DURATION = re.compile(r"([0-9]{1,18})(?:(\.[0-9]{1,18})?(ms|s|m|h|d))?")
+
+_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+# Allowed values, for errors.
+EXAMPLES = "as 90s, 5m, 2h, 1d or milliseconds"
+
+
+def parse_duration(text: str) -> int:
+    """Returns a duration in ms, rounded to a whole number.
+
+    Args:
+        text: a number with the unit ms, s, m, h or d, as `90s` or `1.5h`; or a whole number of milliseconds.
+
+    Raises:
+        ValueError: the text is not a duration; the message says what is allowed.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be a duration, {EXAMPLES}")
+    return round(Fraction(match[1] + (match[2] or "")) * _UNIT_MILLIS[match[3]])

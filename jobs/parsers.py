@@ -1,4 +1,4 @@
-"""Parsers of option values that several commands have: durations, times, properties and recurrence."""
+"""Parsers of option values that several commands have: times, times, properties and recurrence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def parse_duration(text: str) -> int:
     Raises:
         typer.BadParameter: the text is not a duration, or has no unit: it might be meant as seconds.
     """
-    from conf import durations
+    from conf import times
 
     given = text.strip()
     if given.isdecimal():
         raise typer.BadParameter(f"{given} what? {given}s, {given}m, {given}h, {given}d or {given}ms")
     try:
-        return durations.parse_duration(given)
+        return times.parse_duration(given)
     except ValueError:
         raise typer.BadParameter(f"{text!r} must be a duration, as 90s, 5m, 2h, 1d or 250ms") from None
 

@@ -25,7 +25,6 @@ class DiskRoom:
     With less than twice `ingest.min_free_bytes` it is an alert; with less than that the job must not read further.
 
     Args:
-        settings: of the job.
         alerts: records disks that are short of room.
     """
 

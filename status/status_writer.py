@@ -17,7 +17,6 @@ import pyarrow as pa
 from conf.errors import one_line
 from conf.settings import is_object_storage
 from status.alerts import NOT_SENT
-from status.clock_steps import ClockSteps
 from status.dead_letters import count_dead_letters, destinations_of
 from status.job_status import JobStatus, Lateness, Point, known_status, write_status
 from tracker.messages import attempts_of, where
@@ -26,11 +25,52 @@ if TYPE_CHECKING:
     from status.alerts import Alert
     from status.batch_status import BatchStatus
 
+_STEP_MILLIS = 500  # smaller steps do not count; NTP slews a clock by half a millisecond a second
+
+_READ_SECONDS = 0.05  # the most time between the readings of two clocks that are compared
+
+
+class ClockSteps:
+    """Compares the machine's clock with one that never jumps.
+
+    Args:
+        wall: returns ms since the epoch.
+        monotonic: returns seconds.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._last: float | None = None
+
+    def look(self) -> int:
+        """Returns the step since the last look, ms: negative where the clock was set back; 0: it was not set.
+
+        After a machine has slept, its clock may count as set ahead.
+        """
+        before = self._monotonic()
+        now = self._wall()
+        after = self._monotonic()
+        if after - before > _READ_SECONDS:
+            return 0
+        difference = now - after * 1000
+        step = 0 if self._last is None else round(difference - self._last)
+        self._last = difference
+        return step if abs(step) >= _STEP_MILLIS else 0
+
+
 _log = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 1.0
+
 _WRITE_OBJECT_SECONDS = 3.0  # requests to object storage cost money
+
 _POINT_SECONDS = 5.0
+
 _POINTS = 180  # a quarter of an hour
 
 # The counts of a batch that are added up over all batches.

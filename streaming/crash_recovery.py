@@ -1,8 +1,8 @@
 """What a start does after a kill -9, or any other end of the run before, in this order.
 
-1. The checkpoint is of this program and these settings (`check_checkpoint`).
+1. The checkpoint is of this program and these settings (`check_program`).
 2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`).
-3. Checkpoint and tables go together: no table has a later tick (`Checkpoint.check_not_behind`).
+3. Checkpoint and tables go together: no table has a later tick (`check_tables`).
 4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more.
 5. The broker answers (`wait_for_broker`), and no destination has messages of a later tick (`check_sent`).
 6. The broker is the one that was read, and has no later outcome (`check_broker`).
@@ -15,6 +15,7 @@
 10. What no seal epoch made durable was not acknowledged: Pulsar sends it again, and known entries are skipped.
 
 `recover` does the first five, `check_broker` is called before each run of the query; the rest is in the modules named.
+This module asks; what the answers mean is decided in `streaming.start_checks`, without files, tables and broker.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
 from streaming.release.last_sent import last_sent
 from streaming.sinks.outcomes import last_published
+from streaming.start_checks import (
+    CheckpointFacts,
+    StartError,
+    WarehouseFacts,
+    check_no_backup,
+    check_not_behind,
+    check_program,
+    check_tables,
+)
 from warehouse.backup.marker import read_marker
 from warehouse.delta.checkpoint_hint import drop_wrong_hint
 from warehouse.delta.tables import Tables
@@ -52,25 +62,13 @@ _FULL_DISK_SECONDS = 5.0
 _GOOD_RUN_SECONDS = 60
 
 
-class StartError(DelayLakeError):
-    """The job can't start. The message is one line, and says what to do."""
-
-
 def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
     """Checks that this program, with these settings, can continue from a checkpoint. Changes nothing.
 
     Raises:
-        StartError: the checkpoint has another number of shards, so shards would not find their messages in its state.
-        CheckpointError: another version of the program has written the checkpoint, or it is damaged.
+        StartError, CheckpointError: as of `check_program`, or the checkpoint is damaged.
     """
-    checkpoint.check_version()
-    rebuilt, shards = PreparedState(checkpoint.folder), settings.tracker.shards
-    known = checkpoint.shards or (rebuilt.shards if rebuilt.offset is not None else shards)
-    if known != shards:
-        raise StartError(
-            f"the checkpoint is of {known} shards, and tracker.shards is {shards}: set it back, or change it with "
-            "`delaylake rebuild --discard-checkpoint`"
-        )
+    check_program(_read_checkpoint(checkpoint), settings.tracker.shards)
 
 
 def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
@@ -81,12 +79,10 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
             tables and columns were created.
         FencedError: another job has taken the warehouse over in the meantime.
     """
-    check_checkpoint(settings, checkpoint)
+    found = _read_checkpoint(checkpoint)
+    check_program(found, settings.tracker.shards)
     try:
-        if read_marker(settings.warehouse) is not None:
-            raise StartError(
-                f"the warehouse {settings.warehouse} is a backup: run `delaylake rebuild --discard-checkpoint` first"
-            )
+        check_no_backup(settings.warehouse, read_marker(settings.warehouse) is not None)
         tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
         for name in (*LATER, MESSAGE_SCHEMAS):
             drop_wrong_hint(tables.path(name))
@@ -94,15 +90,14 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         raise StartError(
             f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"
         ) from error
-    if not checkpoint.has_query and PreparedState(checkpoint.folder).offset is None:
-        _require_empty(tables)
-    epoch, newest = tables.newest_epoch(), checkpoint.newest_offset()
-    checkpoint.check_not_behind(newest, _written(tables, checkpoint.app_id), epoch)
+    newest = checkpoint.newest_offset()
+    warehouse = _read_warehouse(tables, checkpoint, found.is_new)
+    epoch = check_tables(found, None if newest is None else newest.tick, warehouse)
     # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
-    checkpoint.epoch = max(epoch, checkpoint.epoch) + 1
+    checkpoint.epoch = epoch
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
-    tables.take_over(checkpoint.epoch)
+    tables.take_over(epoch)
 
 
 def recover(
@@ -199,7 +194,7 @@ def check_broker(settings: Settings, checkpoint: Checkpoint) -> None:
         with AdminClient(settings.pulsar) as admin:
             check_topics(admin, newest.positions)
         published = last_published(settings, checkpoint.app_id, newest)
-        checkpoint.check_not_behind(newest, {settings.control.outcome_topic: published}, checkpoint.epoch)
+        check_not_behind(str(checkpoint.folder), newest.tick, {settings.control.outcome_topic: published})
     except PulsarError as error:
         _log.warning("whether the broker has what was read and published before is not known: %s", one_line(error))
 
@@ -212,19 +207,33 @@ def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
     """
     if (newest := checkpoint.newest_offset()) is not None:
         sent = last_sent(settings, checkpoint, newest)
-        checkpoint.check_not_behind(newest, sent, checkpoint.epoch)
+        check_not_behind(str(checkpoint.folder), newest.tick, sent)
 
 
-def _require_empty(tables: Tables) -> None:
-    """Raises StartError where tables have rows: a new query would deliver these messages again."""
-    if (
+def _read_checkpoint(checkpoint: Checkpoint) -> CheckpointFacts:
+    prepared = PreparedState(checkpoint.folder)
+    return CheckpointFacts(
+        folder=str(checkpoint.folder),
+        version=checkpoint.version,
+        has_query=checkpoint.has_query,
+        shards=checkpoint.shards,
+        prepared_shards=prepared.shards if prepared.offset is not None else None,
+        epoch=checkpoint.epoch,
+    )
+
+
+def _read_warehouse(tables: Tables, checkpoint: Checkpoint, is_new: bool) -> WarehouseFacts:
+    """Asks the tables. Of a new checkpoint only whether they have messages: to ask more, it would get an app id."""
+    has_messages = is_new and bool(
         tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
-    ):
-        raise StartError("the warehouse has messages, but there is no checkpoint: run `delaylake rebuild` first")
+        or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
+    )
+    last_ticks = {} if has_messages else _last_ticks(tables, checkpoint.app_id)
+    return WarehouseFacts(has_messages=has_messages, epoch=tables.newest_epoch(), last_ticks=last_ticks)
 
 
-def _written(tables: Tables, app_id: str) -> dict[str, int]:
+def _last_ticks(tables: Tables, app_id: str) -> dict[str, int]:
     """Returns by table the last tick whose rows a checkpoint's job has written to it; -1: none.
 
     The names of its writers begin with the app id; those of lanes go on after a colon: see `ReleaseRecords.writer`.

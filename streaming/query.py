@@ -30,7 +30,7 @@ from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recov
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
-from streaming.release.driver.releaser import Releaser
+from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.feedback import FeedbackFile
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
@@ -49,11 +49,16 @@ class JobError(DelayLakeError):
     """The job can't go on. The message is one line."""
 
 
+def source_rows(spark: SparkSession, source: type[DelayedDeliverySource], options: Mapping[str, str]) -> DataFrame:
+    """Returns the rows of a source with options, by name, as a stream."""
+    spark.dataSource.register(source)
+    return spark.readStream.format(source.name()).options(**options).load()
+
+
 def start_query(
-    spark: SparkSession,
+    name: str,
+    rows: DataFrame,
     settings: Settings,
-    source: type[DelayedDeliverySource],
-    options: Mapping[str, str],
     keys: list[int],
     sink: Callable[[DataFrame, int], None],
     checkpoint: Path,
@@ -61,20 +66,18 @@ def start_query(
     """Starts a query: a source's rows through the stateful operator to a sink.
 
     Args:
-        options: of the source, by name.
+        name: of the query.
+        rows: of the source.
+        settings: of the job.
         keys: Spark's key of each shard's rows, by shard number.
         sink: called with each batch's output rows and Spark's number of the batch.
         checkpoint: the folder for Spark's checkpoint.
     """
-    spark.dataSource.register(source)
     processor = DelayedDeliveryProcessor(keys, settings.tracker.model_dump_json(), settings.warehouse)
     return (
-        spark.readStream.format(source.name())
-        .options(**options)
-        .load()
-        .groupBy("shard")
+        rows.groupBy("shard")
         .transformWithState(processor, OUTPUT_SCHEMA, "Append", "None")
-        .writeStream.queryName(source.name())
+        .writeStream.queryName(name)
         .foreachBatch(sink)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime="0 seconds")
@@ -172,20 +175,15 @@ class DelayedDelivery:
         """Runs the query until it ends. Returns the error that ended it, one line; None: `stopping` was set."""
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback_file = Path(folder) / "feedback.json"
-            feedback = FeedbackFile(feedback_file)
             app_id = checkpoint.app_id
-            releaser = Releaser(
-                self._spark,
-                self._settings,
-                tables,
-                feedback,
+            run = Run(
                 app_id,
-                self._on_deliveries,
-                self._alerts,
+                FeedbackFile(feedback_file),
                 last_routes(checkpoint.folder),
                 Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
                 checkpoint.release_folder,
             )
+            releaser = Releaser(self._spark, self._settings, tables, run, self._on_deliveries, self._alerts)
             outcomes = OutcomePublisher(self._settings, app_id, self._alerts)
             run_id = uuid.uuid4().hex[:12]
             self._alerts.follow(Path(folder) / _SOURCE_ALERTS)
@@ -198,8 +196,9 @@ class DelayedDelivery:
                 "shard_keys": json.dumps(keys),
                 "epoch": str(checkpoint.epoch),
             }
+            rows = source_rows(self._spark, DelayedDeliverySource, options)
             query = start_query(
-                self._spark, self._settings, DelayedDeliverySource, options, keys, sink, checkpoint.folder / "query"
+                DelayedDeliverySource.name(), rows, self._settings, keys, sink, checkpoint.folder / "query"
             )
             looked_at = 0.0
             try:

@@ -18,7 +18,7 @@ from conf.settings import Settings
 from streaming.batch_schema import InputKind, input_rows, shard_keys
 from streaming.checkpoint.offset import Offset
 from streaming.entry_points import DelayedDeliveryReader, DelayedDeliverySource
-from streaming.query import start_query
+from streaming.query import source_rows, start_query
 from streaming.source.reader import SourceReader, TickPart, to_batches
 
 _log = logging.getLogger(__name__)
@@ -87,9 +87,8 @@ def warm_up(spark: SparkSession, settings: Settings) -> None:
 
     with tempfile.TemporaryDirectory(prefix="delaylake-", ignore_cleanup_errors=True) as folder:
         try:
-            query = start_query(
-                spark, settings, WarmUpSource, {"shard_keys": json.dumps(keys)}, keys, sink, Path(folder)
-            )
+            rows = source_rows(spark, WarmUpSource, {"shard_keys": json.dumps(keys)})
+            query = start_query(WarmUpSource.name(), rows, settings, keys, sink, Path(folder))
             if not done.wait(_SECONDS):
                 _log.warning("the warm-up did not end in time: %s", query.exception())
             query.stop()

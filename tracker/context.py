@@ -29,8 +29,6 @@ class Context:
 
     Attributes:
         store: where the parts keep their state.
-        subscriptions: the subscriptions of each source topic.
-        shard_id: which shard this is.
         tick_time_millis: Pulsar's tick time, ms.
         tick: the tick's number.
         now: time of the job's clock.
@@ -66,14 +64,11 @@ class Context:
         self.ingested_through, self.highest_cutoff, self.waiting = ingested_through, 0, empty_table(MESSAGES)
 
     def are_dispatched(self, known: pa.Table, is_new: BoolArray | None = None) -> BoolArray:
-        """Tells which messages have been dispatched, assuming that they were not moved.
+        """Tells which messages have been dispatched, assuming that they were not moved: bool, (known,).
 
         Args:
             known: with the columns of KNOWN, except the topic.
             is_new: bool, (known,): the message came in in this tick; None: none did.
-
-        Returns:
-            bool, (known,).
         """
         due = int64(known, "deliver_at")
         are = (due <= self.released) | self.are_dispatched_ahead(known, due, np.zeros(known.num_rows, np.int64))

@@ -16,7 +16,7 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
-from tracker.giving_up import GivenUp, cancelled, rejected, select_writable_rejects
+from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Parking
@@ -47,9 +47,6 @@ class KeyOrder:
 
     Messages due by the last tick's cutoff go into one release, on short notice, those due later into another, planned.
     So all messages of the first, in every shard, come before all messages of the second.
-
-    Args:
-        subscriptions: the subscriptions of each source topic.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -98,7 +95,6 @@ class Dispatcher:
     """Dispatches due rows in releases.
 
     Args:
-        context: of the shard.
         tracker: takes back the rows that wait for places; has the parked rows that are not sealed yet.
         parking: decides to which subscriptions a message goes.
         occurrences: moves recurring messages on.
@@ -178,7 +174,7 @@ class Dispatcher:
             rows, given_up = self._move_on(step, rows, given_up)
         n: int = rows.num_rows
         if given_up.rejects.num_rows:
-            rejects = select_writable_rejects(step.tick.unwritable, given_up.rejects)
+            rejects = select_sent_rejects(step.tick.unwritable, step.tick.parked_rejects, given_up.rejects)
             rejects = rejects.append_column("subscription_mask", pa.array(np.zeros(rejects.num_rows, np.int64)))
             rows = in_order(concat([rows, rejects], rows.schema))
         self._add_release(step, kind, self._key_order.take_ordered(rows))
@@ -224,7 +220,6 @@ class Dispatcher:
         """Moves the recurring messages of a release on to their next occurrence, and gives up unwritable occurrences.
 
         Args:
-            step: the tick.
             rows: as MESSAGES and `subscription_mask`.
             given_up: the other messages of the release that are given up.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conf.durations import EXAMPLES, parse_duration
 from conf.errors import DelayLakeError
+from conf.times import EXAMPLES, parse_duration
 
 DELIVER_AT = "deliverAt"
 
@@ -54,14 +54,11 @@ def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_d
 
 
 def duration(name: str, text: str) -> int:
-    """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms.
+    """Reads a property that is a duration above 0, as `90s`, `5m`, `2h`, `1d`, or ms: ms.
 
     Args:
         name: the property's name, for the error.
         text: its value.
-
-    Returns:
-        ms.
 
     Raises:
         BadScheduleError: the value is no such duration.

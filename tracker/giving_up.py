@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -166,9 +166,14 @@ def _releases(unwritable: Unwritable, names: Names, key: str) -> OpenReleases:
     return found
 
 
-def select_writable_rejects(unwritable: Unwritable, rejects: pa.Table) -> pa.Table:
-    """Returns the rejects whose topic for rejects is writable; the others go only to the table `rejects` for now."""
-    topics = [topic for topic, destinations in unwritable.items() if "" in destinations]
+def select_sent_rejects(unwritable: Unwritable, parked: Collection[str], rejects: pa.Table) -> pa.Table:
+    """Returns the rejects that go to their topic at once; the others go only to the table `rejects` for now.
+
+    Args:
+        unwritable, parked: as `unwritable` and `parked_rejects` in `tracker.tick.Tick`.
+        rejects: as MESSAGES.
+    """
+    topics = sorted({*parked, *(topic for topic, destinations in unwritable.items() if "" in destinations)})
     return rejects.filter(pc.invert(pc.is_in(rejects["topic"], pa.array(topics, pa.string())))) if topics else rejects
 
 

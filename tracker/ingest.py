@@ -47,7 +47,6 @@ class NewMessages:
     """Decides which of the messages that came in are new, and applies the commands that waited for them.
 
     Args:
-        context: of the shard.
         tracker: knows the messages that were added before.
         state: knows which messages are done with.
         control: has the commands that wait.
@@ -116,7 +115,6 @@ class NamedMessages:
     """Finds the messages that commands name.
 
     Args:
-        context: of the shard.
         tracker: has the delayed messages in state.
         entries: has the messages that are not durable.
         state: knows the times to which messages were moved.

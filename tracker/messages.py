@@ -250,15 +250,12 @@ def attempts_of(rows: pa.Table) -> Int64Array:
 
 
 def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray:
-    """Tells which rows have the same keys as one of the other rows.
+    """Tells which rows have the same keys as one of the other rows: bool, (rows,).
 
     Args:
         rows: with the columns `keys`.
         others: with the columns `keys`.
         keys: names of integer columns without nulls.
-
-    Returns:
-        bool, (rows,).
     """
     found = np.zeros(rows.num_rows, np.bool_)
     if rows.num_rows and others.num_rows:

@@ -28,7 +28,7 @@ from tracker.giving_up import (
     find_open_releases,
     find_recalled_releases,
     parked_subscriptions,
-    select_writable_rejects,
+    select_sent_rejects,
 )
 from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
@@ -261,7 +261,6 @@ class Shard:
         """Adds the rows of moved messages, seals the mutable bucket when it is time to, and loads the segment.
 
         Args:
-            step: the tick.
             open_rows: as MESSAGES: further rows to seal now.
 
         Returns:
@@ -291,7 +290,6 @@ class Shard:
         """Dispatches due messages, and sends rejects to their topics.
 
         Args:
-            step: the tick.
             short_notice: as MESSAGES: new messages that are due already.
             moved: as MESSAGES: rows of moved messages that are due already.
         """
@@ -303,7 +301,7 @@ class Shard:
         step.n_left_out = int(left_out.sum())
         rejects = [where(step.effects.rejects, ~left_out), *(one.rejects for one in step.given_up)]
         again = self._rejects_sent_again(tick, step.input.rejected)
-        rejects = concat([select_writable_rejects(tick.unwritable, concat(rejects)), again])
+        rejects = concat([select_sent_rejects(tick.unwritable, tick.parked_rejects, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         if (most := self._budget(tick)) is not None and at_once.num_rows:
             fits = most.fitting(at_once)
@@ -337,7 +335,8 @@ class Shard:
         planned, second = split_failed(step, planned)
         given_up = self._dispatcher.give_up_failed(step, concat([first, second]))
         step.given_up.append(given_up)
-        return in_order(concat([at_once, select_writable_rejects(step.tick.unwritable, given_up.rejects)])), planned
+        rejects = select_sent_rejects(step.tick.unwritable, step.tick.parked_rejects, given_up.rejects)
+        return in_order(concat([at_once, rejects])), planned
 
     def _max_from_queue(self, is_set_back: bool, queue: Queue) -> int | None:
         """Returns how many rows of a queue come due again in this tick; None: all.

@@ -125,14 +125,11 @@ class Subscriptions:
         return {topic: names for topic, names in found.items() if names}
 
     def names_of(self, topics: pa.ChunkedArray, subscription: int | str) -> pa.Array:
-        """Returns the name of a subscription of each row's topic.
+        """Returns the name of a subscription of each row's topic: strings, (rows,).
 
         Args:
             topics: a column of strings, (rows,).
             subscription: its number, the same in each topic; or a name, which all rows get.
-
-        Returns:
-            strings, (rows,).
         """
         if isinstance(subscription, str):
             return pa.repeat(subscription, len(topics))
@@ -149,14 +146,11 @@ def numbers_in(masks: Int64Array) -> range:
 
 
 def by_topic(rows: pa.Table, bits: Callable[[str], int]) -> Int64Array:
-    """Returns the mask of each row's topic.
+    """Returns the mask of each row's topic: int64, (rows,).
 
     Args:
         rows: with the column topic.
         bits: returns the mask of a topic; called once for each topic. -1 is all bits.
-
-    Returns:
-        int64, (rows,).
     """
     if not rows.num_rows:
         return np.zeros(0, np.int64)
@@ -186,7 +180,6 @@ def dead_letters_in(rows: pa.Table, subscriptions: Subscriptions) -> Int64Array:
 
     Args:
         rows: with the columns topic and attempt.
-        subscriptions: the subscriptions of each source topic.
     """
     return dead_letter_masks(rows, subscriptions.max_count, subscriptions.most_retries)
 

@@ -54,6 +54,8 @@ class Tick:
     # subscription the most messages that a shard adds to those of `TickInput.drained`.
     drains: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
+    # Source topics whose rejects are sent again after this tick: those of this tick go to the table alone, too.
+    parked_rejects: Collection[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,8 @@ class TickInput:
     rejected_commands: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     first_answers: FirstAnswers = no_answers  # reads the version of the tables that `known_messages` was read from
     find_keyed: FindKeyed = none_sealed  # reads the version of the delayed index that `segment` was read from
-    # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable.
+    # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable:
+    # as many as are sent in this tick.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     # Topics with a route again, or with a new subscription: `payload_rows` has the rows parked for them.
     reinstated: Collection[str] = ()

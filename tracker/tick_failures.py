@@ -42,11 +42,7 @@ class TickFailedError(DelayLakeError):
 
 
 class BufferedStore:
-    """Keeps the changes to a store until `flush`: before that the store is as it was.
-
-    Args:
-        store: the store.
-    """
+    """Keeps the changes to a store until `flush`: before that the store is as it was."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from broker.bounded_dict import BoundedDict
 from broker.client import NoAnswerError
 from broker.protocol.wire.pulsar_pb2 import Schema
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -22,6 +22,29 @@ from conf.errors import DelayLakeError
 from warehouse.delta.tables import Tables, exists
 from warehouse.named_queries import NamedQueries
 from warehouse.schemas import MESSAGE_SCHEMAS as TABLE
+
+K = TypeVar("K")
+
+V = TypeVar("V")
+
+
+class BoundedDict(OrderedDict[K, V]):
+    """Remembers the keys that were set last, and forgets the others.
+
+    Args:
+        most: the most keys.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._most:
+            self.popitem(last=False)
+
 
 COLUMNS = pa.schema(
     [
@@ -40,11 +63,17 @@ VERSION_BYTES = 8
 
 # Whoever publishes chooses the versions of messages, and may register schemas.
 MOST_VERSIONS = 10_000  # of a topic in the table
+
 _MOST_UNKNOWN = 100  # of these those that the topic's registry does not have
+
 _MOST_REFUSED = 1_000  # versions that are remembered as not stored
+
 MOST_BYTES = 16 << 20  # of all definitions of a topic: whoever ingests or sends messages has them in memory
+
 _MOST_INFOS = 20_000  # schemas of destinations that a sender remembers: all of one topic for two destinations
+
 _AT_ONCE = 4  # schemas that a process registers at once: each is a ledger at the broker, which others need, too
+
 _TURN_SECONDS = 2.0  # how long a thread waits to be one of these
 
 _WITHOUT = ("NONE",)  # the type of topics without a schema

@@ -136,29 +136,23 @@ def is_moved_on(sequence: Sql, suffix: str = "") -> Sql:
 
 
 def are_cancelled(rows: pa.Table, cancels: pa.Table, restores: pa.Table, keys: Sequence[str] = ()) -> BoolArray:
-    """Returns a mask of the rows whose messages are cancelled.
+    """Returns a mask of the rows whose messages are cancelled: bool, (rows,).
 
     Args:
         rows: columns ledger_id, entry_id, batch_index and the keys.
         cancels: a row for each cancelled message or entry, with the columns of `rows` and the command's sequence.
         restores: a row for each restored message or entry, with the same columns.
         keys: further columns of integers in which a row and a command have to agree.
-
-    Returns:
-        bool, (rows,).
     """
     return _last_sequences(rows, cancels, keys) > _last_sequences(rows, restores, keys)
 
 
 def are_moved_on(rows: pa.Table, moves: pa.Table) -> BoolArray:
-    """Returns a mask of the rows of `delayed_index` whose messages were moved to a later row.
+    """Returns a mask of the rows of `delayed_index` whose messages were moved to a later row: bool, (rows,).
 
     Args:
         rows: columns ledger_id, entry_id, batch_index and sequence.
         moves: MOVE rows with the same columns.
-
-    Returns:
-        bool, (rows,).
     """
     own = rows["sequence"].fill_null(0).to_numpy()
     moved: BoolArray = _last_sequences(rows, moves, ()) > own

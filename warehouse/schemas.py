@@ -112,6 +112,7 @@ REJECTS = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
         ("payload", pa.binary()),
         ("batch_id", pa.int64()),
+        ("payload_bytes", pa.int64()),  # of the payload; null: an earlier version wrote the row, or it has none
     ]
 )
 
@@ -190,7 +191,7 @@ STATISTICS = {
     "outcomes": "request_id,applied_at,ledger_id,entry_id",
     "deliveries": "topic,ledger_id,entry_id,deliver_at,sent_at",
     "entries": "topic,partition,ledger_id,entry_id,first_index,publish_time",
-    "rejects": "topic,ledger_id,entry_id,publish_time",
+    "rejects": "topic,ledger_id,entry_id,publish_time,batch_id",
     "refusals": "refused_at,role,topic",
     "expired": "topic,partition,first_index,end_index",
     "schemas": "topic",

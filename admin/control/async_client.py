@@ -110,7 +110,6 @@ class AsyncControlClient:
         """Publishes requests and returns their outcomes once all have come.
 
         Args:
-            requests: the requests.
             timeout_seconds: time for all of them together.
 
         Raises:
@@ -124,7 +123,6 @@ class AsyncControlClient:
         """Publishes many requests, several ahead of their outcomes, and yields the outcomes as they come.
 
         Args:
-            requests: the requests.
             timeout_seconds: maximum time from one outcome to the next.
 
         Raises:

@@ -161,7 +161,6 @@ def plan(subscriptions: Sequence[Subscription], rows: pa.Table, change: Change) 
     Args:
         subscriptions: the subscriptions of the listing, in its order.
         rows: the rows that `matching` returned.
-        change: the change.
     """
     calls: list[Call] = []
     total = impossible = 0
@@ -226,7 +225,6 @@ def _by_time(rows: pa.Table, times: Int64Array) -> Iterator[tuple[int, pa.Table]
     """Yields each time, ascending, and the rows with it.
 
     Args:
-        rows: the rows.
         times: the rows' times, int64, (rows,).
     """
     order = np.argsort(times, kind="stable")

@@ -35,7 +35,6 @@ class ControlClient:
     nothing until they are iterated.
 
     Args:
-        settings: the settings.
         issued_by: the commands' sender, as it appears in outcomes.
 
     Raises:

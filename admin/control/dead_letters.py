@@ -150,7 +150,6 @@ class DeadLetter:
         """Whether a filter's conditions hold, without that on the subscription.
 
         Args:
-            wanted: the filter.
             refs: the filter's `refs`, computed once for all dead letters.
         """
         indexes = refs.get((self.ref.ledger_id, self.ref.entry_id), set())
@@ -200,8 +199,7 @@ def belongs_to(letter: DeadLetter, subscription: Subscription, others: tuple[Sub
     If the dead letter does not name one, it belongs to the only subscription with that destination.
 
     Args:
-        letter: the dead letter.
-        subscription: the subscription to whose topic of dead letters it was sent.
+        subscription: the subscription to whose topic of dead letters the letter was sent.
         others: all subscriptions of the source topic.
     """
     if letter.subscription is not None:

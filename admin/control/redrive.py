@@ -76,7 +76,6 @@ class Redrive:
 
     Attributes:
         topic: the source topic, or a partition of it.
-        wanted: the filter.
         request_id: unique among re-drives.
         max_matched: if more dead letters match, nothing is done.
         on_progress: called with the number of dead letters that were examined, or sent back.
@@ -294,7 +293,6 @@ class _Broker:
         """Registers the schema of a dead letter with its source topic, and returns it; None: the letter has none.
 
         Args:
-            letter: the dead letter.
             topic: the topic of dead letters, which has the schema.
 
         Raises:

@@ -140,7 +140,6 @@ class RestClient:
         Args:
             topic: a source topic or a partition of it.
             content: the body: the filter, and whether it is a dry run.
-            request_id: the request id.
 
         Raises:
             ControlError: as above.

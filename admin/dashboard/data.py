@@ -58,7 +58,6 @@ def changes_log(
     """Returns the newest outcomes of control commands, newest first; equal outcomes of one call are one row.
 
     Args:
-        settings: the settings.
         topics: the source topics.
         asked: values that columns must have; empty ones are ignored. `request_id` may be that of a call, without the
             number of the command, or its idempotency key.
@@ -106,7 +105,6 @@ def refusals(settings: Settings, topics: Sequence[str], sees_all: bool, limit: i
     """Returns the newest refused calls, newest first: rows of the table `refusals`.
 
     Args:
-        settings: the settings.
         topics: the topics that the caller may see.
         sees_all: whether to return calls for other topics, too, and those that name none.
         limit: the maximum number of rows.
@@ -132,7 +130,6 @@ def attempts_of(
     """Returns the newest retries of a topic's messages, newest first: rows of the view `attempts`.
 
     Args:
-        settings: the settings.
         topic: the source topic.
         subscription: the subscription; None: all.
         which: a key of WHICH_ATTEMPTS: those that wait, dead letters, those that were re-driven, or all.

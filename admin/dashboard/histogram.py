@@ -66,7 +66,6 @@ def histogram(
     """Counts the messages of a window of time.
 
     Args:
-        settings: the settings.
         topic: the source topic.
         subscription: the subscription; None: all of the topic's.
         span: the window's length: a name in SPANS, FIT or ALL.

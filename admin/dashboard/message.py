@@ -36,9 +36,8 @@ class Standing:
     """How a message stands for some subscriptions. Times are ms since the epoch.
 
     Attributes:
-        ref: the message.
         names: the subscriptions.
-        due: when it is due, or would be if it was not cancelled; None: it does not wait for them.
+        due: when the message is due, or would be if it was not cancelled; None: it does not wait for them.
         is_cancelled: whether it was cancelled or skipped, and may be restored.
         cancel_at: a time for a cancel that names it.
     """

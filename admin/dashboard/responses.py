@@ -6,7 +6,7 @@ import json
 import math
 import mimetypes
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,16 +18,36 @@ from fastapi.responses import StreamingResponse
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from admin.dashboard.topic_names import short_names, topic_html
 from admin.errors import AdminError
 from admin.security.policy import TOKEN_COOKIE, Reader
 from conf.settings import Subscription
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 
+_DOMAIN = "persistent://"
+
+
+def short_names(topics: Sequence[str]) -> dict[str, str]:
+    """Returns a short name for each topic: without the tenant and namespace if all topics have the same."""
+    parts = [topic.removeprefix(_DOMAIN).split("/") for topic in topics]
+    shared = 0
+    while parts and all(len(p) > shared + 1 and p[: shared + 1] == parts[0][: shared + 1] for p in parts):
+        shared += 1
+    return {topic: "/".join(p[shared:]) for topic, p in zip(topics, parts, strict=True)}
+
+
+def topic_html(topic: str | None, names: dict[str, str]) -> Markup:
+    """Returns a topic as HTML: its short name, or else its name without the domain."""
+    if not topic:
+        return Markup("")
+    return Markup('<span title="{}">{}</span>').format(topic, names.get(topic, topic.removeprefix(_DOMAIN)))
+
+
 COOKIE = TOKEN_COOKIE
 
 _FOLDER = Path(__file__).parent
+
 _STATIC = {file.name: file.read_bytes() for file in (_FOLDER / "static").iterdir()}
+
 _HEADERS = {
     # Nothing is fetched from elsewhere, and only scripts in files of this API run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -56,6 +76,7 @@ NAVIGATION = [
 ]
 
 _environment = Environment(loader=FileSystemLoader(_FOLDER / "templates"), autoescape=True, trim_blocks=True)
+
 _environment.globals["AT_ONCE"] = _AT_ONCE
 
 
@@ -63,7 +84,6 @@ def page(request: Request, template: str, caller: Reader | None = None, code: in
     """Renders a whole page.
 
     Args:
-        request: the request.
         template: file name of the template.
         caller: the caller; None: unknown, as on the login page.
         code: the HTTP status.

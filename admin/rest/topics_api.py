@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -89,20 +89,8 @@ async def cancel_delayed_message(
     subscription_names: SubscriptionNames = None,
     authoritative: Authoritative = None,
 ) -> Response:
-    try:
-        given = await _given(
-            request,
-            ledgerId=ledger_id,
-            entryId=entry_id,
-            deliverAt=deliver_at,
-            scheduleKey=schedule_key,
-            subscriptionNames=subscription_names,
-        )
-        names = parse_subscriptions(given.get("subscriptionNames"))
-        key = parse_schedule_key(given)
-        named = Keys([key]) if key is not None else parse_cancel(given)
-    except (BadRequestError, MessageIdError) as error:
-        raise AdminError(412, str(error)) from error
+    query = {"ledgerId": ledger_id, "entryId": entry_id, "deliverAt": deliver_at, "scheduleKey": schedule_key}
+    named, names = await _named_by_parameters(request, query, subscription_names, parse_cancel)
     target.check_subscriptions(names)
     made = command_factory(request, role, target, names)
     return await send(request, made.make(CANCEL, named), CANCEL_CODES)
@@ -127,20 +115,8 @@ async def acknowledge_message(
     subscription_names: SubscriptionNames = None,
     authoritative: Authoritative = None,
 ) -> Response:
-    try:
-        given = await _given(
-            request,
-            ledgerId=ledger_id,
-            entryId=entry_id,
-            deliverAt=deliver_at,
-            scheduleKey=schedule_key,
-            subscriptionNames=subscription_names,
-        )
-        names = parse_subscriptions(given.get("subscriptionNames"))
-        key = parse_schedule_key(given)
-        named = Keys([key]) if key is not None else Ids([parse_message(given)])
-    except (BadRequestError, MessageIdError) as error:
-        raise AdminError(412, str(error)) from error
+    query = {"ledgerId": ledger_id, "entryId": entry_id, "deliverAt": deliver_at, "scheduleKey": schedule_key}
+    named, names = await _named_by_parameters(request, query, subscription_names, lambda one: Ids([parse_message(one)]))
     target.check_subscriptions(names)
     made = command_factory(request, role, target, names)
     return await send(request, made.make(SKIP, named), CANCEL_CODES)
@@ -281,6 +257,26 @@ async def _named(request: Request, target: Target, subscription: str, parse: Cal
         raise AdminError(400, str(error)) from error
     except TooManyIdsError as error:
         raise AdminError(413, str(error)) from error
+
+
+async def _named_by_parameters(
+    request: Request,
+    query: Mapping[str, object],
+    subscription_names: list[str] | None,
+    parse: Callable[[Mapping[str, object]], Ids],
+) -> tuple[Ids | Keys, list[str]]:
+    """Returns the message that the parameters name, by its key or else as `parse` reads it, and the subscriptions.
+
+    Raises:
+        AdminError: 412, a parameter is wrong.
+    """
+    try:
+        given = await _given(request, **query, subscriptionNames=subscription_names)
+        names = parse_subscriptions(given.get("subscriptionNames"))
+        key = parse_schedule_key(given)
+        return (Keys([key]) if key is not None else parse(given)), names
+    except (BadRequestError, MessageIdError) as error:
+        raise AdminError(412, str(error)) from error
 
 
 async def _given(request: Request, **query: object) -> dict[str, object]:

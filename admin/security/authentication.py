@@ -57,8 +57,6 @@ class Roles:
         for `orders-*` is for neither `orders` nor its partition `orders-partition-0`.
 
         Args:
-            role: the role.
-            operation: the operation.
             topic: full name of the topic; None: the operation is not on a single topic, and needs a rule for all (`*`).
         """
         return any(

@@ -152,7 +152,6 @@ def _read(name: str, value: str) -> bytes:
 
     Args:
         name: name of the setting, for the error.
-        value: its value.
 
     Raises:
         TokenKeyError: the file can't be read, or the value is none of these.

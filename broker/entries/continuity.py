@@ -136,7 +136,6 @@ def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int,
     """Returns the ranges of entries that are missing in a gap, as far as the broker still has their ledgers.
 
     Args:
-        gap: the gap.
         ledgers: the number of entries in each ledger that the broker still has.
 
     Returns:

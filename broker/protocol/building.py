@@ -67,7 +67,6 @@ def single_entry(
     """Builds the entry of one message.
 
     Args:
-        message: the message.
         producer: the producer's name.
         published: the publish time, ms since the epoch.
         schema_version: as the broker gave it; empty: the message has no schema.

@@ -98,7 +98,6 @@ class EntryProducer:
         """Sends an entry, without waiting until it arrives. Its sequence ids are above those of the entries before.
 
         Args:
-            entry: the entry.
             is_more: others follow, or `flush`: it may wait for them.
 
         Raises:

@@ -115,7 +115,6 @@ def messages_in(topic: str, entry: ReceivedEntry) -> Iterator[ReadMessage]:
 
     Args:
         topic: the topic partition.
-        entry: of it.
     """
     if isinstance(entry.envelope, EntryError):
         return

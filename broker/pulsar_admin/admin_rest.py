@@ -163,15 +163,6 @@ class AdminClient:
         response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
         return None if response is None else (response.headers, response.content)
 
-    def replication_clusters(self, topic: str) -> list[str]:
-        """Returns the clusters between which a topic is replicated: by its own policy, else by its namespace's."""
-        own = self._admin.request("GET", f"{_path(topic)}/replication")
-        # A broker without policies of topics answers 405.
-        if own.status_code == 200 and own.content and (clusters := own.json()):
-            return list(clusters)
-        namespace = "/".join(_path(topic).split("/")[1:3])
-        return list(self._admin.json("GET", f"namespaces/{namespace}/replication"))
-
     def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
         """Returns the type, definition and properties of a version of a topic's schema; None: there is none."""
         response = self._admin.request("GET", f"{_schemas_path(topic)}/schema/{version}")

@@ -56,14 +56,12 @@ class Importer:
     """Appends messages to the tables, which must exist, as messages of a source topic. A rebuild has to follow.
 
     Attributes:
-        settings: of the job.
         source_topic: the full name of the source topic.
         tables: of the warehouse. Before the import the caller sets it to tables that have taken the warehouse over.
         max_size: the most bytes of payload, keys and properties of a message that can be delivered.
         done: the counts so far.
 
     Args:
-        settings: of the job.
         topic: a source topic or a partition of it; its name may be short.
         on_progress: called with (table, step, number of messages).
 

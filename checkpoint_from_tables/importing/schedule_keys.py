@@ -43,7 +43,6 @@ class ImportedKeys:
     supersede it.
 
     Args:
-        settings: of the job.
         topic: the source topic.
     """
 

@@ -19,7 +19,6 @@ from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
-from checkpoint_from_tables.importing.acknowledged import not_acknowledged
 from checkpoint_from_tables.importing.importer import (
     Importer,
     ImportFailedError,
@@ -37,12 +36,39 @@ from warehouse.message_schemas import SchemaKeeper
 from warehouse.schemas import REJECTS
 from warehouse.unseen_entries import find_not_seen
 
+
+def not_acknowledged(gaps: Iterable[Gap], acknowledged: list[tuple[Position, Position]]) -> Iterator[Gap]:
+    """Yields gaps without the entries that the subscription has acknowledged one by one.
+
+    Args:
+        gaps: of a topic partition.
+        acknowledged: ranges of these entries, ascending: (position before the first entry, position of the last).
+    """
+    for gap in gaps:
+        after = gap.after
+        for before_first, last in acknowledged:
+            if last > after and before_first < gap.before:
+                if before_first > after:
+                    yield Gap(after, before_first.next)
+                after = last
+        if after == gap.after:
+            yield gap
+        elif after < gap.before:
+            yield Gap(after, gap.before)
+
+
 _MESSAGES_AT_ONCE = 100_000
+
 _BYTES_AT_ONCE = 64 << 20
+
 _PREFETCHED_BYTES = 16 << 20
+
 _CHUNKS_SECONDS = 3_600.0  # by the clocks of publishers, within which the chunks of a message come
+
 _PREFETCHED = 20_000  # the most messages that the broker sends before they are imported
+
 _IDLE_SECONDS = 10.0
+
 _MAX_PARTS = 1_000  # the most entries at the end of a topic that the broker is asked about, one by one
 
 SUBSCRIPTION = "delaylake-import"  # the import's subscription to other topics

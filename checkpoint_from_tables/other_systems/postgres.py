@@ -30,7 +30,6 @@ class PostgresTable:
 
     Args:
         url: as libpq takes it, such as postgresql://user:password@host/database.
-        mapping: of the table.
         queues: only rows of these queues; empty: of all.
 
     Raises:

@@ -116,7 +116,6 @@ def find_commands(
     """Finds the messages that commands have moved, cancelled or skipped, for the subscriptions of the routes.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         durable: the last entry of each topic partition that does not come again from the source topics.
         now: ms since the epoch.
@@ -296,7 +295,6 @@ def write_moves(
     """Appends DELAY rows for moves to the delayed index: copies of the messages' rows there, with the new time.
 
     Args:
-        tables: of the warehouse.
         moves: as `unsealed` of Changes; moves of recurring messages have columns of occurrences, too.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         tick: the bucket_id of the new rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -18,17 +18,16 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.entries import EntryError
 from broker.protocol.reading import ReadMessage, before_time, read_entries, read_messages
 from broker.pulsar_admin.admin_rest import AdminClient
+from checkpoint_from_tables.rebuild.context import ALL_DESTINATIONS, DestinationReading, RebuildContext
 from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.trimmed import warn_of_trimmed
 from conf.errors import DelayLakeError, one_line
-from conf.settings import Settings
 from streaming.release.outgoing import is_own
 from tracker.messages import concat, where
 from tracker.properties import DELIVER_AT, SHAPED_FROM, MessagePosition
 from warehouse.delivery_key import Key, key_of
-from warehouse.delta.tables import OnProgress, Tables
+from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries
-from warehouse.renumber_message_ids import Renumbering
 from warehouse.schemas import DELIVERIES, MOVED_AT
 
 _log = logging.getLogger(__name__)
@@ -54,15 +53,10 @@ class UnreadableDestinationError(DelayLakeError):
 
 
 def write_missing_deliveries(
-    settings: Settings,
-    tables: Tables,
+    context: RebuildContext,
     delivered: Delivered,
-    durable: Mapping[str, Position],
     overdue: Mapping[tuple[str, int], int],
-    on_progress: OnProgress,
-    on_warning: Callable[[str], None] = lambda text: None,
-    without: Collection[str] = (),
-    renumbering: Renumbering | None = None,
+    reading: DestinationReading = ALL_DESTINATIONS,
 ) -> int:
     """Adds messages that only the destinations have to `deliveries`.
 
@@ -70,17 +64,11 @@ def write_missing_deliveries(
     it is due, or before it was published. If the broker has trimmed the destination since then, there is a warning.
 
     Args:
-        settings: of the job, with the missing routes.
-        tables: of the warehouse.
+        context: of the rebuild; the log gets its warnings, too.
         delivered: the messages in `deliveries`; those of the destinations are added.
-        durable: the last entry of each topic partition that does not come again from the source topics.
         overdue: the least `deliver_at` of the overdue durable messages that a subscription has not got, ms since the
             epoch, by source topic and number of the subscription.
-        on_progress: called with (table, step, number of rows).
-        on_warning: called with one line; the log gets it, too.
-        without: destinations that are not to be read; each that would be needed is a warning.
-        renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
-            Messages from before an earlier renumbering are left out, because their ids are of another broker.
+        reading: how destinations are read.
 
     Returns:
         the number of messages added.
@@ -89,6 +77,7 @@ def write_missing_deliveries(
         UnreadableDestinationError: a destination can't be read.
         PulsarError: the source topics can't be read.
     """
+    settings, tables, reports, renumbering = context.known, context.tables, context.reports, reading.renumbering
     found: list[pa.Table] = []
     n = 0
     moved_at = 0 if renumbering is not None else max(0, tables.written("entries", MOVED_AT))
@@ -97,17 +86,17 @@ def write_missing_deliveries(
 
     def warn(text: str) -> None:
         _log.warning("%s", text)
-        on_warning(text)
+        reports.on_warning(text)
 
     try:
         for route in settings.routes:
-            not_durable = _first_not_durable(brokers, route.source, durable)
+            not_durable = _first_not_durable(brokers, route.source, context.durable)
             for number, subscription in enumerate(route.subscriptions):
                 times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
                     continue
                 destination = subscription.destination
-                if destination in without:
+                if destination in reading.without:
                     warn(f"{destination}: not read: {_MEANS}")
                     continue
                 try:
@@ -126,7 +115,7 @@ def write_missing_deliveries(
                         delivered.add(missing)
                         found.append(missing)
                         n += len(some)
-                        on_progress("destinations", "messages read", n)
+                        reports.on_progress("destinations", "messages read", n)
                     partitions = brokers.partition_names(destination)
                 except PulsarError as error:
                     raise UnreadableDestinationError(

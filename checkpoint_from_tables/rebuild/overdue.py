@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint_from_tables.rebuild.context import RebuildContext
 from checkpoint_from_tables.rebuild.delivered import CLOCKS_MILLIS, Delivered, Times, as_done
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import Int64Array, int64, where, with_columns
-from warehouse.delta.tables import OnProgress, Tables
+from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, Sql, all_of
 from warehouse.pending import EFFECT
 
@@ -21,13 +21,7 @@ _SQL = NamedQueries(__file__, effect=EFFECT, held=HELD_DELIVER_AT)
 
 
 def first_overdue(
-    tables: Tables,
-    names: Mapping[str, Sequence[str]],
-    message_state: MessageState,
-    unsealed: pa.Table,
-    delivered: Delivered,
-    now: int,
-    on_progress: OnProgress = lambda table, step, rows: None,
+    context: RebuildContext, message_state: MessageState, unsealed: pa.Table, delivered: Delivered
 ) -> Times:
     """Finds the least `deliver_at` of the overdue durable messages that each subscription has not got.
 
@@ -35,17 +29,16 @@ def first_overdue(
     messages do not count here.
 
     Args:
-        tables: of the warehouse.
-        names: the names of each source topic's subscriptions, in the order of their numbers.
+        context: of the rebuild. Messages that are due up to CLOCKS_MILLIS after its time count as due, because clocks
+            differ.
         message_state: has the cancelled and moved messages.
         unsealed: as of `checkpoint_from_tables.rebuild.changes.Changes`.
         delivered: the messages in `deliveries`, which do not count.
-        now: ms since the epoch. Messages that are due up to CLOCKS_MILLIS later count as due, because clocks differ.
-        on_progress: called with (table, step, number of rows).
 
     Returns:
         the times, ms since the epoch; subscriptions without such a message are left out.
     """
+    tables, names, now = context.tables, context.names, context.now
     first: Times = {}
 
     def note(topic: str, number: int, times: Int64Array) -> None:
@@ -56,7 +49,7 @@ def first_overdue(
     past = _SQL("single_due_before", end=now + CLOCKS_MILLIS)
     for rows in tables.stream(_SQL("delays", condition=past)):
         n += rows.num_rows
-        on_progress("delayed_index", "past rows read", n)
+        context.reports.on_progress("delayed_index", "past rows read", n)
         rows = by_ledger(rows)
         masks, _ = subscription_mask_of(rows, message_state, delivered)
         due = int64(rows, "deliver_at")

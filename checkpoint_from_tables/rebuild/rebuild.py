@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 
 from broker.position import Position
 from checkpoint_from_tables.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
+from checkpoint_from_tables.rebuild.context import ALL_DESTINATIONS, SILENT, DestinationReading, RebuildContext, Reports
 from checkpoint_from_tables.rebuild.delivered import DONE, Delivered, read_delivered
 from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.rebuild.last_answers import find_last_answers
@@ -36,11 +36,10 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, i
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
 from tracker.subscriptions import Subscriptions
-from warehouse.delta.tables import OnProgress, Tables
+from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies
-from warehouse.renumber_message_ids import Renumbering
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges
@@ -62,11 +61,9 @@ def rebuild(
     settings: Settings,
     tables: Tables,
     checkpoint: Path,
-    on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
-    on_warning: Callable[[str], None] = lambda text: None,
-    without: Collection[str] = (),
-    renumbering: Renumbering | None = None,
+    reports: Reports = SILENT,
+    destinations: DestinationReading = ALL_DESTINATIONS,
 ) -> dict[str, int]:
     """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
 
@@ -78,15 +75,12 @@ def rebuild(
     delivered message.
 
     Args:
-        settings: of the job.
         tables: of the warehouse, taken over.
         checkpoint: the checkpoint's folder.
-        on_progress: called with (table, step, number of rows).
         now: ms since the epoch; None: the current time.
-        on_warning: called with one line for each destination that is not read, or from which the broker has trimmed
-            messages that the rebuild needs.
-        without: destinations that are not to be read.
-        renumbering: of the tables, which the destinations do not have yet; None: the tables were not renumbered now.
+        reports: a warning is of a destination that is not read, or from which the broker has trimmed messages that the
+            rebuild needs.
+        destinations: how they are read.
 
     Returns:
         counts: `pending`, `taken_back_or_delivered`, `deliveries_found_at_destinations` and `topic_partitions`.
@@ -98,9 +92,10 @@ def rebuild(
     """
     # Messages of a missing route continue to wait.
     known = with_missing_routes(settings)
-    names = subscription_names(known)
     durable = last_entries(tables, "entries")
     now = time.time_ns() // 1_000_000 if now is None else now
+    context = RebuildContext(settings, known, tables, durable, now, reports)
+    names, on_progress = context.names, reports.on_progress
     changed = _write_changes(known, tables, now)
     memberships = Memberships.of(settings.warehouse)
     delivered = read_delivered(tables, names, durable, memberships, on_progress)
@@ -109,12 +104,10 @@ def rebuild(
     message_state = _message_state(known, changes)
     tick = _last_tick(tables) + 1  # of the rows that the rebuild writes
     schedules = Schedules(tables, names, durable, tick, now, memberships)
-    overdue = first_overdue(tables, names, message_state, changes.unsealed, delivered, now, on_progress)
+    overdue = first_overdue(context, message_state, changes.unsealed, delivered)
     for at, due in schedules.states(delivered, message_state).overdue.items():
         overdue[at] = min(due, overdue.get(at, due))
-    unwritten = write_missing_deliveries(
-        known, tables, delivered, durable, overdue, on_progress, on_warning, without, renumbering
-    )
+    unwritten = write_missing_deliveries(context, delivered, overdue, destinations)
     if unwritten:  # `delivered` contains these now
         changes = commands.changes(delivered)
         message_state = _message_state(known, changes)
@@ -126,7 +119,7 @@ def rebuild(
     message_state = _message_state(known, replace(changes, moved=moved))
     _remove_not_durable(tables, durable)
     since = min(overdue.values(), default=now)
-    found = count_sealed(tables, message_state, delivered, settings.tracker.shards, since, now, on_progress)
+    found = count_sealed(context, message_state, delivered, since)
     done = _delivered_rows(delivered, found, changes, now)
     ended = pa.concat_tables(rows.select(_ADDRESSED) for rows in (delivered.not_durable, changes.cancelled))
     waiting = [changes.waiting, schedule_states.waiting_rows, find_waiting(tables, names)]
@@ -142,7 +135,7 @@ def rebuild(
             InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
         }
     )
-    offset = _first_offset(settings, known, tables, found, durable, changed, tick)
+    offset = _first_offset(context, found, changed, tick)
     metadata = _metadata(tables, names, found, now)
     own = Checkpoint(checkpoint)
     own.write_version()
@@ -164,36 +157,25 @@ def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: 
     return not_to_deliver(done, now)
 
 
-def _first_offset(
-    settings: Settings,
-    known: Settings,
-    tables: Tables,
-    found: Sealed,
-    durable: dict[str, Position],
-    changed: SubscriptionChanges,
-    tick: int,
-) -> Offset:
+def _first_offset(context: RebuildContext, found: Sealed, changed: SubscriptionChanges, tick: int) -> Offset:
     """Makes the offset with which the query begins.
 
     Args:
-        settings: of the job, without the missing routes.
-        known: of the job, with the missing routes.
-        tables: of the warehouse.
+        context: of the rebuild.
         found: the rows that are still to be loaded.
-        durable: the last durable entry, by topic partition.
         changed: the subscriptions that were added or removed.
         tick: the last tick.
     """
     return Offset(
         tick=tick,
         load_horizon=found.first,
-        positions={name: str(p) for name, p in durable.items()},
-        routes=known_routes(known).updated_to(settings).to_json(),
+        positions={name: str(p) for name, p in context.durable.items()},
+        routes=known_routes(context.known).updated_to(context.settings).to_json(),
         changed=changed,
         # No waiting command is answered NOT_FOUND before all messages published by the start have come in.
-        barriers=[[REBUILT_TICK, {route.source: None for route in settings.routes}]],
+        barriers=[[REBUILT_TICK, {route.source: None for route in context.settings.routes}]],
         ingested_through=REBUILT_TICK - 1,
-        keyed=keyed_topics(tables),
+        keyed=keyed_topics(context.tables),
     )
 
 
@@ -233,7 +215,6 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
     Args:
         settings: with the missing routes.
-        tables: of the warehouse.
         now: ms since the epoch.
     """
     known = {
@@ -320,26 +301,17 @@ class Sealed:
     keyed: pa.Table
 
 
-def count_sealed(
-    tables: Tables,
-    message_state: MessageState,
-    delivered: Delivered,
-    shards: int,
-    since: int,
-    now: int,
-    on_progress: OnProgress = lambda table, step, rows: None,
-) -> Sealed:
+def count_sealed(context: RebuildContext, message_state: MessageState, delivered: Delivered, since: int) -> Sealed:
     """Counts the rows of the delayed index that are still to be loaded.
 
     Args:
-        tables: of the warehouse.
+        context: of the rebuild.
         message_state: has the cancelled and moved messages.
         delivered: the delivered messages.
-        shards: the number of shards.
         since: no pending row is due before this time, ms since the epoch.
-        now: ms since the epoch.
-        on_progress: called with (table, step, number of rows).
     """
+    tables, shards, now = context.tables, context.settings.tracker.shards, context.now
+    on_progress = context.reports.on_progress
     first = now
     n = 0
     for rows in tables.stream(delays_due(since, now)):

@@ -71,7 +71,6 @@ def live_keys(
     live as it was before.
 
     Args:
-        tables: of the warehouse.
         rows: the pending rows with a schedule key, as KEYED_ROWS; a message may have several.
         durable: the last entry of each topic partition that does not come again from the source topics.
         now: ms since the epoch.
@@ -125,7 +124,6 @@ def _as_they_came(tables: Tables, rows: pa.Table) -> pa.Table:
     Where the delayed index no longer has the original row, the time is 0: then the key is never looked up there.
 
     Args:
-        tables: of the warehouse.
         rows: one for each message, as KEYED_ROWS.
     """
     is_moved = pc.is_valid(rows["sequence"]).to_numpy(zero_copy_only=False)

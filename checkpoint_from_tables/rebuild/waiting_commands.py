@@ -29,7 +29,6 @@ def find_waiting(tables: Tables, names: Mapping[str, Sequence[str]]) -> pa.Table
     """Finds the commands that still wait for their messages, in the order in which they came.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
 
     Returns:

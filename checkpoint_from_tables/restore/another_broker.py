@@ -203,7 +203,6 @@ def change_broker(
     Commands that were sent after the backup are not read, because they name messages by ids of the earlier broker.
 
     Args:
-        settings: of the job.
         tables: of the warehouse, taken over, at the versions of the backup.
         made_at: when the backup was made, ms since the epoch.
         on_progress: called with (table, step, number of rows).

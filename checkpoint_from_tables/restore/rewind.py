@@ -46,7 +46,6 @@ def check_broker(settings: Settings, tables: Tables, durable: Mapping[str, Posit
     """Checks that the broker is the one whose messages a backup has.
 
     Args:
-        settings: of the job.
         tables: of the backup.
         durable: the backup's last entry of each topic partition.
 
@@ -90,7 +89,6 @@ def rewind(settings: Settings, tables: Tables, durable: Mapping[str, Position], 
     Entries that come again and are in the tables are dropped; a repeated command is answered as before.
 
     Args:
-        settings: of the job.
         tables: of the restored warehouse.
         durable: the backup's last entry of each topic partition.
         made_at: when the backup was made, ms since the epoch.

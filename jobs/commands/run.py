@@ -90,7 +90,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
-        from streaming.crash_recovery import StartError
+        from streaming.start_checks import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
     folder = Path(local_path(settings.checkpoint))
@@ -112,7 +112,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
             try:
                 lock.acquire(timeout=_LOCK_SECONDS)
             except Timeout:
-                from streaming.crash_recovery import StartError
+                from streaming.start_checks import StartError
 
                 raise StartError(f"another job runs on the checkpoint {folder}") from None
         try:
@@ -253,7 +253,7 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
     from conf.settings import local_path
     from streaming.checkpoint.prepared import last_routes
     from warehouse.routes.known_routes import KnownRoutes, changes
-    from warehouse.schedules.schedules_left_out import schedules_left_out
+    from warehouse.schedules.schedules import schedules_left_out
 
     before = last_routes(Path(local_path(settings.checkpoint)))
     now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)

@@ -1,4 +1,4 @@
-"""Reads and writes the checkpoint's own files, and checks that the checkpoint is not an old copy.
+"""Reads and writes the checkpoint's own files.
 
 Spark has its offsets, commits and state in the folder `query`. The job adds files of one line there: `application`, the
 app id under which the checkpoint's job writes; `shards`, the number of shards; `version`, of the checkpoint's format;
@@ -24,9 +24,7 @@ from warehouse.durable import sync, write_durably
 # version is of release 0.1.0, and has version 1.
 VERSION = 2
 
-_REPAIR = (
-    "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
-)
+REPAIR = "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
 
 
 class CheckpointError(DelayLakeError):
@@ -107,23 +105,10 @@ class Checkpoint:
     def epoch(self, epoch: int) -> None:
         self._write("epoch", epoch)
 
-    def check_version(self) -> None:
-        """Checks that this program can continue from the checkpoint.
-
-        Raises:
-            CheckpointError: another version of the program has written it.
-        """
-        version = self._number("version") or (1 if self.has_query else VERSION)
-        if version > VERSION:
-            raise CheckpointError(
-                f"a newer delaylake has written the checkpoint {self.folder} (version {version}, this one knows "
-                f"{VERSION}): start that one, or {_REPAIR}"
-            )
-        if version < VERSION:
-            raise CheckpointError(
-                f"an older delaylake has written the checkpoint {self.folder} (version {version}, this one goes on "
-                f"from {VERSION}): {_REPAIR}"
-            )
+    @property
+    def version(self) -> int | None:
+        """The version of its format; None: it does not say."""
+        return self._number("version")
 
     def write_version(self) -> None:
         """Writes this program's version of the format to the checkpoint."""
@@ -142,34 +127,8 @@ class Checkpoint:
             return Offset.from_json(json.loads((self._query / "offsets" / str(number)).read_text().splitlines()[-1]))
         except (ValueError, IndexError, TypeError) as error:
             raise CheckpointError(
-                f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {_REPAIR}"
+                f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {REPAIR}"
             ) from None
-
-    def check_not_behind(self, newest: Offset | None, written: dict[str, int], epoch: int) -> None:
-        """Checks that this checkpoint is no old copy: tables and topics have nothing of later ticks.
-
-        A job that continued from an old copy would give other messages the ticks and sequence ids that tables and
-        broker already have; they would drop these messages as repetitions.
-
-        Args:
-            newest: the checkpoint's newest offset; None: there is none yet.
-            written: by table or topic the last tick whose rows or messages this checkpoint's job has written; -1: none.
-            epoch: of the warehouse.
-
-        Raises:
-            CheckpointError: the checkpoint is an old copy.
-        """
-        if epoch > self.epoch:
-            raise CheckpointError(
-                f"the checkpoint {self.folder} is older than the last start of a job, or rebuild, on the warehouse "
-                f"(epoch {self.epoch}, the warehouse has {epoch}): it was put back, or is another job's; {_REPAIR}"
-            )
-        tick = -1 if newest is None else newest.tick
-        where, last = max(written.items(), key=lambda item: item[1], default=("", -1))
-        if last > tick:
-            raise CheckpointError(
-                f"the checkpoint {self.folder} went back: it ends with tick {tick}, {where} with {last}; {_REPAIR}"
-            )
 
     def sync_begun(self, batch_id: int) -> None:
         """Syncs a batch's offset and input to the disk (fsync), and returns when they are there.
@@ -210,7 +169,7 @@ class Checkpoint:
         try:
             return int(text) if text else None
         except ValueError:
-            raise CheckpointError(f"{file} is damaged: {_REPAIR}") from None
+            raise CheckpointError(f"{file} is damaged: {REPAIR}") from None
 
     def _write(self, name: str, number: int) -> None:
         if self._number(name) != number:

@@ -23,7 +23,7 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"drains", "large", "max_bytes", "max_delay_millis"}
+_NEWER = {"drains", "large", "max_bytes", "max_delay_millis", "rejects_to"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -66,8 +66,11 @@ class Offset:
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
     # Slow recipients that get some of the messages parked for them: by source topic and subscription the most of them.
     drains: dict[str, dict[str, int]] = field(default_factory=dict)
-    rejects_since: dict[str, int] = field(default_factory=dict)  # first tick whose rejects are parked, by source
-    rejects_version: int = 0  # the version of rejects with the messages parked for the topics in `reinstated`
+    # By source topic whose rejects topic lacks some: the first tick whose rejects it lacked.
+    rejects_since: dict[str, int] = field(default_factory=dict)
+    # [tick, ledger id, entry id] of the last of them that has been sent again, by source topic; without it none has.
+    rejects_to: dict[str, list[int]] = field(default_factory=dict)
+    rejects_version: int = 0  # the version of rejects with those that are sent again in this tick
     changed: dict[str, dict[str, Any]] = field(
         default_factory=dict
     )  # subscriptions, as `warehouse.routes.membership.Changes`
@@ -95,6 +98,11 @@ class Offset:
     def large_to(self) -> LargeKey:
         """The last key of a large row that may be in state after the batch."""
         return self.large_rows.after or (self.load_horizon - 1, MAX_ID, MAX_ID)
+
+    @property
+    def parked_rejects(self) -> list[str]:
+        """The source topics whose rejects are sent again after the batch, in rounds."""
+        return sorted(self.rejects_since)
 
     @property
     def newest_ledgers(self) -> dict[str, int]:
@@ -158,4 +166,5 @@ class Offset:
             large=self.large,
             drains=self.drains,
             places=self.places,
+            parked_rejects=self.parked_rejects,
         )

@@ -13,6 +13,7 @@ from streaming.batch_schema import BatchOutput, OutputKind, ShardStatus
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.free_memory import giving_back_memory
 from streaming.release.driver.releaser import Releaser
+from streaming.release.driver.run_context import DispatchedBatch
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.messages import concat, in_order
 from warehouse.delta.tables import Tables
@@ -27,7 +28,6 @@ class BatchSink:
     A replayed batch changes nothing that it has written before, because a table takes the rows of a tick once.
 
     Args:
-        tables: of the warehouse.
         releaser: gets the releases.
         outcomes: publishes the outcomes.
         checkpoint: of the job; the sink syncs its files.
@@ -70,9 +70,18 @@ class BatchSink:
         if first.run_id == self._run_id:
             next_due = min(status.next_due for status in statuses)
             large_bytes = sum(status.counts["large_bytes"] for status in statuses)
-            drained, waiting = _drained(statuses), _waiting([status.waiting for status in statuses])
             self._releaser.submit(
-                tick, now, first.cutoff, next_due, output.releases(), first.unwritable, waiting, drained, large_bytes
+                DispatchedBatch(
+                    tick=tick,
+                    now=now,
+                    cutoff=first.cutoff,
+                    next_due=next_due,
+                    bodies=output.releases(),
+                    unwritable=first.unwritable,
+                    waiting=_waiting([status.waiting for status in statuses]),
+                    drained=_drained(statuses),
+                    large_bytes=large_bytes,
+                )
             )
         outcomes = output.rows(OutputKind.OUTCOMES)
         if outcomes.num_rows:

@@ -73,7 +73,6 @@ class OutcomePublisher:
     somebody else has published under the producer's name: then the publisher takes another name.
 
     Args:
-        settings: of the job.
         app_id: of the checkpoint; the producer's name begins with it.
         alerts: records a foreign producer.
     """
@@ -181,7 +180,6 @@ def last_published(settings: Settings, app_id: str, newest: Offset) -> int:
     """Asks the broker for the last tick whose outcomes a checkpoint's job has published.
 
     Args:
-        settings: of the job.
         app_id: of the checkpoint.
         newest: the checkpoint's newest offset.
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conf.settings import IngestSettings
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import is_too_much
 from streaming.source.clock import Clock, tick_seconds
+from streaming.source.rejects_rounds import is_round_due
 from tracker.message_state.changes import HELD_DELIVER_AT
 
 _MEASURED_BATCHES = 15  # the time between two batches follows from the durations of so many last ones
@@ -61,8 +63,7 @@ class BatchEnds:
         self,
         backlog: Backlog,
         last: Offset,
-        now: int,
-        monotonic: float,
+        now: Moment,
         feedback: Feedback,
         has_nothing_to_do: Callable[[], bool],
     ) -> bool:
@@ -71,21 +72,21 @@ class BatchEnds:
         Args:
             backlog: what it could take.
             last: the last offset.
-            now: ms since the epoch.
-            monotonic: seconds, of a clock that never jumps.
+            now: the time.
             feedback: of the driver.
             has_nothing_to_do: as of `Clock.is_time`.
         """
         lookahead = self._clock.lookahead(feedback)
         # Seconds; at most half the lookahead, so that each batch dispatches what comes due until the next one.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
-        if monotonic - self._last_end >= interval:
+        if now.seconds - self._last_end >= interval:
             has_new = backlog.is_taken and backlog.messages > 0
-            return has_new or self._clock.is_time(last, now, monotonic, feedback, has_nothing_to_do)
+            is_asked = is_round_due(last, feedback)
+            return has_new or is_asked or self._clock.is_time(last, now, feedback, has_nothing_to_do)
         return backlog.is_taken and (
             2 * backlog.messages >= self._limits.max_messages_per_batch
             or backlog.n_bytes >= self._limits.max_bytes_per_batch
-            or backlog.has_due(now + lookahead)
+            or backlog.has_due(now.millis + lookahead)
         )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
-from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
+from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 
 # The time between two batches without urgent work: more batches would only take CPU time from the senders.
@@ -26,7 +26,26 @@ _ROOM_FOR_MORE = 8 << 20
 MAX_REST_SECONDS = 60.0
 
 
-LargeDue = Callable[[int, LargeRule, LargeKey, int], list[tuple[LargeKey, int]]]
+class DelayedIndex(Protocol):
+    """What the clock asks of the table `delayed_index`. Times are ms since the epoch."""
+
+    def version(self) -> int:
+        """Returns the newest version of the table."""
+
+    def rows_due(self, version: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns (number of the time slot, number of rows) of the rows that are due from start to before end.
+
+        They ascend. A slot is SLOT_MILLIS long.
+        """
+
+    def large_rule(self, version: int, start: int, end: int) -> LargeRule:
+        """Returns which of the rows that are due from start to before end are large."""
+
+    def large_due(self, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[tuple[LargeKey, int]]:
+        """Returns (key, bytes) of the large rows after a key that are due before end.
+
+        They ascend. Of very many it returns the first.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,8 +99,7 @@ class Clock:
     def is_time(
         self,
         last: Offset,
-        now: int,
-        monotonic: float,
+        now: Moment,
         feedback: Feedback,
         has_nothing_to_do: Callable[[], bool] = lambda: False,
     ) -> bool:
@@ -89,8 +107,7 @@ class Clock:
 
         Args:
             last: the last offset.
-            now: ms since the epoch.
-            monotonic: seconds, of a clock that never jumps.
+            now: the time.
             feedback: of the driver.
             has_nothing_to_do: whether there is nothing to seal, load or settle; called when a seal epoch would end.
         """
@@ -98,40 +115,22 @@ class Clock:
             last.run_id != self._settings.run_id
             or self._is_behind
             or self._loads_more(last, feedback)
-            or self._is_set_back(last, now, feedback)
-            or self._ends_seal_epoch(monotonic, has_nothing_to_do)
+            or self._is_set_back(last, now.millis, feedback)
+            or self._ends_seal_epoch(now.seconds, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
-            or self._has_due(last, self._next_cutoff(last, now, feedback), feedback)
+            or self._has_due(last, self._next_cutoff(last, now.millis, feedback), feedback)
         )
 
-    def next(
-        self,
-        last: Offset,
-        now: int,
-        monotonic: float,
-        feedback: Feedback,
-        index_version: Callable[[], int],
-        rows_due: Callable[[int, int, int], list[tuple[int, int]]],
-        large_due: LargeDue | None = None,
-        large_rule: Callable[[int, int, int], LargeRule] = lambda *_: NONE_LARGE,
-    ) -> Offset:
+    def next(self, last: Offset, at: Moment, feedback: Feedback, index: DelayedIndex) -> Offset:
         """Makes the next offset. The caller adds positions, routes and other fields that the clock does not know.
 
         Args:
             last: the last offset.
-            now: ms since the epoch.
-            monotonic: seconds, of a clock that never jumps.
+            at: the time.
             feedback: of the driver.
-            index_version: returns the newest version of delayed_index.
-            rows_due: called with (version of delayed_index, start, end), times in ms since the epoch; returns
-                (number of the time slot, number of rows) of the rows that are due from start to before end, ascending.
-                A slot is SLOT_MILLIS long.
-            large_due: called with (version of delayed_index, rule, last key that is loaded, load horizon); returns
-                (key, bytes) of the large rows after the key that are due before the horizon, ascending; of very many
-                only the first. None: no row is large.
-            large_rule: called with (version of delayed_index, start, end) as `rows_due`; returns which rows are large.
-                While some of them wait it stays as it was.
+            index: asked at the end of a seal epoch. While large rows wait, which are large stays as it was.
         """
+        now = at.millis
         is_set_back = self._is_set_back(last, now, feedback)
         furthest_cutoff = self._lookahead_end(now, feedback) if is_set_back else self._next_cutoff(last, now, feedback)
         tick = last.tick + 1
@@ -145,20 +144,20 @@ class Clock:
         )
         confirmed = max(last.confirmed, feedback.confirmed)
         is_new_run = last.run_id != self._settings.run_id
-        is_seal_due = monotonic >= self._next_seal or furthest_cutoff >= last.near_until
+        is_seal_due = at.seconds >= self._next_seal or furthest_cutoff >= last.near_until
         is_seal_due |= self._loads_more(last, feedback)
         large = last.large_rows
         if is_new_run or self._is_behind or is_set_back or is_seal_due:
-            self._next_seal = monotonic + self._settings.seal_interval_millis / 1000
-            self._rests_until = monotonic + MAX_REST_SECONDS
+            self._next_seal = at.seconds + self._settings.seal_interval_millis / 1000
+            self._rests_until = at.seconds + MAX_REST_SECONDS
             seal_epoch += 1
-            version = index_version()
-            load, near, has_segment = self._horizons(last, now, feedback, version, rows_due)
-            if large_due is not None and not has_segment and large.after is None:
-                large = LargeRows(large_rule(version, load, load))
-            elif large_due is not None:
-                rule = large.rule if large.after else large_rule(version, last.load_horizon, load)
-                large = self._large(last, feedback, rule, partial(large_due, version), load)
+            version = index.version()
+            load, near, has_segment = self._horizons(last, now, feedback, version, index)
+            if not has_segment and large.after is None:
+                large = LargeRows(index.large_rule(version, load, load))
+            else:
+                rule = large.rule if large.after else index.large_rule(version, last.load_horizon, load)
+                large = self._large(last, feedback, index.large_due(version, rule, last.large_to, load), rule)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
             # A message that was due by then and waits for a place under a rate is neither delivered nor sealed.
@@ -198,26 +197,20 @@ class Clock:
         )
 
     def _large(
-        self,
-        last: Offset,
-        feedback: Feedback,
-        rule: LargeRule,
-        large_due: Callable[[LargeRule, LargeKey, int], list[tuple[LargeKey, int]]],
-        load: int,
+        self, last: Offset, feedback: Feedback, large_due: list[tuple[LargeKey, int]], rule: LargeRule
     ) -> LargeRows:
         """Returns which large rows are in state after the tick: as many more as there is room for.
 
         Args:
             last: the last offset.
             feedback: of the driver.
+            large_due: (key, bytes) of those that wait, due before the new load horizon, ascending.
             rule: which rows are large.
-            large_due: as that of `next`, without the version.
-            load: the new load horizon, ms since the epoch.
         """
         on_their_way = feedback.in_flight_bytes + feedback.large_bytes
         room = min(MAX_LARGE_BYTES - on_their_way, _MAX_LOADED_BYTES)
         after = last.large_to
-        for key, n_bytes in large_due(rule, after, load):
+        for key, n_bytes in large_due:
             # Larger than all room is, the first goes alone where the room is the largest that there ever is.
             is_alone = after == last.large_to and (not on_their_way or room >= _MAX_LOADED_BYTES)
             if n_bytes > room and not is_alone:
@@ -266,7 +259,7 @@ class Clock:
         now: int,
         feedback: Feedback,
         version: int,
-        rows_due: Callable[[int, int, int], list[tuple[int, int]]],
+        index: DelayedIndex,
     ) -> tuple[int, int, bool]:
         """Returns the new `load_horizon` and `near_until`, earlier ones where too many rows are due before them.
 
@@ -279,7 +272,7 @@ class Clock:
         furthest = max(last.load_horizon, now) + self._settings.max_segment_millis
         load = max(last.load_horizon, near, _slot_start(min(now + self._settings.load_ahead_millis, furthest)))
         rows = 0
-        for slot, count in rows_due(version, last.load_horizon, load):
+        for slot, count in index.rows_due(version, last.load_horizon, load):
             if rows and rows + count > self._settings.max_segment_rows:
                 load = slot * SLOT_MILLIS
                 break

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow as pa
 from broker.position import START, Position
 from conf.settings import Settings, local_path
 from conf.time_zones import TIME_ZONE_DATA_VERSION
+from conf.times import Moment
 from status.alerts import Alerts
 from status.disk_room import DiskRoom
 from streaming.batch_schema import InputKind, InputRow, input_rows
@@ -29,6 +30,8 @@ from streaming.source.batch_shares import BatchShares, Waiting
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
+from streaming.source.rejects_rounds import add_round
+from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.packing import LARGE_BYTES
@@ -40,6 +43,35 @@ from warehouse.routes import membership
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class TableIndex:
+    """Answers what the clock asks of the table `delayed_index`: see `DelayedIndex`.
+
+    Attributes:
+        tables: of the warehouse.
+        in_order: the source topics with messages in the order of their keys.
+    """
+
+    tables: Tables
+    in_order: Sequence[str]
+
+    def version(self) -> int:
+        """Returns the newest version of the table."""
+        return self.tables.version("delayed_index")
+
+    def rows_due(self, version: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns the number of rows that are due from start to before end, by time slot."""
+        return rows_due(self.tables, version, start, end)
+
+    def large_rule(self, version: int, start: int, end: int) -> LargeRule:
+        """Returns which of the rows that are due from start to before end are large."""
+        return large_rule(self.tables, LARGE_BYTES, self.in_order, version, start, end)
+
+    def large_due(self, version: int, rule: LargeRule, after: LargeKey, end: int) -> list[tuple[LargeKey, int]]:
+        """Returns (key, bytes) of the large rows after a key that are due before end."""
+        return large_due(self.tables, version, rule, after, end)
 
 
 class Intake:
@@ -88,9 +120,8 @@ class Intake:
         self._shares = BatchShares(settings)
         self._late_large = LateLargeMessages(tables, alerts)
         self._sources = [route.source for route in settings.routes]
-        self._in_order = tuple(
-            sorted(route.source for route in settings.routes if any(s.order == "key" for s in route.subscriptions))
-        )
+        in_order = sorted(r.source for r in settings.routes if any(s.order == "key" for s in r.subscriptions))
+        self._index = TableIndex(tables, in_order)
         self._barriers = Barriers(
             self._receivers.open, settings.control.topic, self._sources, self._receivers.looked_up
         )
@@ -113,16 +144,16 @@ class Intake:
             feedback = self._feedback.read()
             if feedback.is_stopping or self._receivers.stopped.is_set():
                 return last
-            now = time.time_ns() // 1_000_000
+            now = Moment.now()
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_due(last, now, feedback):
-                self._batch_ends.note_end(time.monotonic())
+                self._batch_ends.note_end(now.seconds)
                 positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
             self._receivers.arrived.wait(_POLL_SECONDS)
             self._receivers.arrived.clear()
 
-    def _is_due(self, last: Offset, now: int, feedback: Feedback) -> bool:
+    def _is_due(self, last: Offset, now: Moment, feedback: Feedback) -> bool:
         """Whether a batch is to end now."""
         receivers = [r for r in list(self._receivers.open.values()) if not self._receivers.is_control(r)]
         backlog = Backlog(
@@ -131,8 +162,8 @@ class Intake:
             lambda soon: any(receiver.has_due(soon) for receiver in receivers),
             self._takes_messages(feedback),
         )
-        has_nothing_to_do = partial(self._has_nothing_to_do, last, now, feedback)
-        return self._batch_ends.is_due(backlog, last, now, time.monotonic(), feedback, has_nothing_to_do)
+        has_nothing_to_do = partial(self._has_nothing_to_do, last, now.millis, feedback)
+        return self._batch_ends.is_due(backlog, last, now, feedback, has_nothing_to_do)
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether nothing in state comes due, nothing is in flight or loaded soon, and all that came in is durable."""
@@ -247,19 +278,10 @@ class Intake:
         last: Offset,
         positions: dict[str, str],
         ends: Ends | None,
-        now: int,
+        now: Moment,
         feedback: Feedback,
     ) -> Offset:
-        offset = self._clock.next(
-            last,
-            now,
-            time.monotonic(),
-            feedback,
-            partial(self._tables.version, "delayed_index"),
-            partial(rows_due, self._tables),
-            partial(large_due, self._tables),
-            partial(large_rule, self._tables, LARGE_BYTES, self._in_order),
-        )
+        offset = self._clock.next(last, now, feedback, self._index)
         offset = replace(
             offset,
             positions=positions,
@@ -288,9 +310,8 @@ class Intake:
         reinstated = _pairs(last.unwritable) - _pairs(offset.unwritable)
         if reinstated:
             reinstated |= {(topic, name) for topic, name in offset.reinstated}
-            versions = self._tables.version("delayed_index"), self._tables.version("rejects")
             pairs = [list(pair) for pair in sorted(reinstated)]
-            offset = replace(offset, reinstated=pairs, held_version=versions[0], rejects_version=versions[1])
+            offset = replace(offset, reinstated=pairs, held_version=self._tables.version("delayed_index"))
         if drains := _drains(last.unwritable, offset.unwritable):
             version = offset.held_version or self._tables.version("delayed_index")
             offset = replace(offset, drains=drains, held_version=version)
@@ -298,8 +319,7 @@ class Intake:
             # Commands begin to wait in this tick, too: for messages that are published until the ends are known.
             ends = dict.fromkeys(self._sources)
         offset = self._barriers.advance(last, offset, ends)
-        held = [topic for topic, names in offset.unwritable.items() if "" in names]
-        offset = replace(offset, rejects_since={topic: last.rejects_since.get(topic, offset.tick) for topic in held})
+        offset = add_round(offset, last, feedback, self._tables)
         if offset.seal_epoch != last.seal_epoch:
             self._acknowledgements.note_seal_epoch(offset.seal_epoch, positions)
         self._late_large.look(offset)

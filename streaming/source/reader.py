@@ -28,6 +28,7 @@ from streaming.operator.schemas import INPUT_SCHEMA
 from streaming.release.feedback import FeedbackFile
 from streaming.source.intake import Intake
 from streaming.source.later_commands import later_commands
+from streaming.source.rejects_rounds import spans_of_round
 from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.message_state.changes import HELD_DELIVER_AT
@@ -37,7 +38,7 @@ from tracker.packing import pack, unpack
 from tracker.schemas import COMMAND_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import find_first_held
-from warehouse.queries.held_rejects import find_rejects
+from warehouse.queries.held_rejects import Span, find_rejects
 from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_large, read_light_segment
 from warehouse.routes.known_routes import KnownRoutes
 
@@ -91,10 +92,10 @@ class DrainPart(InputPartition):
 
 @dataclass
 class RejectsPart(InputPartition):
-    """Rejected messages that rejects topics lack, because they could not be written."""
+    """Rejected messages that rejects topics lack, because they could not be written: those of a round."""
 
     version: int  # of the table rejects
-    since: dict[str, int]  # by source topic the first tick whose messages its rejects topic lacks
+    spans: list[Span]
 
 
 @dataclass
@@ -187,13 +188,8 @@ class SourceReader:
             parts.append(HeldPart(last.held_version or last.index_version, last.reinstated))
         if last.drains:
             parts.append(DrainPart(last.held_version or last.index_version, last.drains))
-        since = {
-            topic: first.rejects_since[topic]
-            for topic, name in last.reinstated
-            if not name and topic in first.rejects_since
-        }
-        if since:
-            parts.append(RejectsPart(last.rejects_version, since))
+        if spans := spans_of_round(first, last):
+            parts.append(RejectsPart(last.rejects_version, spans))
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
             limits = Limits(last.max_delay_millis, last.newest_ledgers)
@@ -223,7 +219,7 @@ class SourceReader:
         elif isinstance(partition, DrainPart):
             parts = self._drained_parts(partition)
         elif isinstance(partition, RejectsPart):
-            rows = find_rejects(self._tables, partition.version, partition.since)
+            rows = concat(find_rejects(self._tables, partition.version, span) for span in partition.spans)
             parts = self._rows(InputKind.REJECTED, rows)
         elif isinstance(partition, TickPart):
             parts = partition.rows

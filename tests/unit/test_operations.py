@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from conf.api_settings import Operation as Right
 from conf.settings import Settings
 from jobs import cli
 from jobs.commands.messages.operations import command_name
-from tracker.commands.kinds import OPERATIONS, Operation
+from tracker.commands.kinds import OPERATIONS, Effect, Operation
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "persistent://public/default/orders"
@@ -66,6 +67,18 @@ def test_it_has_a_field_of_the_wire_with_its_own_fields(operation: Operation) ->
 def test_each_field_of_the_wire_is_an_operation() -> None:
     fields = {field.name for field in ControlCommand.DESCRIPTOR.oneofs_by_name["operation"].fields}
     assert fields == {*OPERATIONS, "cancels"}
+
+
+def test_what_moves_messages_is_named_in_the_tracker_by_its_description_and_its_decision_alone() -> None:
+    moving = {one.kind.upper() for one in OPERATIONS.values() if one.effect is Effect.MOVE}
+    naming = set()
+    for path in (ROOT / "tracker").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and moving & {alias.name for alias in node.names}:
+                naming.add(path.name)
+            if isinstance(node, ast.Constant) and str(node.value).upper() in moving:
+                naming.add(path.name)
+    assert naming == {"kinds.py", "decide.py"}
 
 
 @each_operation

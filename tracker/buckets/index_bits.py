@@ -37,14 +37,11 @@ class IndexBits:
         self._last_due: dict[int, int] | None = None
 
     def contains(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> BoolArray:
-        """Tells which of the positions are known.
+        """Tells which of the positions are known: bool, (n,).
 
         Args:
             ledger_ids: int64, (n,).
             entry_ids: int64, (n,).
-
-        Returns:
-            bool, (n,).
         """
         known = np.zeros(len(ledger_ids), dtype=np.bool_)
         for ledger, rows in by_ledger(ledger_ids):
@@ -121,14 +118,11 @@ def by_ledger(ledger_ids: Int64Array) -> list[tuple[int, Int64Array]]:
 
 
 def among(values: npt.NDArray[Any], bits: _Bits) -> BoolArray:
-    """Tells which of the values are in a bitmap.
+    """Tells which of the values are in a bitmap: bool, (n,).
 
     Args:
         values: uint32 for a BitMap, uint64 for a BitMap64, (n,).
         bits: the bitmap.
-
-    Returns:
-        bool, (n,).
     """
     found = bits & type(bits)(values)
     if not found:

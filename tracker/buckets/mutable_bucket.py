@@ -13,7 +13,6 @@ class Chunks:
     """Rows of one schema, in the order in which they were added; each addition is one packed value.
 
     Args:
-        store: where the rows are kept.
         table: name of the store's table.
         schema: of the rows.
         n_chunks: number of additions so far. The caller saves the attribute of that name.
@@ -52,7 +51,6 @@ class MutableBucket:
     """Rows in the order in which they came; each addition is one packed value.
 
     Args:
-        store: where the rows are kept.
         meta: the attribute of that name, which the caller saves; None: the bucket is empty.
     """
 

@@ -45,7 +45,6 @@ class TimeSlots:
     Large rows of a slot are a pile beside it, because a tick may take few of many.
 
     Args:
-        store: where the rows are kept.
         meta: the attribute of that name, which the caller saves: by slot (ms since the epoch, divided by SLOT_MILLIS)
             its number of values and of rows. None: there are no rows.
         large: the attribute of that name, which the caller saves: the bytes of large payloads that are in no pile, by
@@ -229,7 +228,6 @@ class WaitingRows:
     """Queues of rows, each as packed values in the order in which they were added.
 
     Args:
-        store: where the rows are kept.
         saved: the property `meta`, which the caller saves; None: there are no rows.
     """
 

@@ -29,7 +29,6 @@ from tracker.context import Context
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
-    BoolArray,
     Int64Array,
     attempts_of,
     concat,
@@ -47,25 +46,11 @@ from tracker.wire.delaylake_pb2 import Result
 
 
 @dataclass(frozen=True)
-class ShardOwnership:
-    """Which commands and messages belong to a shard. A message with a schedule key may be in another than its entry.
-
-    Attributes:
-        commands: bool, (commands,): this shard answers the command if its message is not known.
-        known: bool, (known,): this shard has the message, and answers. If not, another shard does.
-    """
-
-    commands: BoolArray
-    known: BoolArray
-
-
-@dataclass(frozen=True)
 class Application:
     """A decision that is being carried out, for n pairs of command and message, of which m are applied.
 
     Attributes:
-        group: the commands.
-        decision: what they do for one subscription.
+        decision: what the group does for one subscription.
         commands: as COMMAND_ROWS, (n,): the command of each pair.
         sequence: of all effects.
         times: int64, (n,), ms since the epoch: the new time of a message that gets one; the effects set it.
@@ -89,7 +74,6 @@ class Executor:
     """Applies commands to known messages.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records what changes that.
         occurrences: moves recurring messages on to their next occurrence.
     """
@@ -111,15 +95,14 @@ class Executor:
             RESUME_SCHEDULE: self._change_schedules(occurrences.resume_schedules),
         }
 
-    def apply_commands(
-        self, commands: pa.Table, named: Named, ownership: ShardOwnership | None = None
-    ) -> tuple[pa.Table, pa.Table]:
-        """Applies commands to known messages.
+    def apply_commands(self, commands: pa.Table, named: Named) -> tuple[pa.Table, pa.Table]:
+        """Applies commands to known messages of this shard.
+
+        A message with a schedule key may be in another shard than its entry, and so the command may come to both.
 
         Args:
             commands: as COMMAND_ROWS, none of the kinds ANSWER and REPEAT.
             named: the known messages of the entries that the commands name.
-            ownership: which commands and messages belong to this shard; None: all.
 
         Returns:
             the outcomes, as OUTCOME_ROWS; and the commands whose entry is not known, as COMMAND_ROWS.
@@ -133,11 +116,10 @@ class Executor:
         batch_index = int64(commands, "batch_index")[command]
         row_index, size = int64(named.known, "batch_index")[row], int64(named.known, "batch_size")[row]
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
-        own = np.ones(len(command), np.bool_) if ownership is None else ownership.commands[command]
+        own = self._context.are_answered_here(commands)[command]
         subscriptions = self._context.subscriptions
         outcomes = out_of_batch_outcomes(subscriptions, commands, command[own], size[own], is_named[own])
-        if ownership is not None:
-            is_named &= ownership.known[row]
+        is_named &= self._context.shard_id.has(named.known)[row]
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))
         command, row = command[order], row[order]
@@ -300,7 +282,6 @@ class Control:
     Then a skip is NOT_FOUND, and a cancel waits further, until two tick times after the time that it names.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records what commands change.
         occurrences: moves recurring messages on to their next occurrence.
     """
@@ -370,7 +351,7 @@ class Control:
             reason = "no message waits under this key"
             outcomes.append(answers_of(self._subscriptions, where(commands, is_nowhere), Result.NOT_FOUND, reason))
             commands = where(commands, ~is_nowhere)
-        applied, unmatched = self._executor.apply_commands(commands, named, self._ownership(commands, named.known))
+        applied, unmatched = self._executor.apply_commands(commands, named)
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._early.answer_unmatched(unmatched)
@@ -405,11 +386,9 @@ class Control:
             return _NO_OUTCOMES
         commands = self._with_added(commands.drop_columns("tick"))
         is_done = np.append(is_rejected(messages), np.zeros(elsewhere.num_rows, np.bool_))
-        ownership = self._ownership(commands, known)
         named = Named(known, is_done, concat([messages if added is None else added, done]), empty_table(MESSAGES))
-        outcomes, unmatched = self._executor.apply_commands(commands, named, ownership)
-        if ownership is not None:
-            unmatched = where(unmatched, self._context.are_answered_here(unmatched))
+        outcomes, unmatched = self._executor.apply_commands(commands, named)
+        unmatched = where(unmatched, self._context.are_answered_here(unmatched))
         reason = "the topic has no such message"
         return concat([outcomes, answers_of(self._subscriptions, unmatched, Result.NOT_FOUND, reason)], OUTCOME_ROWS)
 
@@ -437,12 +416,6 @@ class Control:
     def save(self) -> None:
         """Writes the changes to the store."""
         self._waiting.save()
-
-    def _ownership(self, commands: pa.Table, known: pa.Table) -> ShardOwnership | None:
-        """Returns which commands and messages belong to this shard; None: all, because there is only one shard."""
-        if self._context.shard_id.shards == 1:
-            return None
-        return ShardOwnership(self._context.are_answered_here(commands), self._context.shard_id.has(known))
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
         """Adds to waiting commands with `also_later` the subscriptions that were added since."""

@@ -342,7 +342,6 @@ class CommandGroup:
             rows: as KNOWN.
             sequences: int64, (rows,): the sequence of the message's last move for the subscription; 0: none.
             subscription: its number.
-            context: of the shard.
         """
         ids = ["ledger_id", "entry_id", "batch_index"]
         in_state = concat(self._in_state)

@@ -86,6 +86,39 @@ class _Part:
         return len(self.positions) * max(1, subscriptions)
 
 
+class _Request:
+    """A command, and what its operation's description says."""
+
+    def __init__(self, command: ControlCommand) -> None:
+        name = command.WhichOneof("operation") or ""
+        self.command = command
+        self.kind = CANCEL if name == _CANCELS else name
+        self.content: Any = getattr(command, name) if name else None  # the message of its operation
+
+    @property
+    def operation(self) -> Operation:
+        """The description of its operation; it has one."""
+        return OPERATIONS[self.kind]
+
+    @property
+    def entries(self) -> Sequence[Any]:
+        """What it names, each as CancelDelayedMessage or SkipEntry."""
+        if self.kind == CANCEL:
+            return [self.content] if isinstance(self.content, CancelDelayedMessage) else self.content.messages
+        return [self.content.entry] if self.operation.names_one else self.content.entries
+
+    @property
+    def fields(self) -> list[tuple[Field, Any]]:
+        """The fields that COMMAND_ROWS has beside _POSITION, and their values."""
+        return [(one, getattr(self.content, one.name)) for one in self.operation.other_fields]
+
+    @property
+    def time(self) -> int:
+        """What it says of when its messages are due then, as COMMAND_ROWS.deliver_at has it; 0: nothing."""
+        time_field = self.operation.time_field
+        return 0 if time_field is None else int(getattr(self.content, time_field.name))
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the messages can be that commands name.
@@ -125,18 +158,20 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
     room = MAX_ANSWERS
     for payload, published in zip(messages["payload"].to_pylist(), messages["publish_time"].to_pylist(), strict=True):
         command = ControlCommand()
+        request = _Request(command)
         reason = None
         try:
             command.ParseFromString(payload or b"")
+            request = _Request(command)
             _check_request_id(command.request_id)
-            keys = _keys(command)
-            positions = _positions(command)
-            _check_times(command, positions, published, limits.max_delay_millis)
-            command_parts, change = _rows(command, positions, keys, routes, limits.newest_ledgers)
+            keys = _keys(request)
+            positions = _positions(request)
+            _check_times(request, positions, published, limits.max_delay_millis)
+            command_parts, change = _rows(request, positions, keys, routes, limits.newest_ledgers)
             answers = sum(part.answers for part in command_parts)
             _check_answers(answers, room)
             room -= answers
-            body = _body(command, positions, keys)
+            body = _body(request, positions, keys)
             shared: dict[str, object] = {"body": body}
             if command.request_id in seen:
                 shared["kind"] = REPEAT
@@ -150,10 +185,10 @@ def decode(messages: pa.Table, routes: Routes, limits: Limits = _NO_LIMITS) -> D
             reason = str(error)
         except InvalidCommandError as error:
             reason = str(error)
-            rows += _answers(command, command.topic, [None], Result.INVALID, reason)
+            rows += _answers(request, command.topic, [None], Result.INVALID, reason)
         except Exception as error:  # nothing that is wrong with one command may stop the others
             reason = f"it can't be applied: {type(error).__name__}: {one_line(error)[:200]}"
-            rows += _answers(command, command.topic, [None], Result.INVALID, reason)
+            rows += _answers(request, command.topic, [None], Result.INVALID, reason)
         reasons.append(reason)
     rejected = np.array([reason is not None for reason in reasons], dtype=np.bool_)
     with_reason = messages.set_column(
@@ -193,17 +228,17 @@ def _check_request_id(request_id: str) -> None:
 
 
 def _rows(
-    command: ControlCommand,
+    request: _Request,
     positions: Int64Array,
     keys: Sequence[str],
     routes: Routes,
     newest_ledgers: Mapping[str, int],
 ) -> tuple[list[_Part], PauseChange | None]:
-    operation = OPERATIONS[_kind(command)]
+    command, operation = request.command, request.operation
     topic, partition = resolve_topic(command.topic, routes)
     if topic is None:
         reason = f"no route has the topic {command.topic!r}"
-        return _answers(command, command.topic, [None], Result.NOT_FOUND, reason), None
+        return _answers(request, command.topic, [None], Result.NOT_FOUND, reason), None
     subscriptions = {i: s for i, s in enumerate(routes[topic]) if not s.is_removed}
     rows: list[_Part] = []
     known = {s.name for s in subscriptions.values()}
@@ -211,17 +246,17 @@ def _rows(
     # A later subscription has no next occurrence.
     also_later = ALSO_LATER in command.subscriptions and not operation.is_of_schedule
     unknown = [name for name in dict.fromkeys(command.subscriptions) if name not in {*known, ALSO_LATER}]
-    rows += _answers(command, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
+    rows += _answers(request, topic, unknown, Result.NOT_FOUND, "the topic has no such subscription")
     chosen = {i: s for i, s in subscriptions.items() if is_for_all or s.name in command.subscriptions}
     if operation.needs_single_acks:
         refused = [s.name for s in chosen.values() if s.is_cumulative]
         reason = "the subscription acknowledges cumulatively: no single message"
-        rows += _answers(command, topic, refused, Result.NOT_ALLOWED, reason)
+        rows += _answers(request, topic, refused, Result.NOT_ALLOWED, reason)
         chosen = {i: s for i, s in chosen.items() if not s.is_cumulative}
     mask = sum(1 << i for i in chosen)
     if operation.is_of_subscription:
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
-        rows += _answers(command, topic, names, Result.APPLIED, "")
+        rows += _answers(request, topic, names, Result.APPLIED, "")
         return rows, PauseChange(command.request_id, topic, mask, operation.effect is Effect.HOLD) if mask else None
     if not mask and not also_later:
         return rows, None
@@ -232,7 +267,7 @@ def _rows(
             other_positions[:, _POSITION.index("partition")] = -1
             other_positions[:, _POSITION.index("deliver_at")] = 0
             reason = f"partition {other} is not {command.topic}"
-            rows += _answers(command, topic, [None], Result.INVALID, reason, other_positions)
+            rows += _answers(request, topic, [None], Result.INVALID, reason, other_positions)
         positions = positions[~is_other]
         positions[:, 0] = partition
     newest = newest_ledgers.get(topic, FIRST_IMPORTED_LEDGER)
@@ -243,20 +278,21 @@ def _rows(
         beyond = positions[is_beyond].copy()
         beyond[:, _POSITION.index("deliver_at")] = 0
         names = [s.name for s in chosen.values()] + [ALSO_LATER] * also_later
-        rows += _answers(command, topic, names, Result.NOT_FOUND, reason, beyond)
+        rows += _answers(request, topic, names, Result.NOT_FOUND, reason, beyond)
         positions = positions[~is_beyond]
-    shared = _shared(command, operation.kind, topic, mask)
+    shared = _shared(request, operation.kind, topic, mask)
     shared = shared | {"also_later": True} if also_later else shared
     if len(positions):
         rows.append(_Part(shared, positions))
     # A key is the topic's, whichever of its partitions the command names.
     nowhere = _NO_POSITION.copy()
-    nowhere[:, _POSITION.index("deliver_at")] = _time(command)
+    nowhere[:, _POSITION.index("deliver_at")] = request.time
     rows += [_Part(shared | {"schedule_key": key}, nowhere) for key in keys]
     return rows, None
 
 
-def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) -> dict[str, object]:
+def _shared(request: _Request, kind: str, topic: str, subscriptions: int) -> dict[str, object]:
+    command = request.command
     shared: dict[str, object] = {
         "request_id": command.request_id,
         "kind": kind,
@@ -265,44 +301,14 @@ def _shared(command: ControlCommand, kind: str, topic: str, subscriptions: int) 
         "issued_by": command.issued_by,
         "issued_at": command.issued_at,
         "sum_up": command.sum_up,
-        "operation": _kind(command).upper(),
+        "operation": request.kind.upper(),
     }
     if kind != ANSWER:
         shared |= {
             one.column or one.name: value[: one.most] if isinstance(value, str) else value
-            for one, value in _fields(command)
+            for one, value in request.fields
         }
     return shared
-
-
-def _kind(command: ControlCommand) -> str:
-    operation = command.WhichOneof("operation") or ""
-    return CANCEL if operation == _CANCELS else operation
-
-
-def _content(command: ControlCommand) -> Any:
-    """Returns the message of a command's operation."""
-    return getattr(command, str(command.WhichOneof("operation")))
-
-
-def _entries(command: ControlCommand) -> Sequence[Any]:
-    """Returns what a command names, each as CancelDelayedMessage or SkipEntry."""
-    operation, content = command.WhichOneof("operation"), _content(command)
-    if operation in (CANCEL, _CANCELS):
-        return [content] if operation == CANCEL else content.messages
-    return [content.entry] if OPERATIONS[_kind(command)].names_one else content.entries
-
-
-def _fields(command: ControlCommand) -> list[tuple[Field, Any]]:
-    """Returns the fields that COMMAND_ROWS has beside _POSITION, and their values."""
-    operation = OPERATIONS[_kind(command)]
-    return [(one, getattr(_content(command), one.name)) for one in operation.fields if one != operation.time_field]
-
-
-def _time(command: ControlCommand) -> int:
-    """Returns what a command says of when its messages are due then, as COMMAND_ROWS.deliver_at has it; 0: nothing."""
-    time_field = OPERATIONS[_kind(command)].time_field
-    return 0 if time_field is None else int(getattr(_content(command), time_field.name))
 
 
 def _check_names(command: ControlCommand) -> None:
@@ -313,33 +319,34 @@ def _check_names(command: ControlCommand) -> None:
         raise InvalidCommandError(f"a name has more than {MAX_NAME_BYTES:,} bytes")
 
 
-def _body(command: ControlCommand, positions: Int64Array, keys: Sequence[str]) -> int:
+def _body(request: _Request, positions: Int64Array, keys: Sequence[str]) -> int:
     """Returns a 64-bit hash, not 0, of a command's content. Issuer, time, order and `sum_up` do not matter."""
-    content: list[object] = [_kind(command), full_name(command.topic), sorted(set(command.subscriptions))]
+    command = request.command
+    content: list[object] = [request.kind, full_name(command.topic), sorted(set(command.subscriptions))]
     if keys:
-        content += [sorted(keys), _time(command)]
-    content += [value for _, value in _fields(command)]
+        content += [sorted(keys), request.time]
+    content += [value for _, value in request.fields]
     named = positions.copy()
-    if not OPERATIONS[_kind(command)].names_time:
+    if not request.operation.names_time:
         named[:, _POSITION.index("deliver_at")] = 0
     named = named[np.lexsort(named.T)]
     digest = hashlib.blake2b(json.dumps(content).encode() + named.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
 
 
-def _keys(command: ControlCommand) -> list[str]:
+def _keys(request: _Request) -> list[str]:
     """Returns the schedule keys by which a command names messages, each once.
 
     Raises:
         InvalidCommandError: one is no valid key, or names a message by id, too.
     """
-    kind = _kind(command)
-    if not kind or OPERATIONS[kind].is_of_subscription:
+    kind = request.kind
+    if not kind or request.operation.is_of_subscription:
         return []
     keys: dict[str, None] = {}
-    for entry in _entries(command):
+    for entry in request.entries:
         if entry.schedule_key:
-            if OPERATIONS[kind].names_one:
+            if request.operation.names_one:
                 raise InvalidCommandError(
                     f"a {kind} names its message by its id: a schedule key is that of one that waits"
                 )
@@ -358,30 +365,30 @@ def _names_a_place(entry: SkipEntry) -> bool:
     return bool(entry.batch_indexes) or (entry.HasField("partition") and entry.partition >= 0)
 
 
-def _positions(command: ControlCommand) -> Int64Array:
+def _positions(request: _Request) -> Int64Array:
     """Returns the columns _POSITION of each message or entry that a command names by its id: int64, (rows, 5).
 
     Raises:
         InvalidCommandError: the command is not valid with any routes.
     """
-    if not _kind(command):
+    if not request.kind:
         raise InvalidCommandError("no operation, or one that is not known here")
-    _check_names(command)
-    return np.array(_named(command), np.int64).reshape(-1, len(_POSITION))
+    _check_names(request.command)
+    return np.array(_named(request), np.int64).reshape(-1, len(_POSITION))
 
 
-def _named(command: ControlCommand) -> list[_Position]:
-    operation = OPERATIONS[_kind(command)]
+def _named(request: _Request) -> list[_Position]:
+    operation = request.operation
     if operation.is_of_subscription:
         return []
-    entries = _entries(command)
+    entries = request.entries
     if operation.kind == CANCEL:
         _check_number(len(entries), CANCEL)
         return [_cancelled(cancel) for cancel in entries if not cancel.schedule_key]
-    _check_fields(command, operation)
+    _check_fields(request)
     _check_number(len(entries), operation.kind)
     positions: list[_Position] = []
-    new_time = _time(command)
+    new_time = request.time
     for entry in entries:
         if entry.schedule_key:
             continue
@@ -399,32 +406,33 @@ def _named(command: ControlCommand) -> list[_Position]:
     return positions
 
 
-def _check_times(command: ControlCommand, positions: Int64Array, published: int, max_delay_millis: int) -> None:
+def _check_times(request: _Request, positions: Int64Array, published: int, max_delay_millis: int) -> None:
     """Checks that no time is later than that of a message which was published when the command was.
 
     Args:
-        command: it may have a time for messages that are named by key.
+        request: it may have a time for messages that are named by key.
         positions: as `_positions` returns them.
         published: when the command was published, ms since the epoch.
         max_delay_millis: the longest delay of a message, ms; 0: any.
     """
     if not max_delay_millis:
         return
-    time_field = OPERATIONS[_kind(command)].time_field
+    time_field = request.operation.time_field
     if time_field is not None and time_field.unit not in ("moment", "shift"):
         return
     times = positions[:, _POSITION.index("deliver_at")]
-    last = max(int(times.max(initial=0)), _time(command))
+    last = max(int(times.max(initial=0)), request.time)
     last += published if time_field is not None and time_field.unit == "shift" else 0
     if last > published + max_delay_millis + _CLOCKS_MILLIS:
         raise InvalidCommandError(f"deliver_at is beyond the longest delay of a message, {max_delay_millis} ms: {last}")
 
 
-def _check_fields(command: ControlCommand, operation: Operation) -> None:
+def _check_fields(request: _Request) -> None:
+    command, operation = request.command, request.operation
     if operation.names_one and (len(set(command.subscriptions)) != 1 or ALSO_LATER in command.subscriptions):
         raise InvalidCommandError(f"a {operation.kind} names one subscription: the one whose consumer failed")
     for one in operation.fields:
-        value = getattr(_content(command), one.name)
+        value = getattr(request.content, one.name)
         if not one.is_text and not one.allows(value):
             raise InvalidCommandError(f"{one.name} must {_limits(one)}: {value}")
 
@@ -482,14 +490,14 @@ def resolve_topic(name: str, routes: Container[str]) -> tuple[str | None, int]:
 
 
 def _answers(
-    command: ControlCommand,
+    request: _Request,
     topic: str,
     subscriptions: Iterable[str | None],
     result: int,
     reason: str,
     positions: Int64Array = _NO_POSITION,
 ) -> list[_Part]:
-    shared = _shared(command, ANSWER, topic, 0) | {"result": result, "reason": reason}
+    shared = _shared(request, ANSWER, topic, 0) | {"result": result, "reason": reason}
     for column in ("topic", "issued_by"):
         if len(str(shared[column]).encode()) > MAX_NAME_BYTES:
             shared[column] = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.properties import MAX_AFTER_MILLIS, MAX_REASON
@@ -123,17 +124,22 @@ class Operation:
         """Whether it is for a whole topic, whichever of its partitions a command names."""
         return self.is_of_schedule or self.is_of_subscription
 
-    @property
+    @cached_property
     def cancels_message(self) -> bool:
         """Whether an applied command cancels the message itself, and not an occurrence of it."""
         return self.effect is Effect.CANCEL and not self.wants_payload
 
-    @property
+    @cached_property
     def time_field(self) -> Field | None:
         """The field of which COMMAND_ROWS.deliver_at has the value."""
         return next((field for field in self.fields if (field.column or field.name) == "deliver_at"), None)
 
-    @property
+    @cached_property
+    def other_fields(self) -> tuple[Field, ...]:
+        """The fields without `time_field`."""
+        return tuple(field for field in self.fields if field is not self.time_field)
+
+    @cached_property
     def names_time(self) -> bool:
         """Whether a command's `deliver_at` is part of what it asks for: a skip's only helps to find the message."""
         return self.may_wait or self.time_field is not None

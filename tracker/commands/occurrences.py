@@ -62,11 +62,7 @@ class Done(NamedTuple):
 
 
 class EarlierOccurrences:
-    """Keeps the occurrences that were done, or rescheduled, before a rebuild, until their messages are past them.
-
-    Args:
-        store: where they are kept.
-    """
+    """Keeps the occurrences that were done, or rescheduled, before a rebuild, until their messages are past them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -193,9 +189,6 @@ class CurrentOccurrences:
 class FailedSchedules:
     """Collects a tick's recurring messages that have no further occurrence because their rule fails.
 
-    Args:
-        subscriptions: the subscriptions of each source topic.
-
     Attributes:
         noted: (source topic, position, why) of each of them.
     """
@@ -219,7 +212,6 @@ class FailedSchedules:
         Args:
             rows: as MESSAGES, (rows,), of recurring messages.
             masks: int64, (rows,): their subscriptions, as bits.
-            current: their current occurrences.
             ended: int64, (n,): the indexes of those that have no further occurrence.
             last: by index (number, time in ms since the epoch) of the last occurrence, if it is not the current one.
             now: ms since the epoch.
@@ -273,7 +265,6 @@ class Occurrences:
     follows from it, the message's properties and the tick. Numbers rise by one, however many occurrences were missed.
 
     Args:
-        context: of the shard.
         state: records the moves.
 
     Attributes:
@@ -472,8 +463,7 @@ class Occurrences:
         """Returns the following occurrences that are due, and the one that is pending after them; None: none is.
 
         Args:
-            row: the current occurrence.
-            is_out: whether it is dispatched, not skipped.
+            is_out: whether the current occurrence is dispatched, not skipped.
             most: how many following occurrences may be dispatched.
         """
         now, cutoff = self._context.now, self._context.cutoff

@@ -52,7 +52,6 @@ def outcomes_of(subscriptions: Subscriptions, pairs: Pairs, verdicts: Verdicts, 
     """Builds an outcome for each pair with a verdict, or one for all pairs of an entry that share one result.
 
     Args:
-        subscriptions: the subscriptions of each source topic.
         pairs: of commands and messages.
         verdicts: on some of them.
         subscription: its number, or ALSO_LATER.
@@ -87,7 +86,6 @@ def answers_of(
     """Builds an outcome for each command and subscription; deliver_at and sequence are null.
 
     Args:
-        subscriptions: the subscriptions of each source topic.
         commands: as COMMAND_ROWS.
         result: a number of the enum Result; None: take `result` and `reason` from the commands.
         reason: one line; only with a result.
@@ -161,7 +159,6 @@ def out_of_batch_outcomes(
     """Builds INVALID outcomes, as OUTCOME_ROWS, for commands whose known entry lacks the batch index that they name.
 
     Args:
-        subscriptions: the subscriptions of each source topic.
         commands: as COMMAND_ROWS.
         command: int64, (pairs,): the index of a command, for each known message of its entry.
         size: int64, (pairs,): the number of messages in the entry.

@@ -55,7 +55,6 @@ def retry_rows(
         rows: as MESSAGES: the row of each message's last attempt.
         commands: as COMMAND_ROWS, (rows,): the command for each message.
         last_due: int64, (rows,), ms since the epoch: when the message was due last; 0: not known.
-        subscriptions: the subscriptions of each source topic.
         subscription: its number.
         now: ms since the epoch.
 
@@ -111,7 +110,6 @@ def take_sent_back(messages: pa.Table, subscriptions: Subscriptions, now: int) -
 
     Args:
         messages: as MESSAGES: those that came in. The ones with an attempt, which may be 0, were sent back.
-        subscriptions: the subscriptions of each source topic.
         now: ms since the epoch.
     """
     none = SentBackMessages(messages, empty_table(COMMAND_ROWS), empty_table(OUTCOME_ROWS), np.zeros(0, np.int64))

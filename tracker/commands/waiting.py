@@ -57,11 +57,7 @@ class _Stored(NamedTuple):
 
 
 class WaitingCommands:
-    """Keeps commands, by ledger, until their message comes in or can no longer come in.
-
-    Args:
-        store: where they are kept.
-    """
+    """Keeps commands, by ledger, until their message comes in or can no longer come in."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -210,7 +206,6 @@ class EarlyCommands:
     """Decides which commands wait for their message, for how long, and how they are answered.
 
     Args:
-        context: of the shard.
         state: records the cancels that wait, for the delayed index.
         waiting: keeps the commands that wait.
     """

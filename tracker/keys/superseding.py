@@ -103,7 +103,6 @@ class Superseding:
     The key becomes hot again when a message or command names it, or when its last message is loaded.
 
     Args:
-        context: of the shard.
         state: knows which messages commands have cancelled and moved, and records which are superseded.
         parking: knows which subscriptions' messages are parked.
         idle_millis: a key becomes cold when nothing has named it for at least this time, ms.
@@ -421,7 +420,6 @@ class KeyedMessages:
     """Tells which messages with a schedule key wait, and cancels those that are superseded.
 
     Args:
-        context: of the shard.
         state: knows which messages commands have cancelled and moved.
     """
 
@@ -548,9 +546,6 @@ class TakenOver:
 
     Such a message comes in again after the rebuild, but the superseded one does not wait any more. Without this the key
     would begin again with the message, and `debounceMax` would count from it.
-
-    Args:
-        store: where they are kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -566,7 +561,6 @@ class TakenOver:
 
         Args:
             topics: the topic of each message.
-            positions: the position of each message.
 
         Returns:
             by position: publish time of the first message since the key began again, ms since the epoch.

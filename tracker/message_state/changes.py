@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,48 @@ class Compression:
     threshold_bytes: int = 16_384
 
 
+class _Ledgers:
+    """By ledger: for which subscriptions something is known of its messages, when the last of it is past, and counts.
+
+    Args:
+        store: where this is kept.
+        table: name of the store's table.
+        n_counts: how many numbers are kept beside these two.
+    """
+
+    def __init__(self, store: Store, table: str, n_counts: int = 0) -> None:
+        self._store, self._table, self._n_counts = store, table, n_counts
+        self._saved = store.get(table, (0, 0)) or b""
+        rows = np.frombuffer(self._saved, dtype=np.int64).reshape(-1, 3 + n_counts).tolist()
+        # By ledger: the subscriptions as bits; when the last is past, ms since the epoch; the counts.
+        self.entries: dict[int, list[int]] = {row[0]: row[1:] for row in rows}
+
+    def add(self, ledger: int, subscription: int, until: int = 0) -> None:
+        """Notes that something is known of a ledger's messages for a subscription, until a time, ms since the epoch."""
+        entry = self.entries.setdefault(ledger, [0] * (2 + self._n_counts))
+        entry[0] |= 1 << subscription
+        entry[1] = max(entry[1], until)
+
+    def of_messages(self, subscription: int, ids: MessageIds) -> Iterator[tuple[int, Int64Array]]:
+        """Yields the ledgers of messages of which something is known for a subscription, and the messages' indexes."""
+        for ledger, rows in by_ledger(ids.ledger_ids) if self.entries else ():
+            if ledger in self.entries and self.entries[ledger][0] >> subscription & 1:
+                yield ledger, rows
+
+    def take_expired(self, cutoff: int) -> Iterator[tuple[int, int]]:
+        """Removes the ledgers of which all is past at the cutoff, ms since the epoch; yields (ledger, subscription)."""
+        for ledger in [ledger for ledger, entry in self.entries.items() if entry[1] <= cutoff]:
+            for subscription in subscriptions_of(self.entries.pop(ledger)[0]):
+                yield ledger, subscription
+
+    def save(self) -> None:
+        """Writes the changes to the store."""
+        data = np.array([[ledger, *entry] for ledger, entry in self.entries.items()], dtype=np.int64).tobytes()
+        if data != self._saved:
+            self._store.put(self._table, (0, 0), data)
+            self._saved = data
+
+
 @dataclass
 class _Bits:
     whole: BitMap  # entry ids of entries cancelled as a whole
@@ -57,48 +100,35 @@ class CancelledMessages:
 
     def __init__(self, store: Store, compression: Compression | None = None, table: str = _STORED) -> None:
         self._store = store
-        self._table, self._directory = table, f"{table}_ledgers"
+        self._table = table
         self._compression = compression or Compression()
         self._bits: dict[tuple[int, int], _Bits] = {}
         self._changed: set[tuple[int, int]] = set()
-        # By ledger: the subscriptions as bits; when the last cancelled message is past (ms); `count`; `n_bytes`.
-        data = store.get(self._directory, (0, 0)) or b""
-        self._saved = data
-        self._ledgers: dict[int, list[int]] = {
-            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 5).tolist()
-        }
+        self._ledgers = _Ledgers(store, f"{table}_ledgers", n_counts=2)  # `count` and `n_bytes`
 
     def __bool__(self) -> bool:
         """Whether anything has been cancelled."""
-        return bool(self._ledgers)
+        return bool(self._ledgers.entries)
 
     @property
     def count(self) -> int:
         """The number of cancelled messages and whole entries, summed over subscriptions, as of the last save."""
-        return sum(entry[2] for entry in self._ledgers.values())
+        return sum(entry[2] for entry in self._ledgers.entries.values())
 
     @property
     def n_bytes(self) -> int:
         """The size of the bitmaps in the store, bytes, as of the last save."""
-        return sum(entry[3] for entry in self._ledgers.values())
+        return sum(entry[3] for entry in self._ledgers.entries.values())
 
     def contains(self, subscription: int, ids: MessageIds) -> BoolArray:
-        """Tells which of the messages are cancelled for a subscription.
+        """Tells which of the messages are cancelled for a subscription: bool, (n,).
 
         Args:
             subscription: its number.
             ids: of n messages.
-
-        Returns:
-            bool, (n,).
         """
         cancelled = np.zeros(len(ids.ledger_ids), dtype=np.bool_)
-        if not self._ledgers:
-            return cancelled
-        for ledger, rows in by_ledger(ids.ledger_ids):
-            entry = self._ledgers.get(ledger)
-            if entry is None or not entry[0] >> subscription & 1:
-                continue
+        for ledger, rows in self._ledgers.of_messages(subscription, ids):
             bits = self._load(ledger, subscription)
             cancelled[rows] = among(ids.entry_ids[rows].astype(np.uint32), bits.whole)
             if bits.part:
@@ -173,16 +203,15 @@ class CancelledMessages:
 
     def drop_expired(self, cutoff: int) -> None:
         """Drops the ledgers whose cancelled messages are all past at the cutoff, ms since the epoch."""
-        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
-            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
-                self._bits.pop((ledger, subscription), None)
-                self._changed.discard((ledger, subscription))
-                self._store.remove(self._table, (ledger, subscription))
+        for key in self._ledgers.take_expired(cutoff):
+            self._bits.pop(key, None)
+            self._changed.discard(key)
+            self._store.remove(self._table, key)
 
     def save(self) -> None:
         """Writes the changes to the store."""
         for ledger in {ledger for ledger, _ in self._changed}:
-            entry = self._ledgers[ledger]
+            entry = self._ledgers.entries[ledger]
             entry[2] = entry[3] = 0
             for subscription in subscriptions_of(entry[0]):
                 if (ledger, subscription) in self._changed:
@@ -193,16 +222,10 @@ class CancelledMessages:
                 entry[2] += _HEADER.unpack_from(data)[3]
                 entry[3] += len(data)
         self._changed.clear()
-        rows = [[ledger, *entry] for ledger, entry in self._ledgers.items()]
-        data = np.array(rows, dtype=np.int64).tobytes()
-        if data != self._saved:
-            self._store.put(self._directory, (0, 0), data)
-            self._saved = data
+        self._ledgers.save()
 
     def _touch(self, ledger: int, subscription: int, until: int) -> None:
-        entry = self._ledgers.setdefault(ledger, [0, 0, 0, 0])
-        entry[0] |= 1 << subscription
-        entry[1] = max(entry[1], until)
+        self._ledgers.add(ledger, subscription, until)
         self._changed.add((ledger, subscription))
 
     def _load(self, ledger: int, subscription: int) -> _Bits:
@@ -418,8 +441,6 @@ HELD_DELIVER_AT = MAX_TIME_MILLIS + 1
 # The deliver_at of the next occurrence of a recurring message that is paused, ms since the epoch.
 PAUSED_DELIVER_AT = HELD_DELIVER_AT + 1
 
-_DIRECTORY = "moved_ledgers"
-
 
 def select_parked(rows: pa.Table) -> pa.Table:
     """Returns the rows that are parked. Rows of paused schedules are not. Both tables are as MESSAGES."""
@@ -440,16 +461,11 @@ class Moved:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tables: dict[tuple[int, int], MovedTable] = {}
-        data = store.get(_DIRECTORY, (0, 0)) or b""
-        self._saved = data
-        # By ledger: the subscriptions with moves, as bits; when the last of their rows is past, ms since the epoch.
-        self._ledgers: dict[int, list[int]] = {
-            row[0]: row[1:] for row in np.frombuffer(data, dtype=np.int64).reshape(-1, 3).tolist()
-        }
+        self._ledgers = _Ledgers(store, "moved_ledgers")
 
     def __bool__(self) -> bool:
         """Whether anything has been moved."""
-        return bool(self._ledgers)
+        return bool(self._ledgers.entries)
 
     def find_moves(self, subscription: int, ids: MessageIds) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Returns the last moves of messages for a subscription.
@@ -463,18 +479,9 @@ class Moved:
             its earlier rows are past; times in ms since the epoch. All are 0 where there is no move.
         """
         sequences, times, until = np.zeros((3, len(ids.ledger_ids)), dtype=np.int64)
-        if self._ledgers:
-            for ledger, rows in by_ledger(ids.ledger_ids):
-                entry = self._ledgers.get(ledger)
-                if entry is None or not entry[0] >> subscription & 1:
-                    continue
-                wanted = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
-                table = self._table(ledger, subscription).rows_near(wanted)
-                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
-                is_there = table[at, CODE] == wanted
-                sequences[rows] = np.where(is_there, table[at, SEQUENCE], 0)
-                times[rows] = np.where(is_there, table[at, TIME] & TIME_MASK, 0)
-                until[rows] = np.where(is_there, table[at, UNTIL], 0)
+        for rows, moves in self._last_moves(subscription, ids):
+            sequences[rows], times[rows] = moves[:, SEQUENCE], moves[:, TIME] & TIME_MASK
+            until[rows] = moves[:, UNTIL]
         return sequences, times, until
 
     def attempts(self, subscription: int, ids: MessageIds) -> Int64Array:
@@ -484,13 +491,8 @@ class Moved:
             int64, (n,), from 1; 0: no move, or it is not that of a retry.
         """
         attempts = np.zeros(len(ids.ledger_ids), np.int64)
-        for ledger, rows in by_ledger(ids.ledger_ids) if self._ledgers else ():
-            entry = self._ledgers.get(ledger)
-            if entry is not None and entry[0] >> subscription & 1:
-                wanted = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
-                table = self._table(ledger, subscription).rows_near(wanted)
-                at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
-                attempts[rows] = np.where(table[at, CODE] == wanted, table[at, TIME] >> ATTEMPT_BIT, 0)
+        for rows, moves in self._last_moves(subscription, ids):
+            attempts[rows] = moves[:, TIME] >> ATTEMPT_BIT
         return attempts
 
     def are_retries(self, subscription: int, ids: MessageIds) -> BoolArray:
@@ -525,25 +527,30 @@ class Moved:
             stored_times = times[rows] | attempts[rows] << ATTEMPT_BIT
             new = np.stack([of, sequences[rows], stored_times, zero_where_parked(until[rows])], axis=1)
             self._table(ledger, subscription).put(new[np.argsort(of)])
-            self._ledgers.setdefault(ledger, [0, 0])[0] |= 1 << subscription
+            self._ledgers.add(ledger, subscription)
 
     def drop_expired(self, cutoff: int) -> None:
         """Drops the ledgers whose rows are all past at the cutoff, ms since the epoch."""
         self.save()
-        for ledger in [ledger for ledger, entry in self._ledgers.items() if entry[1] <= cutoff]:
-            for subscription in subscriptions_of(self._ledgers.pop(ledger)[0]):
-                self._table(ledger, subscription).remove()
-                del self._tables[ledger, subscription]
+        for ledger, subscription in self._ledgers.take_expired(cutoff):
+            self._table(ledger, subscription).remove()
+            del self._tables[ledger, subscription]
 
     def save(self) -> None:
         """Writes the changes to the store."""
         for ledger in {ledger for (ledger, _), table in self._tables.items() if table.save()}:
-            entry = self._ledgers[ledger]
+            entry = self._ledgers.entries[ledger]
             entry[1] = max(self._table(ledger, s).last for s in subscriptions_of(entry[0]))
-        data = np.array([[ledger, *entry] for ledger, entry in self._ledgers.items()], dtype=np.int64).tobytes()
-        if data != self._saved:
-            self._store.put(_DIRECTORY, (0, 0), data)
-            self._saved = data
+        self._ledgers.save()
+
+    def _last_moves(self, subscription: int, ids: MessageIds) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Yields the indexes of messages with moves for a subscription, and the last move of each, int64, (m, 4)."""
+        for ledger, rows in self._ledgers.of_messages(subscription, ids):
+            wanted = codes(ids.entry_ids[rows], ids.batch_indexes[rows])
+            table = self._table(ledger, subscription).rows_near(wanted)
+            at = np.minimum(np.searchsorted(table[:, CODE], wanted), len(table) - 1)
+            is_moved = table[at, CODE] == wanted
+            yield rows[is_moved], table[at[is_moved]]
 
     def _table(self, ledger: int, subscription: int) -> MovedTable:
         key = ledger, subscription

@@ -86,7 +86,6 @@ class Parking:
     missing. A message that comes due meanwhile is moved to HELD_DELIVER_AT. When the state ends, it is moved to now.
 
     Args:
-        context: of the shard.
         state: knows to which subscriptions each message still goes, and records the moves.
 
     Attributes:

@@ -59,7 +59,6 @@ class MessageState:
     the same tick. Rows that go to no subscription any more are unwanted; they are counted.
 
     Args:
-        context: of the shard.
         compression: how the bitmaps of cancelled messages are compressed.
 
     Attributes:

@@ -172,14 +172,11 @@ class Recurrences:
         return self.rule(i), _start(used(), properties, int(self._published[i]))
 
     def following(self, numbers: Int64Array, after: Int64Array) -> Int64Array:
-        """Returns when the next occurrences are.
+        """Returns when the next occurrences are: int64, (messages,), ms since the epoch; NEVER: there is none.
 
         Args:
             numbers: int64, (messages,): numbers of the occurrences before them.
             after: int64, (messages,), ms since the epoch: the next occurrences are later than this.
-
-        Returns:
-            int64, (messages,), ms since the epoch; NEVER: there is none.
         """
         found = np.full(len(self), NEVER, np.int64)
         if not self._rules:

@@ -22,7 +22,6 @@ class RecurrenceError(BadScheduleError):
     """A property of a recurring message can't be read. The error's message begins with the property's name.
 
     Attributes:
-        property_name: name of the property.
         reason: the error's message without the name.
     """
 
@@ -404,7 +403,7 @@ class Rule(Protocol):
 
 
 def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
-    """Returns when a rule next recurs.
+    """Returns when a rule next recurs: seconds since the epoch; None: there is none.
 
     When the clock is put forward, a rule of certain times of the day recurs at the end of the gap instead of within it;
     any other rule ignores the gap. When the clock is put back, a rule of certain times of the day recurs only in the
@@ -414,9 +413,6 @@ def next_instant(rule: Rule, zone: ZoneInfo | None, after: int) -> int | None:
         rule: on the wall clock.
         zone: the wall clock's time zone; None: UTC.
         after: the result is later than this, seconds since the epoch.
-
-    Returns:
-        seconds since the epoch; None: there is none.
     """
     try:
         if zone is None:

@@ -87,7 +87,6 @@ class ShapedSubscription:
 
     Args:
         rule: how its messages are shaped; None: not any more.
-        context: of the shard.
         state: its saved state; None: a new one.
     """
 

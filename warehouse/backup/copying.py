@@ -12,33 +12,94 @@ rows that are too new; a rebuild can deal with these.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 from filelock import FileLock, Timeout
 
 from broker.jvm.jars import cache_folder
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
-from warehouse.backup.content import Files, change_to, files_of
 from warehouse.backup.marker import Marker, read_marker, write_marker
-from warehouse.delta.commits import mend_log, sync_checkpoint
+from warehouse.delta.commits import commit_next, mend_log, sync_checkpoint
 from warehouse.delta.fencing import EPOCH
 from warehouse.delta.opening import open_newest, open_table
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
 from warehouse.storage import Storage
 
+# The data files of a version by their paths, as `files_of` returns them.
+Files = Mapping[str, AddAction]
+
+
+def files_of(table: DeltaTable) -> dict[str, AddAction]:
+    """Returns the data files of a table's version, by path, as actions that add them with their statistics."""
+    found = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    return {
+        row["path"]: AddAction(
+            row["path"], row["size_bytes"], {}, row["modification_time"], True, json.dumps(_statistics(row))
+        )
+        for row in found
+    }
+
+
+def change_to(table: DeltaTable, files: Files, transactions: Mapping[str, int]) -> bool:
+    """Makes a table consist of these data files, in one commit: the very next version after the one that is open.
+
+    Args:
+        files: files that are in the table's folder already.
+        transactions: the numbers of the transactions that the commit carries, by app id.
+
+    Returns:
+        whether there was anything to change; False: nothing was committed.
+
+    Raises:
+        CommitFailedError: somebody else has committed in the meantime.
+    """
+    version = table.version()
+    present = files_of(table)
+    new = [action for path, action in files.items() if path not in present]
+    now = time.time_ns() // 1_000_000
+    gone = [RemoveAction(path, True, now, action.size, {}) for path, action in present.items() if path not in files]
+    if not new and not gone and all(table.transaction_version(app) == n for app, n in transactions.items()):
+        return False
+
+    def is_next(table: DeltaTable) -> bool:
+        if table.version() != version:
+            raise CommitFailedError(f"{table.table_uri} has a version after {version}")
+        return True
+
+    return commit_next(
+        table,
+        transactions,
+        is_next,
+        lambda properties: table.create_write_transaction(
+            [*new, *gone], "append", table.schema(), commit_properties=properties
+        ),
+    )
+
+
+def _statistics(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"numRecords": row["num_records"]}
+    for name, column in (("minValues", "min"), ("maxValues", "max"), ("nullCount", "null_count")):
+        found[name] = {key: value for key, value in (row.get(column) or {}).items() if value is not None}
+    return found
+
+
 # The order in which versions are chosen. That of the tables after the first three does not matter.
 _FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
+
 CHOSEN = (*_FIRST, *sorted(STATISTICS.keys() - set(_FIRST)))
 
 # App id of a transaction in each table of a backup that became a warehouse: further backups refuse to write there.

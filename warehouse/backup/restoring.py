@@ -5,8 +5,7 @@ from __future__ import annotations
 from deltalake import DeltaTable
 
 from conf.errors import DelayLakeError
-from warehouse.backup.content import change_to, files_of
-from warehouse.backup.copying import CHOSEN, RESTORED
+from warehouse.backup.copying import CHOSEN, RESTORED, change_to, files_of
 from warehouse.backup.marker import Marker, read_marker
 from warehouse.delta.commits import mend_log
 from warehouse.delta.opening import open_newest

@@ -15,12 +15,11 @@ from deltalake.exceptions import TableNotFoundError
 
 from conf.errors import DelayLakeError
 from conf.settings import local_path
-from warehouse.delta.commits import commit_next, mend_log
+from warehouse.delta.commits import commit_next, last_transactions, mend_log
 from warehouse.delta.fencing import EPOCH, FencedError
 from warehouse.delta.opening import open_table, reading, reading_files
 from warehouse.delta.parquet import appended
 from warehouse.delta.snapshot import query_builder, run_sql, without_views
-from warehouse.delta.transactions import last_transactions
 from warehouse.schemas import FENCED, SCHEMAS, STATISTICS, VERSION, VERSION_OF
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, most: i
     """Reads the sealed rows of the messages that were due first, of those parked for a subscription.
 
     Args:
-        tables: of the warehouse.
         version: of the delayed index.
         topic: the source topic.
         name: of the subscription.

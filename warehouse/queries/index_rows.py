@@ -440,6 +440,7 @@ def to_rejects(messages: pa.Table, tick: int) -> pa.Table:
     extra = {
         "position": position_texts(messages),
         "batch_id": pa.array([tick] * messages.num_rows, pa.int64()),
+        "payload_bytes": pc.binary_length(messages["payload"]).cast(pa.int64()),
     }
     columns = [extra[f.name] if f.name in extra else messages[f.name] for f in REJECTS]
     return pa.table(columns, schema=REJECTS)

@@ -54,7 +54,6 @@ class PendingRows:
         topic: a route's source topic.
         partition: number of a partition; None: all.
         names: names of the chosen subscriptions.
-        wanted: the filter.
         as_of: messages due later have not been delivered; ms since the epoch.
 
     Attributes:
@@ -153,7 +152,6 @@ class PendingRows:
         Only the last row of a moved message counts.
 
         Args:
-            rows: SQL for the rows.
             entries: a table; only deliveries and commands of its entries are read. None: those of the whole topic.
             commands: a table with the delayed index's rows that are not of type DELAY.
         """

@@ -272,8 +272,7 @@ def changes(before: KnownRoutes, after: KnownRoutes) -> list[str]:
     """Returns a line of text for each difference between two states of the routes.
 
     Args:
-        before: the known routes.
-        after: the same, updated to the settings.
+        after: `before`, updated to the settings.
     """
     lines = []
     for topic, route in after.routes.items():

@@ -38,8 +38,7 @@ def changes(before: KnownRoutes, after: KnownRoutes, handed_out: int, positions:
     """Finds the changes for each topic whose subscriptions are not the same as before.
 
     Args:
-        before: the known routes.
-        after: the same, updated to the settings.
+        after: `before`, updated to the settings.
         handed_out: the time by which everything due has been dispatched, ms since the epoch.
         positions: the last entry that was ingested, as `ledger:entry`, by the topic partition's name.
     """

@@ -24,14 +24,18 @@ from warehouse.delta.tables import ranges_of
 from warehouse.named_queries import TRUE, NamedQueries, Sql, in_ranges
 from warehouse.pending import EFFECT, IS_CANCEL, last_occurrences
 from warehouse.queries.listing import CursorError, NoTablesError, resolve_route
+from warehouse.routes.known_routes import KnownRoutes, as_routes
 from warehouse.routes.membership import Memberships
 from warehouse.schedules.schedule import Occurrence, Progress, Schedule, ScheduleState
 
 MAX_LIMIT = 1_000  # schedules of a page
+
 _AT_ONCE = 1_000  # messages that are read at once
+
 _MAX_RANGES = 20
 
 _SQL = NamedQueries(__file__, effect=EFFECT, is_cancel=IS_CANCEL)
+
 _TABLES = ("delayed_index", "deliveries", "outcomes")
 
 # (subscription, ledger, entry, number in the entry; -1: the whole entry)
@@ -245,3 +249,37 @@ def _place(cursor: str) -> tuple[int, int, int]:
     except MessageIdError:
         raise CursorError("the cursor is none of a listing: begin the listing again without one") from None
     return ref.ledger_id, ref.entry_id, ref.batch_index
+
+
+def schedules_left_out(settings: Settings, before: KnownRoutes, after: KnownRoutes) -> list[str]:
+    """Returns a line of text for each topic with new subscriptions and schedules that go on without them.
+
+    Args:
+        after: `before`, updated to the settings.
+    """
+    lines = []
+    for topic, old in before.routes.items():
+        known = {s.name for s in old.subscriptions}
+        added = [s.name for s in after.routes[topic].left if s.name not in known]
+        if added and old.left:
+            count = _begun(settings.model_copy(update={"routes": tuple(as_routes({topic: old}))}), topic)
+            if count is not None:
+                names = " and ".join(added)
+                get = "gets" if len(added) == 1 else "get"
+                lines.append(f"{topic}: {names} {get} nothing of {count} begun, unless ended and sent anew")
+    return lines
+
+
+def _begun(settings: Settings, topic: str) -> str | None:
+    """Returns a text with the number of active schedules that have begun; None: none of the first MAX_LIMIT."""
+    try:
+        page = Schedules(settings, topic).page(MAX_LIMIT)
+    except NoTablesError:
+        return None
+    n = sum(
+        any(one.last is not None or (one.next is not None and one.next.number > 1) for one in schedule.progress)
+        for schedule in page.schedules
+    )
+    if not n:
+        return None
+    return f"{'at least ' if page.cursor else ''}{n:,} {'schedules that have' if n > 1 else 'schedule that has'}"

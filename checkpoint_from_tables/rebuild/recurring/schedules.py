@@ -37,7 +37,6 @@ class Schedules:
     """The recurring messages of a warehouse.
 
     Args:
-        tables: of the warehouse.
         names: the names of each source topic's subscriptions, in the order of their numbers.
         durable: the last entry of each topic partition that does not come again from the source topics.
         tick: of the sequences of new rows; later than any tick in the tables.

@@ -69,7 +69,6 @@ class ScheduleStates:
         """Appends the fresh rows to the delayed index, each with a MOVE row that supersedes the message's earlier rows.
 
         Args:
-            tables: of the warehouse.
             names: the names of each source topic's subscriptions, in the order of their numbers.
             tick: the bucket_id of the rows.
         """

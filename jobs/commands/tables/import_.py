@@ -94,6 +94,7 @@ def import_messages(
     from checkpoint_from_tables.importing.topics import SUBSCRIPTION, check_topic, import_topic
     from checkpoint_from_tables.new_checkpoint import import_and_rebuild
     from checkpoint_from_tables.other_systems.importing import import_items, preview_import
+    from checkpoint_from_tables.rebuild.context import Reports
 
     if not files and from_topic is None and system is None:
         raise typer.BadParameter("name Parquet files, a topic with --from-topic, or a system with --from")
@@ -132,7 +133,7 @@ def import_messages(
             if source is not None:
                 import_items(importer, source)
 
-        rebuilt = import_and_rebuild(settings, discard_checkpoint, bring_in, progress.show, warnings.append)
+        rebuilt = import_and_rebuild(settings, discard_checkpoint, bring_in, Reports(progress.show, warnings.append))
     done = importer.done
     value: dict[str, Any] = asdict(done) | {"pending": rebuilt["pending"], "warnings": warnings}
     text = (

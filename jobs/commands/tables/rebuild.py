@@ -36,14 +36,14 @@ def rebuild(
     """
     from broker.client import check_listening
     from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
+    from checkpoint_from_tables.rebuild.context import Reports
 
     warnings: list[str] = []
     settings = global_options(context).settings
     check_listening(settings.pulsar)
     with ProgressLine(output) as progress:
-        found = rebuild_checkpoint(
-            settings, discard_checkpoint, progress.show, warnings.append, without_destination or (), another_broker
-        )
+        reports = Reports(progress.show, warnings.append)
+        found = rebuild_checkpoint(settings, discard_checkpoint, reports, without_destination or (), another_broker)
     lines = [f"{name.replace('_', ' '):40} {count:,}" for name, count in found.items()]
     lines += [f"warning: {warning}" for warning in warnings]
     show(output, found | {"warnings": warnings}, "\n".join([*lines, "ready: start the job with `delaylake run`"]))

@@ -8,8 +8,7 @@ import threading
 from dataclasses import replace
 
 from streaming.release.driver.lookahead import Lookahead
-from streaming.release.driver.releases import Releases
-from streaming.release.driver.unwritable_destinations import UnwritableDestinations
+from streaming.release.driver.run_context import DispatchedBatch, RunStates
 from streaming.release.feedback import Feedback, FeedbackFile
 
 _log = logging.getLogger(__name__)
@@ -21,29 +20,16 @@ class FeedbackWriter:
     """Writes what follows from the states of releases and destinations. Thread-safe.
 
     Args:
-        lock: guards the states.
+        states: of the run.
         file: the file that the source process reads.
         lookahead: has the measured lookahead.
-        releases: of this run.
-        destinations: of this run.
-        stopped: ends writing again.
     """
 
-    def __init__(
-        self,
-        lock: threading.Condition,
-        file: FeedbackFile,
-        lookahead: Lookahead,
-        releases: Releases,
-        destinations: UnwritableDestinations,
-        stopped: threading.Event,
-    ) -> None:
-        self._lock = lock
+    def __init__(self, states: RunStates, file: FeedbackFile, lookahead: Lookahead) -> None:
+        self._lock, self._stopped = states.lock, states.stopped
+        self._releases, self._destinations = states.releases, states.destinations
         self._file = file
         self._lookahead = lookahead
-        self._releases = releases
-        self._destinations = destinations
-        self._stopped = stopped
         self._feedback = Feedback(lookahead_millis=lookahead.millis)
         self._is_behind = False  # the file lacks what could not be written, and is written again
         self._write()
@@ -53,20 +39,14 @@ class FeedbackWriter:
         """How long before its time a message is dispatched, as the feedback says, ms."""
         return self._feedback.lookahead_millis
 
-    def end_batch(
-        self, tick: int, next_due: int, waiting: dict[str, dict[str, list[list[int]]]], large_bytes: int = 0
-    ) -> None:
-        """Writes the feedback after a batch, whose releases have all been added.
-
-        Args:
-            tick: of the batch.
-            next_due: no message that is in state after the batch is due before this time, ms since the epoch.
-            waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
-            large_bytes: bytes of large payloads in the state's time slots after the batch.
-        """
+    def end_batch(self, batch: DispatchedBatch) -> None:
+        """Writes the feedback after a batch, whose releases have all been added."""
         with self._lock:
             self._feedback = replace(
-                self._feedback, next_due=next_due, waiting=(tick, waiting), large_bytes=large_bytes
+                self._feedback,
+                next_due=batch.next_due,
+                waiting=(batch.tick, batch.waiting),
+                large_bytes=batch.large_bytes,
             )
             self.write()
 

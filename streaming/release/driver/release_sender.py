@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
+from conf.times import Moment
 from streaming.release.attempt import FailedProducer
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, SentRelease
 from streaming.release.driver.release_attempts import ReleaseAttempts
-from streaming.release.driver.releases import Releases
-from streaming.release.driver.spacing import Spacing
-from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.run_context import RunStates, Sending
 from streaming.release.driver.transitions import ReleaseEvent
-from streaming.release.driver.unwritable_destinations import UnwritableDestinations
-from streaming.release.driver.unwritable_retries import UnwritableRetries, moment
-from streaming.release.producer_names import ProducerNames
+from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.task.order_signal import write_signal
 
 _log = logging.getLogger(__name__)
@@ -34,25 +30,13 @@ class OrderSignals:
     A task may start before, and prepare; a file signals that the releases have ended for which it waits.
 
     Args:
-        lock: guards the states, and is notified when a release ends.
-        releases: of this run.
-        destinations: of this run; ended releases may have left messages for those that can't be written.
-        stopped: ends waiting.
+        states: of the run; ended releases may have left messages for destinations that can't be written.
         folder: for the files; None: tasks run on other machines, and start when they need not wait.
     """
 
-    def __init__(
-        self,
-        lock: threading.Condition,
-        releases: Releases,
-        destinations: UnwritableDestinations,
-        stopped: threading.Event,
-        folder: Path | None = None,
-    ) -> None:
-        self._lock = lock
-        self._releases = releases
-        self._destinations = destinations
-        self._stopped = stopped
+    def __init__(self, states: RunStates, folder: Path | None = None) -> None:
+        self._lock, self._stopped = states.lock, states.stopped
+        self._releases, self._destinations = states.releases, states.destinations
         self._folder = folder
         self._files: dict[ReleaseId, Path] = {}  # of releases whose tasks wait
 
@@ -85,44 +69,29 @@ class ReleaseSender:
     """Sends whole releases. Thread-safe, with one thread for each lane.
 
     Args:
-        lock: guards the states.
-        releases: of this run.
-        destinations: of this run.
+        states: of the run.
+        sending: how tasks run.
         retries: takes over messages for unwritable destinations.
-        order_signals: says when a release with messages in order may begin.
-        spark_jobs: runs the tasks.
-        names: gives producers other names, where somebody else has published under theirs.
-        spacing: says how much later than planned messages are sent.
+        order_signals: say when a release with messages in order may begin.
         admin: says whether the broker answers.
-        stopped: when set, `send` ends.
         slow_seconds: a destination that takes for longer what it is given is slow; 0: none is.
     """
 
     def __init__(
         self,
-        lock: threading.Condition,
-        releases: Releases,
-        destinations: UnwritableDestinations,
-        *,
+        states: RunStates,
+        sending: Sending,
         retries: UnwritableRetries,
         order_signals: OrderSignals,
-        spark_jobs: SparkJobs,
-        names: ProducerNames,
-        spacing: Spacing,
         admin: AdminClient,
-        stopped: threading.Event,
         slow_seconds: float,
     ) -> None:
-        self._lock = lock
-        self._releases = releases
-        self._destinations = destinations
+        self._lock, self._stopped = states.lock, states.stopped
+        self._releases, self._destinations = states.releases, states.destinations
+        self._spark_jobs, self._names, self._spacing = sending.spark_jobs, sending.names, sending.spacing
         self._retries = retries
         self._order_signals = order_signals
-        self._spark_jobs = spark_jobs
-        self._names = names
-        self._spacing = spacing
         self._admin = admin
-        self._stopped = stopped
         self._slow_seconds = slow_seconds
 
     def send(self, release: LaneRelease) -> SentRelease | None:
@@ -135,7 +104,7 @@ class ReleaseSender:
             FencedError: another job has taken the warehouse over.
         """
         with self._lock:
-            lately_slow = self._destinations.lately_slow(moment())
+            lately_slow = self._destinations.lately_slow(Moment.now())
         order_signal = self._order_signals.begin(release)
         put_off = self._spacing.put_off(release.shaped, time.time_ns() // 1_000_000)
         attempts = ReleaseAttempts(release, lately_slow, self._slow_seconds, put_off, self._spacing.pace_file)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -23,11 +22,12 @@ from streaming.release.driver.release_records import ReleaseRecords
 from streaming.release.driver.release_sender import OrderSignals, ReleaseSender
 from streaming.release.driver.releases import Releases
 from streaming.release.driver.remainder_sender import RemainderSender
+from streaming.release.driver.run_context import DispatchedBatch, RunStates, RunThreads, Sending
 from streaming.release.driver.spacing import Spacing
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.driver.unwritable_destinations import RetryRules, UnwritableDestinations
-from streaming.release.driver.unwritable_retries import RunThreads, UnwritableRetries
+from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.feedback import FeedbackFile
 from streaming.release.naming import Recipient
 from streaming.release.producer_names import ProducerNames
@@ -39,6 +39,25 @@ from warehouse.routes.known_routes import KnownRoutes
 from warehouse.schemas import DELIVERIES
 
 _WRITE_SECONDS = 0.5  # the time between two commits
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the query.
+
+    Attributes:
+        app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
+        feedback: the file that the source process reads.
+        routes: of the last batch of the run before; None: there was none.
+        folder: of this run, where tasks run on this machine, too; None: they run on other machines.
+        release_folder: for the rows of large releases, as `ReleaseFiles` has it.
+    """
+
+    app_id: str
+    feedback: FeedbackFile
+    routes: KnownRoutes | None = None
+    folder: Path | None = None
+    release_folder: Path | None = None
 
 
 class Releaser:
@@ -58,13 +77,9 @@ class Releaser:
         spark: runs the jobs.
         settings: of the job.
         tables: of the warehouse.
-        feedback: the file that the source process reads.
-        app_id: of the checkpoint: the same in all its runs, another for each checkpoint.
+        run: in which it sends.
         on_deliveries: called with the rows that were written to `deliveries`, in several threads.
         alerts: records unwritable destinations and foreign producers.
-        routes: of the last batch of the run before; None: there was none.
-        folder: of this run, where tasks run on this machine, too; None: they run on other machines.
-        release_folder: for the rows of large releases, as `ReleaseFiles` has it.
     """
 
     def __init__(
@@ -72,16 +87,12 @@ class Releaser:
         spark: SparkSession,
         settings: Settings,
         tables: Tables,
-        feedback: FeedbackFile,
-        app_id: str,
+        run: Run,
         on_deliveries: Callable[[pa.Table], None],
         alerts: Alerts | None = None,
-        routes: KnownRoutes | None = None,
-        folder: Path | None = None,
-        release_folder: Path | None = None,
     ) -> None:
         alerts = alerts or Alerts()
-        routes = (routes or KnownRoutes({})).updated_to(settings)
+        routes = (run.routes or KnownRoutes({})).updated_to(settings)
         rules = RetryRules(
             retry_max_seconds=settings.release.retry_max_millis / 1000,
             reject_after_millis=(
@@ -91,48 +102,25 @@ class Releaser:
             lookahead_ceiling_millis=settings.release.lookahead_ceiling_millis,
             gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
-        self._files = ReleaseFiles(app_id, release_folder)
+        self._files = ReleaseFiles(run.app_id, run.release_folder)
         self._on_deliveries = on_deliveries
-        self._lock = threading.Condition()  # guards the states of releases and destinations
-        self._stopped = threading.Event()
         self._threads = RunThreads()
         self._releases = Releases()
         self._destinations = UnwritableDestinations(_topics(routes), rules, self._releases)
+        states = RunStates(self._releases, self._destinations)
+        self._lock, self._stopped = states.lock, states.stopped
         self._lookahead = Lookahead(settings.release)
-        self._feedback = FeedbackWriter(
-            self._lock, feedback, self._lookahead, self._releases, self._destinations, self._stopped
-        )
+        self._feedback = FeedbackWriter(states, run.feedback, self._lookahead)
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
-        self._records = ReleaseRecords(tables, app_id, self._stopped, alerts)
-        names = ProducerNames(settings, alerts)
+        self._records = ReleaseRecords(tables, run.app_id, self._stopped, alerts)
         # Tasks on one machine keep to the rates themselves, with a shared file.
-        spacing = Spacing(str(folder / "paces") if folder is not None else "")
-        remainders = RemainderSender(
-            self._spark_jobs, names, spacing, tables, self._records, on_deliveries, self._stopped
-        )
-        self._retries = UnwritableRetries(
-            self._lock,
-            self._destinations,
-            self._feedback,
-            remainders=remainders,
-            spark_jobs=self._spark_jobs,
-            threads=self._threads,
-            alerts=alerts,
-            stopped=self._stopped,
-        )
-        self._order_signals = OrderSignals(self._lock, self._releases, self._destinations, self._stopped, folder)
+        spacing = Spacing(str(run.folder / "paces") if run.folder is not None else "")
+        sending = Sending(self._spark_jobs, ProducerNames(settings, alerts), spacing)
+        remainders = RemainderSender(sending, tables, self._records, on_deliveries, self._stopped)
+        self._retries = UnwritableRetries(states, self._feedback, remainders, self._spark_jobs, self._threads, alerts)
+        self._order_signals = OrderSignals(states, run.folder)
         self._release_sender = ReleaseSender(
-            self._lock,
-            self._releases,
-            self._destinations,
-            retries=self._retries,
-            order_signals=self._order_signals,
-            spark_jobs=self._spark_jobs,
-            names=names,
-            spacing=spacing,
-            admin=AdminClient(settings.pulsar),
-            stopped=self._stopped,
-            slow_seconds=rules.slow_seconds,
+            states, sending, self._retries, self._order_signals, AdminClient(settings.pulsar), rules.slow_seconds
         )
         self._writer = self._threads.start("write deliveries", self._write_deliveries)
 
@@ -151,35 +139,11 @@ class Releaser:
         """The number of releases that are not written yet."""
         return self._releases.unwritten
 
-    def submit(
-        self,
-        tick: int,
-        now: int,
-        cutoff: int,
-        next_due: int,
-        bodies: Iterable[tuple[int, int, int, bytes]],
-        unwritable: Mapping[str, Any] | None = None,
-        waiting: dict[str, dict[str, list[list[int]]]] | None = None,
-        drained: Mapping[Recipient, tuple[int, bool]] | None = None,
-        large_bytes: int = 0,
-    ) -> None:
-        """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases.
-
-        Args:
-            tick: of the batch.
-            now: the time from which the batch looked ahead, ms since the epoch.
-            cutoff: of the batch, ms since the epoch.
-            next_due: no message that is in state after the batch is due before this time, ms since the epoch.
-            bodies: (shard, tick, kind, packed rows); the first batch of a run has releases of earlier ticks, too. A
-                large release comes in several parts, in order.
-            unwritable: `Offset.unwritable` of the batch's offset.
-            drained: the slow recipients to which the batch dispatches messages that were parked: how many, and whether
-                others wait.
-            waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
-            large_bytes: bytes of large payloads in the state's time slots after the batch.
-        """
+    def submit(self, batch: DispatchedBatch) -> None:
+        """Takes a batch's releases, to send them in the background. Call it for each batch, also without releases."""
+        tick = batch.tick
         shard_bodies: dict[tuple[int, int], dict[int, list[bytes]]] = {}
-        for shard, of_tick, kind, body in bodies:
+        for shard, of_tick, kind, body in batch.bodies:
             shard_bodies.setdefault((of_tick, kind), {}).setdefault(shard, []).append(body)
         with self._lock:
             releases = {
@@ -187,20 +151,20 @@ class Releaser:
                 for release_id, of_shards in sorted(shard_bodies.items())
                 if not self._releases.is_accepted(release_id)
             }
-            if not self._releases.has_batch and unwritable:
-                self._retries.resume(unwritable, releases)
-            self._releases.begin_batch(tick, unwritable or {}, drained or {})
-            self._destinations.forget_taken_back(unwritable or {})
+            if not self._releases.has_batch and batch.unwritable:
+                self._retries.resume(batch.unwritable, releases)
+            self._releases.begin_batch(tick, batch.unwritable, batch.drained)
+            self._destinations.forget_taken_back(batch.unwritable)
             for release in releases.values():
                 if self._releases.add(release):
                     self._threads.start(f"lane {release.lane}", functools.partial(self._run_lane, release.lane))
-            self._destinations.note_drained(drained or {})
+            self._destinations.note_drained(batch.drained)
             planned = [
                 releases[tick, kind].first_due for kind in (PLANNED, PLANNED | IN_ORDER) if (tick, kind) in releases
             ]
-            self._lookahead.note_batch(now, cutoff, min(planned, default=None))
-            self._releases.end_batch(tick, cutoff)
-            self._feedback.end_batch(tick, next_due, waiting or {}, large_bytes)
+            self._lookahead.note_batch(batch.now, batch.cutoff, min(planned, default=None))
+            self._releases.end_batch(tick, batch.cutoff)
+            self._feedback.end_batch(batch)
             self._lock.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:

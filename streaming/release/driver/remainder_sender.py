@@ -13,9 +13,7 @@ from streaming.release.attempt import MOST_CONNECTIONS, Attempt, merged, note_ar
 from streaming.release.driver.lane_release import Remainder, RemainderResult, shaped_of
 from streaming.release.driver.release_attempts import refused_of
 from streaming.release.driver.release_records import ReleaseRecords, recipient_conditions
-from streaming.release.driver.spacing import Spacing
-from streaming.release.driver.spark_jobs import SparkJobs
-from streaming.release.producer_names import ProducerNames
+from streaming.release.driver.run_context import Sending
 from tracker.messages import concat
 from tracker.packing import unpack
 from warehouse.delta.tables import Tables
@@ -31,9 +29,7 @@ class RemainderSender:
     """Sends remainders, and writes their deliveries. Thread-safe, with one thread for each destination.
 
     Args:
-        spark_jobs: runs the tasks.
-        names: gives producers other names, where somebody else has published under theirs.
-        spacing: says how much later than planned messages are sent.
+        sending: how tasks run.
         tables: of the warehouse.
         records: writes the rows of releases to these tables.
         on_deliveries: called with the rows that were written to `deliveries`.
@@ -42,22 +38,18 @@ class RemainderSender:
 
     def __init__(
         self,
-        spark_jobs: SparkJobs,
-        names: ProducerNames,
-        spacing: Spacing,
+        sending: Sending,
         tables: Tables,
         records: ReleaseRecords,
         on_deliveries: Callable[[pa.Table], None],
         stopped: threading.Event,
     ) -> None:
-        self._spark_jobs = spark_jobs
-        self._names = names
-        self._spacing = spacing
+        self._spark_jobs, self._names, self._spacing = sending.spark_jobs, sending.names, sending.spacing
         self._tables = tables
         self._records = records
         self._on_deliveries = on_deliveries
         self._stopped = stopped
-        self._order_signals = threading.Semaphore(MOST_CONNECTIONS)
+        self._slow_ones = threading.Semaphore(MOST_CONNECTIONS)
 
     def send(self, remainders: list[Remainder], is_slow: bool) -> RemainderResult:
         """Sends remainders of one destination, in one task, and writes their deliveries when all have arrived.
@@ -66,7 +58,7 @@ class RemainderSender:
             remainders: of one recipient, the oldest first.
             is_slow: whether the destination is slow. Only some are sent to at a time, so that tasks for others run.
         """
-        with self._order_signals if is_slow else contextlib.nullcontext():
+        with self._slow_ones if is_slow else contextlib.nullcontext():
             return self._send(remainders, is_slow)
 
     def _send(self, remainders: list[Remainder], is_slow: bool) -> RemainderResult:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from conf.times import Moment
 from status.alerts import SLOW, UNWRITABLE
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult, is_parked, oldest
 from streaming.release.driver.releases import Releases
@@ -33,13 +34,6 @@ _MOST_KEEPS_UP_SECONDS = 300.0
 _FIRST_MESSAGES = 100
 _MOST_MESSAGES = 20_000
 _ROUND_SECONDS = 5.0
-
-
-class Moment(NamedTuple):
-    """A time, by two clocks of one machine."""
-
-    millis: int  # since the epoch
-    seconds: float  # of a clock that never jumps
 
 
 class Wait(NamedTuple):

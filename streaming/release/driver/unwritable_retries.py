@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
+from conf.times import Moment
 from status.alerts import Alerts
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult
 from streaming.release.driver.remainder_sender import RemainderSender
+from streaming.release.driver.run_context import RunStates, RunThreads
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.transitions import TransitionError
-from streaming.release.driver.unwritable_destinations import Ended, Moment, Probe, Send, UnwritableDestinations, Wait
+from streaming.release.driver.unwritable_destinations import Ended, Probe, Send, Wait
 from streaming.release.naming import Recipient
 
 _log = logging.getLogger(__name__)
@@ -23,67 +23,40 @@ _log = logging.getLogger(__name__)
 _AGAIN_SECONDS = 1.0  # until a destination is looked after again whose thread something has failed for
 
 
-class RunThreads:
-    """Starts threads. An exception in one becomes `failure`."""
-
-    def __init__(self) -> None:
-        self.failure: str | None = None  # the error that has ended a thread
-
-    def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Starts a thread, which ends with the process."""
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
-                _log.exception("%s", name)
-                self.failure = f"{name}: {type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
-
-
 class UnwritableRetries:
     """Looks after destinations until they are writable. Thread-safe.
 
     Args:
-        lock: guards the states, and is notified when releases are written.
-        destinations: of this run.
+        states: of the run.
         feedback: is written when the destinations have changed.
         remainders: sends remainders.
         spark_jobs: tries whether a topic accepts a producer.
         threads: of the run.
         alerts: records each unwritable or slow destination.
-        stopped: set when the job stops; then the threads end.
     """
 
     def __init__(
         self,
-        lock: threading.Condition,
-        destinations: UnwritableDestinations,
+        states: RunStates,
         feedback: FeedbackWriter,
         remainders: RemainderSender,
         spark_jobs: SparkJobs,
         threads: RunThreads,
         alerts: Alerts,
-        stopped: threading.Event,
     ) -> None:
-        self._lock = lock
-        self._destinations = destinations
+        self._lock, self._stopped, self._destinations = states.lock, states.stopped, states.destinations
         self._feedback = feedback
         self._remainders = remainders
         self._spark_jobs = spark_jobs
         self._threads = threads
         self._alerts = alerts
-        self._stopped = stopped
         self._recorded: dict[str, Any] = {}  # as the feedback has it
         self._shown: dict[tuple[str, str], str] = {}  # as `alerts` has them
 
     def resume(self, recorded: Mapping[str, Any], releases: Mapping[ReleaseId, LaneRelease]) -> None:
         """Takes over the unwritable recipients of the run before: see `UnwritableDestinations.resume`."""
         with self._lock:
-            recipients = self._destinations.resume(recorded, releases, moment())
+            recipients = self._destinations.resume(recorded, releases, Moment.now())
         self._begin(recipients)
 
     def leave(
@@ -100,7 +73,7 @@ class UnwritableRetries:
             slow: the recipients whose destinations are slow.
         """
         with self._lock:
-            now = moment()
+            now = Moment.now()
             is_new = {
                 recipient: self._destinations.add(recipient, reason, [remainders[recipient]], now, recipient in slow)
                 for recipient, reason in reasons.items()
@@ -141,7 +114,7 @@ class UnwritableRetries:
     def _try(self, recipient: Recipient) -> None:
         while not self._stopped.is_set():
             with self._lock:
-                step = self._destinations.next_step(recipient, moment())
+                step = self._destinations.next_step(recipient, Moment.now())
                 self._publish()
                 if isinstance(step, Wait):
                     self._lock.wait(step.seconds)
@@ -152,7 +125,7 @@ class UnwritableRetries:
             if self._stopped.is_set():
                 return
             with self._lock:
-                self._destinations.note_result(recipient, step, sent, moment())
+                self._destinations.note_result(recipient, step, sent, Moment.now())
             self._publish()
 
     def _done(self, step: Probe | Send) -> RemainderResult:
@@ -162,8 +135,3 @@ class UnwritableRetries:
             return self._remainders.send(step.remainders, step.is_slow)
         except Exception as error:
             return RemainderResult(f"{type(error).__name__}: {error}")
-
-
-def moment() -> Moment:
-    """Returns the time."""
-    return Moment(time.time_ns() // 1_000_000, time.monotonic())

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pytest
 
 from conf.settings import Settings
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
+from tests.support.tracker.fake_index import FakeIndex
 from tests.support.tracker.messages import TOPIC, command, commands, messages
 from tracker.messages import concat
 from tracker.shard import Shard
@@ -81,7 +83,8 @@ class Service:
         feedback = Feedback(last.tick, last.cutoff)
         version = self.tables.version("delayed_index")
         monotonic = (now - START) / 1000
-        offset = self.clock.next(last, now, monotonic, feedback, lambda: version, lambda *a: rows_due(self.tables, *a))
+        index = FakeIndex(lambda *a: rows_due(self.tables, *a), version)
+        offset = self.clock.next(last, Moment(now, monotonic), feedback, index)
         self.offset = replace(offset, ingested_through=offset.tick)
         tick_input = TickInput(
             messages=messages([(*key, due) for key, due in new], publish_time=now, payload=b"x" * 50),

@@ -18,13 +18,13 @@ from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.crash_recovery import check_broker, check_sent
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
-from streaming.release.driver.releaser import Releaser
+from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import ProducerNames, read_generations
 from streaming.release.task.sender import send_releases
 from streaming.sinks.outcomes import OutcomePublisher
 from tests.integration.restarts.test_going_on import begun, made
-from tests.support.service.fake_releaser import Recorded, Spark
+from tests.support.service.fake_releaser import Recorded, Spark, batch
 from tests.support.service.harness import http, now, wait_until
 from tests.support.tracker.messages import messages, release_rows
 from tracker.packing import pack
@@ -78,13 +78,12 @@ def test_what_is_sent_under_a_name_that_somebody_took_comes_once_also_after_kill
             Spark(),  # type: ignore[arg-type]
             settings,
             tables,
-            feedback,  # type: ignore[arg-type]
-            checkpoint.app_id,
+            Run(checkpoint.app_id, feedback),  # type: ignore[arg-type]
             lambda rows: None,
             alerts,
         )
         try:
-            releaser.submit(tick, now(), now(), now(), [(0, of_tick, True, body(of_tick, **columns))], {})
+            releaser.submit(batch(tick, [(0, of_tick, True, body(of_tick, **columns))], at=now()))
             wait_until(lambda: feedback.last.confirmed >= tick, 60, f"{releaser.failure} {alerts.current()}")
         finally:
             releaser.stop()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pulsar
+import pytest
 
 from broker.standalone import EmbeddedBroker
 from tests.support.service.destinations import (
@@ -16,6 +19,7 @@ from tests.support.service.destinations import (
 )
 from tests.support.service.harness import PATIENCE, Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
+from warehouse.queries.held_rejects import ROUND_BYTES
 
 MESSAGES = 700
 BEFORE = 100  # messages that may be handed out before a destination is known to be unwritable
@@ -182,3 +186,48 @@ def test_what_is_due_for_a_destination_that_stays_unwritable_is_rejected_once_al
     counts = {row["subscription"]: row for row in found.counts}
     assert (counts["a"]["taken_back"], counts["a"]["delivered"], counts["b"]["delivered"]) == (300, 0, 300)
     assert len(job.rows("rejects")) == 300
+
+
+@pytest.mark.long
+def test_large_rejects_that_their_topic_lacks_come_to_it_in_rounds_each_once_also_over_a_kill(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}], tracker={"shards": 2})
+    rejects = Destination(broker, f"{topic}-rejects")
+    rejects.terminate()
+    n, n_bytes = 400, 250_000
+    newest: dict[str, list[int]] = {}  # by offset that has been seen, how far the rounds were
+
+    def look() -> None:
+        for file in (tmp_path / "checkpoint" / "query" / "offsets").glob("[0-9]*"):
+            offset = json.loads(file.read_text().splitlines()[-1])
+            newest[file.name] = offset.get("rejects_to", {}).get(topic, [])
+
+    def received() -> int:
+        look()
+        return len(collector.received[f"{topic}-rejects"])
+
+    try:
+        job.start()
+        producer = pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+        for i in range(n):
+            padding = bytes([i % 256]) * n_bytes
+            producer.send_async(b"%06d" % i + padding, None, properties={"deliverAt": "soon"})
+        producer.flush()
+        count = "SELECT count(*) AS n FROM {table}"
+        wait_until(lambda: job.rows("rejects", count)[0]["n"] == n, 60, job.log)
+        rejects.delete()
+        collector.collect(f"{topic}-rejects")
+        wait_until(received, 30, job.log)
+        job.kill9()
+        job.start()
+        # What is rejected meanwhile comes, too.
+        producer.send(b"%06d" % n, properties={"deliverAt": "soon"})
+        wait_until(lambda: received() > n, 60, job.log)
+        wait_until_well(job)
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+    assert Counter(int(m.payload[:6]) for m in collector.received[f"{topic}-rejects"]) == dict.fromkeys(range(n + 1), 1)
+    rounds = {tuple(to) for to in newest.values() if to}
+    assert len(rounds) >= n * n_bytes // ROUND_BYTES - 1, newest

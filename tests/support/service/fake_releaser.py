@@ -14,7 +14,8 @@ import pyarrow as pa
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
-from streaming.release.driver.releaser import Releaser
+from streaming.release.driver.releaser import Releaser, Run
+from streaming.release.driver.run_context import DispatchedBatch
 from streaming.release.feedback import Feedback
 from streaming.release.task.planning.plan_release import plan_release
 from streaming.release.task.planning.sending_order import by_time
@@ -30,6 +31,15 @@ SENDING = '{"lanes": 2}'
 
 # Messages that are not held back again once they have been handed out.
 PASSED = {"schedule_key": "k"}
+
+
+def batch(
+    tick: int, bodies: Iterable[tuple[int, int, int, bytes]], unwritable: Any = None, drained: Any = None, at: int = 1
+) -> DispatchedBatch:
+    """A batch that dispatches releases, as `DispatchedBatch.bodies` has them; its times are all the same."""
+    return DispatchedBatch(
+        tick=tick, now=at, cutoff=at, next_due=at, bodies=bodies, unwritable=unwritable or {}, drained=drained or {}
+    )
 
 
 @dataclass
@@ -139,11 +149,9 @@ class Job:
             self.spark,  # type: ignore[arg-type]
             settings,
             self.tables,  # type: ignore[arg-type]
-            self.feedback,  # type: ignore[arg-type]
-            "app",
+            Run("app", self.feedback, routes),  # type: ignore[arg-type]
             lambda rows: None,
             self.troubles,
-            routes,
         )
         self.releaser._release_sender._admin = self  # type: ignore[assignment]
 
@@ -245,7 +253,7 @@ class Job:
             )
             bodies.append((0, of_tick, True, pack(release_rows(rows, bits, SENDING))))
         recorded = (self.feedback.last.unwritable or {}) if unwritable is None else unwritable
-        self.releaser.submit(tick, 1, 1, 1, bodies, recorded, drained=drained)
+        self.releaser.submit(batch(tick, bodies, recorded, drained or {}))
 
     def has_confirmed(self, tick: int) -> None:
         wait_until(lambda: self.feedback.last.confirmed >= tick, 5, f"{tick}: {self.feedback.last}")

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from admin.monitoring import memory
-from admin.monitoring.memory import Memory
+from admin.monitoring import health_api
+from admin.monitoring.health_api import Memory
 
 
 def test_many_who_ask_at_once_have_it_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_many_who_ask_at_once_have_it_made_once(monkeypatch: pytest.MonkeyPatch)
         one = Memory(make)
         assert await asyncio.gather(*(one.get() for _ in range(50))) == [1] * 50
         assert await one.get() == 1
-        monkeypatch.setattr(memory, "_SECONDS", 0.0)
+        monkeypatch.setattr(health_api, "_SECONDS", 0.0)
         assert await one.get() == 2
 
     asyncio.run(ask())

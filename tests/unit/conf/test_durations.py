@@ -6,8 +6,8 @@ import pytest
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from conf.durations import parse_duration
 from conf.setting_types import Duration
+from conf.times import parse_duration
 from jobs.parsers import parse_duration as parse_option
 from tracker.due_time import BadScheduleError, duration
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from status.clock_steps import ClockSteps
 from status.metrics import JobCollector
-from status.status_writer import StatusWriter
+from status.status_writer import ClockSteps, StatusWriter
 
 HOUR = 3_600_000
 

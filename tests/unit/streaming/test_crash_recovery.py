@@ -13,7 +13,8 @@ from conf.settings import Settings
 from status.alerts import NO_BROKER, Alerts
 from streaming import crash_recovery
 from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
-from streaming.crash_recovery import GivenUpError, Restarts, StartError, begin, wait_for_broker
+from streaming.crash_recovery import GivenUpError, Restarts, begin, wait_for_broker
+from streaming.start_checks import StartError
 from warehouse.delta.tables import Tables
 
 

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.fake_index import FakeIndex
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages, positions, tick_at
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.kinds import RESCHEDULE, RESTORE
@@ -63,7 +65,7 @@ class Service:
         last = self.offset
         self.confirmed = max(self.confirmed, last.tick - lag)
         feedback = Feedback(self.confirmed, self.cutoffs[self.confirmed])
-        self.offset = self.clock.next(last, self.now, self.monotonic, feedback, lambda: 0, self.rows_due)
+        self.offset = self.clock.next(last, Moment(self.now, self.monotonic), feedback, FakeIndex(self.rows_due))
         self.cutoffs[self.offset.tick] = self.offset.cutoff
         stored = concat(self.sealed)
         due = int64(stored, "deliver_at")

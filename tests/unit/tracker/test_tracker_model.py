@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.fake_index import FakeIndex
 from tests.support.tracker.messages import TOPIC, Answers, batches, command, commands
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands.kinds import REPEAT
@@ -184,7 +186,7 @@ class TrackerModel(RuleBasedStateMachine):
         new, came = new or {}, came or []
         last = self.offset
         feedback = Feedback(self.confirmed, self.cutoffs[self.confirmed])
-        offset = self.clock.next(last, self.now, self.monotonic, feedback, lambda: 0, self.rows_due)
+        offset = self.clock.next(last, Moment(self.now, self.monotonic), feedback, FakeIndex(self.rows_due))
         offset = replace(offset, ingested_through=offset.tick if catches_up else last.ingested_through)
         self.offset, self.cutoffs[offset.tick] = offset, offset.cutoff
         assert offset.cutoff < offset.near_until <= offset.load_horizon

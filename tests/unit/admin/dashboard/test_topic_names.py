@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from admin.dashboard.topic_names import short_names, topic_html
+from admin.dashboard.responses import short_names, topic_html
 
 ORDERS = "persistent://shop/web/orders"
 

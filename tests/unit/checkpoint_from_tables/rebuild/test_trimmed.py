@@ -16,6 +16,7 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from checkpoint_from_tables.rebuild.context import DestinationReading, RebuildContext, Reports
 from checkpoint_from_tables.rebuild.delivered import Delivered
 from checkpoint_from_tables.rebuild.destinations import UnreadableDestinationError, write_missing_deliveries
 from checkpoint_from_tables.rebuild.trimmed import warn_of_trimmed
@@ -174,6 +175,7 @@ def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
     known = Delivered({ORDERS: ["billing"]}, {ORDERS: Position(1, 0)})
     overdue = {(ORDERS, 0): NEEDED}
     warnings: list[str] = []
+    context = RebuildContext(settings, settings, tables, known.durable, NEEDED, Reports(on_warning=warnings.append))
     with (
         mock.patch("checkpoint_from_tables.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("checkpoint_from_tables.rebuild.destinations.AdminClient", return_value=FakeAdmin([])),
@@ -181,11 +183,9 @@ def test_a_destination_that_can_not_be_read_is_named_and_can_be_left_out(
         with pytest.raises(
             UnreadableDestinationError, match=f"{BILLING} can't be read .*no rights.*--without-dest"
         ) as e:
-            write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None)
+            write_missing_deliveries(context, known, overdue)
         assert "\n" not in str(e.value)
-        found = write_missing_deliveries(
-            settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append, [BILLING]
-        )
+        found = write_missing_deliveries(context, known, overdue, DestinationReading([BILLING]))
     assert (found, warnings) == (0, [f"{BILLING}: not read: what was sent there and not written down may come twice"])
     assert caplog.messages == warnings
 
@@ -213,7 +213,9 @@ def test_a_rebuild_that_reads_a_destination_logs_and_passes_on_what_there_is_to_
         ),
     ):
         overdue = {(ORDERS, 0): NEEDED}  # audit's is not read
-        write_missing_deliveries(settings, tables, known, known.durable, overdue, lambda *_: None, warnings.append)
+        reports = Reports(on_warning=warnings.append)
+        context = RebuildContext(settings, settings, tables, known.durable, NEEDED, reports)
+        write_missing_deliveries(context, known, overdue)
     assert [warning.startswith(f"{BILLING}: the broker still has it from") for warning in warnings] == [True]
     assert caplog.messages == warnings
 
@@ -237,5 +239,6 @@ def test_dead_letters_are_read_wherever_there_are_any(tables: Tables, tmp_path: 
         mock.patch("checkpoint_from_tables.rebuild.destinations.Brokers", return_value=brokers),
         mock.patch("checkpoint_from_tables.rebuild.destinations.AdminClient", return_value=admin),
     ):
-        write_missing_deliveries(settings, tables, known, known.durable, {(ORDERS, 0): NEEDED}, lambda *_: None)
+        context = RebuildContext(settings, settings, tables, known.durable, NEEDED)
+        write_missing_deliveries(context, known, {(ORDERS, 0): NEEDED})
     assert read == {ORDERS, BILLING} | admin.topics

@@ -13,7 +13,8 @@ from conf.settings import Route, Settings
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.prepared import PreparedState
-from streaming.crash_recovery import StartError, begin
+from streaming.crash_recovery import begin
+from streaming.start_checks import StartError
 from tests.fixtures.make_warehouse import DUE, TOPIC
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import rows

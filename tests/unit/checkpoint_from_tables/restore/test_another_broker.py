@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from broker.clusters.replicas import REPLICAS
 from broker.position import START, Position
 from broker.protocol.reading import ReadMessage
+from checkpoint_from_tables.rebuild.context import DestinationReading, RebuildContext
 from checkpoint_from_tables.rebuild.delivered import read_delivered
 from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.restore.another_broker import compare
@@ -194,7 +195,8 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
             mock.patch("checkpoint_from_tables.rebuild.destinations._first_not_durable", return_value=NOW),
             mock.patch("checkpoint_from_tables.rebuild.destinations._messages_since", since),
         ):
-            write_missing_deliveries(made, tables, known, durable, {}, lambda *_: None, renumbering=of)
+            context = RebuildContext(made, made, tables, durable, NOW)
+            write_missing_deliveries(context, known, {}, DestinationReading(renumbering=of))
         ids = tables.sql("SELECT ledger_id, entry_id FROM deliveries ORDER BY ledger_id, entry_id")
         tables.delete("deliveries", "true")
         return list(zip(*(column.to_pylist() for column in ids.columns), strict=True))

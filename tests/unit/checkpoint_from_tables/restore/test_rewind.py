@@ -13,6 +13,7 @@ from broker.clusters.new_cluster import NewClusterError
 from broker.position import START, Position
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from checkpoint_from_tables.rebuild.context import Reports
 from checkpoint_from_tables.restore.rewind import ConnectedError, check_alone, check_broker, read_from, rewind
 from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -157,7 +158,7 @@ def test_a_restore_fences_the_job_that_may_come_back_on_the_warehouse_that_was_l
     there = settings.model_copy(update={"warehouse": place, "checkpoint": str(tmp_path / "another")})
     admin, warnings = Admin({TOPIC: of((7, 50), _7=60)}), list[str]()
     with mock.patch("checkpoint_from_tables.restore.rewind.AdminClient", return_value=admin), without_destinations():
-        rebuild_checkpoint(there, discards_checkpoint=False, on_warning=warnings.append)
+        rebuild_checkpoint(there, discards_checkpoint=False, reports=Reports(on_warning=warnings.append))
     assert (admin.resets, warnings) == ([(TOPIC, Position(7, 16))], [])
     with pytest.raises(FencedError):
         tables.append("entries", rows("entries", [{"ledger_id": 7, "entry_id": 20}]), {"job": 9})

@@ -17,9 +17,10 @@ from conf.settings import Settings
 from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from streaming.crash_recovery import StartError, begin
+from streaming.crash_recovery import begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
+from streaming.start_checks import StartError
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
 from tracker.schemas import OUTCOME_ROWS

@@ -24,5 +24,5 @@ def test_the_newest_ledger_of_a_topic_is_that_of_any_partition_when_the_commands
 def test_what_offsets_of_an_earlier_program_lack_is_not_added_when_they_are_read() -> None:
     """The name of a batch's input is a hash of its offset."""
     text = Offset(tick=3, run_id="r").to_json()
-    assert not {"drains", "large", "max_bytes", "max_delay_millis"} & text.keys()
+    assert not {"drains", "large", "max_bytes", "max_delay_millis", "rejects_to"} & text.keys()
     assert Offset.from_json(text).to_json() == text

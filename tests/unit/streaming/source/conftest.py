@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 import streaming.source.receivers
@@ -28,20 +29,18 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     return client
 
 
+_NO_ROWS = pa.schema([(name, pa.int64()) for name in ("slot", "n", "n_bytes")]).empty_table()
+
+
 @pytest.fixture
 def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
     def begin(settings: Settings, run_id: str, alerts: Alerts | None = None) -> Intake:
-        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: {"slot": _None(), "n": _None()})
+        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: _NO_ROWS)
         made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, alerts or Alerts()))
         return made[-1]
 
     yield begin
     for intake in made:
         intake.stop()
-
-
-class _None:
-    def to_pylist(self) -> list[int]:
-        return []

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from conf.settings import IngestSettings
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_end import Acknowledgements, Backlog, BatchEnds, may_rest, why_not_taking
 from streaming.source.clock import Clock, ClockSettings
+from tests.support.tracker.fake_index import FakeIndex
 from tracker.message_state.changes import HELD_DELIVER_AT
 
 NOW = 1_000_000
@@ -27,11 +29,11 @@ class Ends:
     def __init__(self) -> None:
         clock = Clock(ClockSettings("run", LOOKAHEAD, 5_000, 10_000))
         self.ends = BatchEnds(LIMITS, clock)
-        clock.next(RESTING, NOW, 100.0, IDLE, lambda: 1, lambda *_: [])
+        clock.next(RESTING, Moment(NOW, 100.0), IDLE, FakeIndex(newest=1))
         self.ends.note_end(100.0)
 
     def is_due(self, backlog: Backlog, seconds: float) -> bool:
-        return self.ends.is_due(backlog, RESTING, NOW, 100.0 + seconds, IDLE, lambda: True)
+        return self.ends.is_due(backlog, RESTING, Moment(NOW, 100.0 + seconds), IDLE, lambda: True)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings, tick_seconds
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.fake_index import FakeIndex
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.tick import Tick
 
@@ -41,6 +43,10 @@ class Ticks:
         self.monotonic = 0.0
         self.version = 7
 
+    @property
+    def at(self) -> Moment:
+        return Moment(self.now, self.monotonic)
+
     def later(self, millis: int) -> Ticks:
         self.now += millis
         self.monotonic += millis / 1000
@@ -48,13 +54,11 @@ class Ticks:
 
     def next(self, confirmed: int = 0, settled: int = 0, lookahead: int = 0, next_due: int | None = None) -> Offset:
         feedback = Feedback(confirmed, settled, lookahead, next_due)
-        self.last = self.clock.next(
-            self.last, self.now, self.monotonic, feedback, lambda: self.version, due_in(self.rows)
-        )
+        self.last = self.clock.next(self.last, self.at, feedback, FakeIndex(due_in(self.rows), self.version))
         return self.last
 
     def is_time(self, next_due: int | None = None) -> bool:
-        return self.clock.is_time(self.last, self.now, self.monotonic, Feedback(next_due=next_due))
+        return self.clock.is_time(self.last, self.at, Feedback(next_due=next_due))
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -195,7 +199,7 @@ def test_a_seal_epoch_with_nothing_to_do_ends_each_minute() -> None:
         for _ in range(seconds):
             ticks.later(1_000)
             feedback = Feedback(next_due=ticks.now + 600_000)
-            if ticks.clock.is_time(ticks.last, ticks.now, ticks.monotonic, feedback, lambda: has_nothing_to_do):
+            if ticks.clock.is_time(ticks.last, ticks.at, feedback, lambda: has_nothing_to_do):
                 ticks.next()
                 found.append(ticks.monotonic)
         return found
@@ -359,7 +363,7 @@ def test_what_waits_in_all_shards_gets_places_once_and_after_all_that_were_given
     def places(tick: int, given: int, now: int = START) -> dict[str, dict[str, Any]]:
         waiting = {"t": {"s": [[3, given], [0, 0]]}}
         feedback = Feedback(waiting=(tick, waiting))
-        return clock.next(last, now, 0.0, feedback, lambda: 0, lambda *_: []).places
+        return clock.next(last, Moment(now, 0.0), feedback, FakeIndex()).places
 
     assert places(7, given=0) == {"t": {"s": [START + 1_000, [3, 0]]}}
     assert places(7, given=START + 9_000) == {"t": {"s": [START + 9_000, [3, 0]]}}
@@ -371,7 +375,7 @@ def test_of_what_waits_each_shard_gets_its_share_of_the_places_of_a_tick() -> No
     last = Offset(tick=7, near_until=START + 60_000, run_id=SETTINGS.run_id)
     feedback = Feedback(waiting=(7, {"t": {"s": [[3_000, 0], [0, 0], [999, 0], [1, 0]], "few": [[500, 0], [0, 0]]}}))
     clock = Clock(replace(SETTINGS, max_segment_rows=500))
-    places = clock.next(last, START, 0.0, feedback, lambda: 0, lambda *_: []).places
+    places = clock.next(last, Moment(START, 0.0), feedback, FakeIndex()).places
     assert {name: counts for name, (_, counts) in places["t"].items()} == {"s": [375, 0, 125, 1], "few": [500, 0]}
 
 

@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 import pytest
 
 import streaming.source.clock
+from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
+from streaming.source.intake import TableIndex
 from tests.support.tracker.messages import TOPIC, messages
 from tracker import Shard, TickInput
 from tracker.buckets.large_rows import LargeRule
@@ -30,10 +32,8 @@ from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import (
     find_keyed_messages,
     large_due,
-    large_rule,
     read_large,
     read_light_segment,
-    rows_due,
     to_index,
 )
 
@@ -73,14 +73,7 @@ class Service:
         self.now += later
         first = self.offset
         last = self.clock.next(
-            first,
-            self.now,
-            self.now / 1000,
-            self.feedback,
-            partial(self.tables.version, "delayed_index"),
-            partial(rows_due, self.tables),
-            partial(large_due, self.tables),
-            partial(large_rule, self.tables, LARGE_BYTES, self.in_order),
+            first, Moment(self.now, self.now / 1000), self.feedback, TableIndex(self.tables, self.in_order)
         )
         self.offset = last = replace(last, max_bytes=ROOM)
         segment = []

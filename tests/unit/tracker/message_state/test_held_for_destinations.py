@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +44,7 @@ class Service:
         run_id: str = "run",
         now: int | None = None,
         drains: int = 0,
+        parked_rejects: Sequence[str] = (),
         **changes: Any,
     ) -> Effects:
         self.tick += 1
@@ -55,6 +56,7 @@ class Service:
             now=cutoff if now is None else now,
             unwritable={TOPIC: dict(unwritable)} if unwritable else {},
             drains={TOPIC: {"b": drains}} if drains else {},
+            parked_rejects=parked_rejects,
         )
         tick_input = TickInput(messages=messages([]) if rows is None else rows, **changes)
         effects = Shard(self.store, self.subscriptions, 1_000_000).apply(tick, tick_input)
@@ -326,6 +328,17 @@ def test_while_the_topic_of_rejects_is_unwritable_the_table_alone_has_them_and_n
         (entry, "bad") for entry in range(2, 30)
     ]
     assert back.rejects.num_rows == 0, "the table has them"
+
+
+def test_while_rejects_are_sent_again_further_ones_go_to_the_table_alone() -> None:
+    service = Service()
+    bad = [with_columns(messages([(1, entry, 0)]), reason=pa.array(["bad"])) for entry in range(3)]
+    first = service.step(10, bad[0], rejected=bad[1], parked_rejects=[TOPIC])
+    assert handed_out(first) == [(1, 0)]
+    assert first.rejects["entry_id"].to_pylist() == [0]
+    last = service.step(11, bad[2], rejected=bad[0], confirmed=1)
+    assert sorted(handed_out(last)) == [(0, 0), (2, 0)]
+    assert last.rejects["entry_id"].to_pylist() == [2]
 
 
 RECALLED = {"b": {"open": [], "recalled": [[1, 0]]}}

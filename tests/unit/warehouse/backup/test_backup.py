@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.crash_recovery import StartError, begin
+from streaming.crash_recovery import begin
+from streaming.start_checks import StartError
 from tests.conftest import Run
 from tests.support.fuzzing.examples import examples
 from tests.support.warehouse.tables import HOUR, NOW, bucket, content, make, rows

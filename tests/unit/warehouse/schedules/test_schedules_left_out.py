@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.warehouse.schedule_tables import DAY, NINE, TOPIC, ScheduleTables
 from warehouse.routes.known_routes import KnownRoutes, known_routes
-from warehouse.schedules.schedules_left_out import schedules_left_out
+from warehouse.schedules.schedules import schedules_left_out
 
 pytestmark = pytest.mark.slow
 

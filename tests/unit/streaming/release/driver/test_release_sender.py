@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.times import Moment
 from streaming.release.driver.lane_release import LaneRelease, SentRelease
 from streaming.release.driver.release_sender import OrderSignals
 from streaming.release.driver.releases import Releases
+from streaming.release.driver.run_context import RunStates
 from streaming.release.driver.transitions import ReleaseEvent, ReleaseState
-from streaming.release.driver.unwritable_destinations import Moment, RetryRules, UnwritableDestinations
+from streaming.release.driver.unwritable_destinations import RetryRules, UnwritableDestinations
 from streaming.release.task.order_signal import RunEndedError, wait_for_signal
 from tests.support.tracker.messages import TOPIC
 from tracker.in_flight import IN_ORDER, PLANNED
@@ -31,13 +33,14 @@ class Run:
     """The releases of a run, and who lets them begin."""
 
     def __init__(self, folder: Path | None, unwritable: set[tuple[str, str]] | None = None) -> None:
-        self.lock = threading.Condition()
         self.releases = Releases()
         topics = dict.fromkeys(unwritable or (), "destination")
         destinations = UnwritableDestinations(topics, RetryRules(retry_max_seconds=1), self.releases)
         for recipient in topics:
             destinations.add(recipient, "away", [], Moment(0, 0.0))
-        self.order_signals = OrderSignals(self.lock, self.releases, destinations, threading.Event(), folder)
+        states = RunStates(self.releases, destinations)
+        self.lock = states.lock
+        self.order_signals = OrderSignals(states, folder)
 
     def add(self, release: LaneRelease) -> None:
         self.releases.add(release)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.support.service.fake_releaser import SENDING, Job, Tables
+from tests.support.service.fake_releaser import SENDING, Job, Tables, batch
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
@@ -163,7 +163,7 @@ def test_what_waits_in_a_lane_since_the_clock_was_ahead_is_in_flight_when_it_com
     rows = release_rows(messages([(1, i, 0) for i in range(n)]), 3, SENDING)  # takes its time on a slow machine
     began = now() + 4_000
     body = pack(with_columns(rows, deliver_at=pa.array([began + i * step for i in range(n)])))
-    job.releaser.submit(1, 1, 1, 1, [(0, 1, True, body)], {})
+    job.releaser.submit(batch(1, [(0, 1, True, body)]))
     assert job.feedback.last.in_flight == 0
     job.submit(2, [2])
     wait_until(lambda: 2 in {tick for tick, *_ in job.tables.delivered}, 5, "another lane's release")
@@ -183,7 +183,7 @@ def test_what_comes_in_order_begins_when_what_comes_before_it_of_its_keys_has_ar
     job.slow = {1}
     for tick, of_tick, at in ((1, "k", 5), (2, key, due)):
         rows = concat([messages([(1, 10 * tick + i, at)], key=name) for i, name in enumerate((of_tick, f"k{tick}"))])
-        job.releaser.submit(tick, 1, 1, 1, [(0, tick, IN_ORDER | PLANNED, pack(release_rows(rows, 3, SENDING)))], {})
+        job.releaser.submit(batch(tick, [(0, tick, IN_ORDER | PLANNED, pack(release_rows(rows, 3, SENDING)))]))
     job.has_confirmed(2)
     assert [tick for tick, _ in job.attempts] == order
 
@@ -196,6 +196,6 @@ def test_what_was_held_back_is_sent_by_one_task_for_all_shards_however_much_it_i
     job = make()
     rows = with_columns(messages([(1, i, 1) for i in range(3_000)]), was_due=pa.array([was_due] * 3_000, pa.int64()))
     body = pack(release_rows(rows, 3, SENDING))
-    job.releaser.submit(1, 1, 1, 1, [(shard, 1, False, body) for shard in range(2)], {})
+    job.releaser.submit(batch(1, [(shard, 1, False, body) for shard in range(2)]))
     job.has_confirmed(1)
     assert job.spark.tasks == [tasks]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from conf.settings import Settings
+from conf.times import Moment
 from streaming.release.driver import lane_release, unwritable_destinations
 from streaming.release.driver.transitions import DestinationState, RemainderState
 from streaming.release.driver.unwritable_destinations import UnwritableDestination
-from streaming.release.driver.unwritable_retries import moment
 from streaming.release.feedback import Feedback
 from streaming.release.sequence_ids import last_sequence_id, tick_of
-from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job
+from tests.support.service.fake_releaser import NAMES, PASSED, SENDING, Job, batch
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.packing import pack
@@ -86,7 +86,7 @@ def test_what_is_open_is_sent_by_when_it_is_due_and_of_each_producer_by_sequence
             due = sorted(100 * tick + chance.choice(times) for _ in range(20))
             rows = messages([(tick, 20 * is_planned + i, at) for i, at in enumerate(due)], **PASSED)
             bodies.append((0, tick, is_planned, pack(release_rows(rows, 3, SENDING))))
-        job.releaser.submit(tick, 1, 1, 1, bodies, job.feedback.last.unwritable or {})
+        job.releaser.submit(batch(tick, bodies, job.feedback.last.unwritable or {}))
     wait_until(lambda: len(job.open("a") or []) == 12, 5, "all are open")
     job.submit(7)
     job.broken.clear()
@@ -110,7 +110,7 @@ def test_of_very_much_the_oldest_ticks_are_sent_first_and_each_as_a_whole(
     body = pack(release_rows(messages([(1, i, 1) for i in range(2)], **PASSED), 3, SENDING))
     for tick in range(1, 4):
         both = [(0, tick, is_planned, body) for is_planned in (False, True)]
-        job.releaser.submit(tick, 1, 1, 1, both, job.feedback.last.unwritable or {})
+        job.releaser.submit(batch(tick, both, job.feedback.last.unwritable or {}))
     wait_until(lambda: len(job.open("a") or []) == 6, 5, "all are open")
     job.submit(4)
     job.broken.clear()
@@ -127,7 +127,7 @@ def test_what_is_sent_together_is_written_down_together_and_what_has_arrived_of_
     job = make()
     job.broken["a"] = "TopicTerminated"
     rows = [release_rows(messages([(1, i, 1)], **PASSED), 3, SENDING) for i in range(2)]
-    job.releaser.submit(1, 1, 1, 1, [(0, 1, bool(i), pack(rows[i])) for i in range(2)], {})
+    job.releaser.submit(batch(1, [(0, 1, bool(i), pack(rows[i])) for i in range(2)]))
     wait_until(lambda: len(job.open("a") or []) == 2, 5, "both are open")
     job.is_short_well, job.arrived_to = True, 7
     job.submit(2)
@@ -309,7 +309,7 @@ def test_one_that_is_slow_is_found_among_those_that_share_its_connection_and_get
     job.submit(8, [8])
     wait_until(lambda: job.troubles.current(), 5, "it is slow again")
     assert job.apart[-1] == frozenset("a")
-    assert job.releaser._destinations.lately_slow(moment()) == {(TOPIC, "a")}
+    assert job.releaser._destinations.lately_slow(Moment.now()) == {(TOPIC, "a")}
     assert job.releaser._destinations._destinations[TOPIC, "a"].keeps_up_seconds == 40
 
 

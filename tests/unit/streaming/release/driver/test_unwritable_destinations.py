@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.times import Moment
 from status.alerts import SLOW, UNWRITABLE
 from streaming.release.driver import unwritable_destinations as module
 from streaming.release.driver.lane_release import LaneRelease, Remainder, RemainderResult
@@ -14,7 +15,6 @@ from streaming.release.driver.releases import Releases
 from streaming.release.driver.unwritable_destinations import (
     Drain,
     Ended,
-    Moment,
     Probe,
     RetryRules,
     Send,

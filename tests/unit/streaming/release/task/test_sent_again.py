@@ -17,14 +17,14 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.settings import Settings
 from status.alerts import FOREIGN_PRODUCER, Alerts
 from streaming.release.attempt import Assignment, Attempt
-from streaming.release.driver.releaser import Releaser
+from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import read_generations
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients, producers
 from streaming.release.task.sender import send_releases
 from tests.support.servers.fake_destinations import FakeBrokers
-from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables
+from tests.support.service.fake_releaser import PASSED, Recorded, Spark, Tables, batch
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.packing import pack
@@ -88,21 +88,20 @@ class Job:
             Spark(),  # type: ignore[arg-type]
             self.settings,
             self.tables,  # type: ignore[arg-type]
-            feedback,  # type: ignore[arg-type]
-            "app",
+            Run("app", feedback),  # type: ignore[arg-type]
             lambda rows: None,
             alerts,
         )
         try:
             bodies = [(0, of_tick, True, self.body(of_tick)) for of_tick in releases]
-            releaser.submit(tick, 1, 1, 1, bodies, {})
+            releaser.submit(batch(tick, bodies))
             if self.broker.is_terminated:
                 wait_until(lambda: (feedback.last.unwritable or {}).get(TOPIC), 20, "it can't be written")
                 self.broker.is_terminated = False
             ticks = itertools.count(tick + 1)
 
             def is_done() -> bool:
-                releaser.submit(next(ticks), 1, 1, 1, [], feedback.last.unwritable or {})
+                releaser.submit(batch(next(ticks), [], feedback.last.unwritable or {}))
                 return feedback.last.confirmed >= tick and not feedback.last.unwritable
 
             wait_until(is_done, 12, f"{releaser.failure} {alerts.current()}")
