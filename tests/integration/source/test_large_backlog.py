@@ -73,7 +73,8 @@ class Backlog:
         wait_until(lambda: len(self.receivers.open) == PARTITIONS + 1, 60, "all partitions are found")
 
     def unload(self) -> None:
-        httpx.put(f"{self.admin_url}/admin/v2/{self.topic.replace('://', '/')}/unload").raise_for_status()
+        url = f"{self.admin_url}/admin/v2/{self.topic.replace('://', '/')}/unload"
+        httpx.put(url, timeout=60).raise_for_status()
 
     def _keep_looking(self) -> None:
         while not self._ended.wait(0.001):
