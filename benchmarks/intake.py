@@ -74,14 +74,14 @@ def produce(client: pulsar.Client, topic: str, n: int) -> None:
 def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int) -> None:
     brokers = Brokers(broker.settings)
     receivers = []
-    budget = ByteBudget(48 << 20, 32 << 20, 4 << 20)
+    budget = ByteBudget(48 << 20, 32 << 20, 16 << 20)
     for name in names:
         share = budget.join()
         receiver = Receiver(
             SourceTopic(name, name, -1),
             TopicAccess(
                 lambda name=name, share=share: brokers.subscribe(  # type: ignore[misc]
-                    name, "job", max_bytes=4 << 20, max_messages=20_000, share=share
+                    name, "job", max_bytes=16 << 20, max_messages=20_000, share=share
                 ),
                 TopicQuestions(admin, "job"),
             ),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+_SMALL_PART = 4  # of the pool such a part is for small entries alone
+
 
 class ByteBudget:
     """Bytes of entries, from the moment when the broker may send them until nobody needs them. Thread-safe.
 
     Each consumer's share has a few bytes of its own, for which it waits for nobody. What a share holds beyond these is
-    taken from a pool that all have in common, in turns: who waits for longest comes first, however much it wants.
+    taken from a pool that all have in common, in turns: who waits for longest comes first, however much it wants. A
+    quarter of the pool is for small entries, of which many fit into a share's own bytes: these wait for no large one.
 
     All together hold at most `max_bytes` and their own bytes. Beyond that is what can't wait: what a hurried share
-    reserves, an entry larger than the pool, which comes when nobody else has anything of it, and what a share notes
-    without having reserved it, because it is there already.
+    reserves, an entry larger than the pool, which comes when no other large one has anything of it, and what a share
+    notes without having reserved it, because it is there already.
 
     Args:
         max_bytes: the pool.
@@ -33,6 +36,7 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._shares: set[Share] = set()
         self._pooled = 0  # what all shares hold beyond their own bytes
+        self._pooled_small = 0  # of that by shares with small entries
         self._waiting: dict[Share, int] = {}  # the bytes that each wants to have ahead, in the order of their turns
         self._served: list[Share] = []  # those whose turn has come, and who do not know it yet
         self.share_bytes = most_own_bytes
@@ -73,14 +77,23 @@ class ByteBudget:
     def _count(self, share: Share) -> None:
         """Counts anew what a share holds beyond its own bytes."""
         pooled = max(0, share.held_bytes - self.share_bytes)
+        small = pooled if share.is_small else 0
         self._pooled += pooled - share.pooled
-        share.pooled = pooled
+        self._pooled_small += small - share.pooled_small
+        share.pooled, share.pooled_small = pooled, small
 
     def _fits(self, share: Share, ahead: int) -> bool:
         """Whether a share may have so many bytes ahead."""
         pooled = share.kept + share.handed + ahead - self.share_bytes
         others = self._pooled - share.pooled
-        return share.is_hurried or pooled <= 0 or others + pooled <= self._max_bytes or not self._pooled
+        for_small = 0 if share.is_small else self._max_bytes // _SMALL_PART
+        is_alone = others <= for_small and not share.pooled
+        return share.is_hurried or pooled <= 0 or others + pooled <= self._max_bytes - for_small or is_alone
+
+    def _is_next(self, share: Share) -> bool:
+        """Whether a share need not wait for others that wait."""
+        is_for_small = share.is_small and self._pooled_small <= self._max_bytes // _SMALL_PART
+        return share.is_hurried or is_for_small or not self._waiting
 
     def _serve(self) -> None:
         """Gives turns to the first that wait, as long as there is room for them."""
@@ -105,7 +118,9 @@ class Share:
         handed: bytes that were handed over, and of which nobody has noted yet what is kept of them.
         kept: bytes that are kept of them.
         turn: bytes that it may have ahead now, and has not reserved yet.
+        is_small: its entries are small.
         pooled: what it holds beyond its own bytes.
+        pooled_small: the same, if its entries are small.
         is_hurried: everybody waits for it, so it has its turn at once.
         entry_bytes: of an entry, as its last consumer knew it; 0: none has come.
         on_turn: called when its turn has come, in any thread.
@@ -113,8 +128,9 @@ class Share:
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget = budget
-        self.ahead = self.handed = self.kept = self.turn = self.pooled = 0
+        self.ahead = self.handed = self.kept = self.turn = self.pooled = self.pooled_small = 0
         self.is_hurried = False
+        self.is_small = False
         self.entry_bytes = 0
         self.on_turn: Callable[[], None] = _nothing
         self._has_left = False
@@ -134,25 +150,31 @@ class Share:
         """What it may hold without a turn."""
         return self.budget.share_bytes
 
-    def reserve(self, ahead: int) -> bool:
+    def reserve(self, ahead: int, least: int = 0) -> int:
         """Takes room for so many bytes ahead; where there is none it waits for its turn.
 
+        Args:
+            ahead: so many bytes.
+            least: rather than wait it takes what its own bytes have left, if these are so many; 0: it waits.
+
         Returns:
-            whether it has them.
+            how many bytes it may have ahead now; 0: it waits.
         """
         budget = self.budget
         with budget._lock:
             if self._has_left:
-                return False
-            if not self.turn:
-                waits_for_nobody = not budget._waiting or self.is_hurried or self._is_own(ahead)
-                if not (waits_for_nobody and budget._fits(self, ahead)):
+                return 0
+            self.is_small = ahead <= self.own_bytes
+            own_left = self.own_bytes - self.handed - self.kept
+            if not self.turn and ahead > own_left and not (budget._is_next(self) and budget._fits(self, ahead)):
+                if not 0 < least <= own_left:
                     budget._waiting[self] = ahead  # one that waits keeps its place
-                    return False
-                budget._waiting.pop(self, None)
+                    return 0
+                ahead = own_left
+            budget._waiting.pop(self, None)
             self.ahead, self.turn = ahead, 0
             budget._count(self)
-            return True
+            return ahead
 
     def note(self, *, ahead: int | None = None, handed: int | None = None, kept: int | None = None) -> None:
         """Notes what it holds now; call `ByteBudget.wake` then.

@@ -96,22 +96,26 @@ class FlowControl:
         Args:
             is_at_end: the topic has no entry that is still to come.
         """
-        window = self.window
+        window, is_large = self.window, self._share is not None and self._is_large
         if not self._is_asking:
             return 0
-        if self._share is not None and self._is_large:
+        if is_large:
             most, ahead = 0 if self.waiting_bytes else 1, 0 if is_at_end else int(self._entry)
-        elif not self._mean:
-            most, ahead = min(self._first_permits, self._max_messages), window
         else:
             most, ahead = self._fitting(window), window
-        permits = min(most - self._open, _MOST_PERMITS)  # what is missing then comes with the next grant
+        permits = most - self._open
         if most <= 0 or permits <= 0 or (permits < most // 2 and self._open > 0):
             if self._share is not None and self._share.turn:
                 self._share.give_up_turn()
             return 0  # a command for many permits is cheaper than many commands
-        if self._share is not None and not self._share.reserve(ahead):
-            return 0
+        if self._share is not None and ahead:
+            least = 0 if is_large else self.waiting_bytes + int(self._entry)
+            reserved = self._share.reserve(ahead, least)
+            if not reserved:
+                return 0
+            if reserved < ahead:
+                permits = max(self._fitting(reserved) - self._open, 0)
+        permits = min(permits, _MOST_PERMITS)  # what is missing then comes with the next grant
         self._open = _as_counted(self._open + permits)
         return permits
 
@@ -140,7 +144,9 @@ class FlowControl:
         return 1 if self._share is not None else min(_FIRST_PERMITS, max(self._max_bytes // _FIRST_BYTES, 1))
 
     def _fitting(self, window: int) -> int:
-        """Returns for how many messages the broker may have permits."""
+        """Returns for how many messages the broker may have permits, with so many bytes ahead."""
+        if not self._mean:
+            return min(self._first_permits, self._max_messages)
         room = max(window - self.waiting_bytes, 0)
         most = min(int(room / self._mean), self._max_messages - self.waiting_messages)
         most = min(most, self._first_permits + 2 * self._n_came)

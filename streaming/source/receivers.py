@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
-_PREFETCHED_BYTES = 4 << 20  # and about the most bytes
+_PREFETCHED_BYTES = 16 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024

@@ -337,41 +337,72 @@ def test_a_thousand_partitions_of_large_messages_stay_within_the_budget() -> Non
     assert 40 * MIB < most <= 80 * MIB
 
 
-def test_turns_come_in_the_order_in_which_they_were_waited_for_however_much_is_wanted() -> None:
-    budget = ByteBudget(10 * MIB, 1_000, 1_000)
+def test_turns_of_equals_come_in_the_order_in_which_they_were_waited_for() -> None:
+    budget = ByteBudget(40 * MIB, 8_000, 1_000)
     shares = [budget.join() for _ in range(5)]
     served: list[Share] = []
     for share in shares:
         share.on_turn = lambda share=share: served.append(share)  # type: ignore[misc]
-    assert shares[0].reserve(10 * MIB)
-    assert not shares[1].reserve(9 * MIB)
-    assert not shares[2].reserve(MIB)
-    assert not shares[3].reserve(5 * MIB)
-    assert shares[4].reserve(100), "its own"
-    shares[0].note(ahead=2 * MIB)
+    assert shares[0].reserve(30 * MIB)
+    for share in shares[1:4]:
+        assert not share.reserve(20 * MIB)
+    assert shares[4].reserve(1_000), "its own"
+    shares[0].note(ahead=11 * MIB)
     budget.wake()
-    assert served == [], "the first wants more, and the second does not overtake it"
+    assert served == []
     shares[0].note(ahead=0)
     budget.wake()
-    assert served == shares[1:3]
-    assert shares[3].is_waiting
+    assert served == shares[1:2]
     shares[3].hurry(True)
     budget.wake()
-    assert served == shares[1:4]
+    assert served == [shares[1], shares[3]]
+    shares[1].leave()
+    budget.wake()
+    assert served == [shares[1], shares[3]]
+    shares[3].leave()
+    budget.wake()
+    assert served == [shares[1], shares[3], shares[2]]
+
+
+def test_small_entries_wait_for_none_of_a_thousand_large_ones() -> None:
+    budget = ByteBudget(4 * MIB, 32 * MIB, 4 * MIB)
+    large, small = [budget.join() for _ in range(1_000)], budget.join()
+    for share in large:
+        share.reserve(MIB)
+    assert sum(share.ahead > 0 for share in large) == 3, "a quarter is not for large ones"
+    for kept in range(0, MIB - budget.share_bytes, 50_000):
+        small.note(kept=kept)
+        assert small.reserve(budget.share_bytes)
+    small.note(kept=2 * MIB)
+    assert not small.reserve(budget.share_bytes), "it has that quarter now, and waits as others do"
+    small.note(kept=0)
+    assert small.turn
+
+
+def test_small_entries_go_on_within_what_is_their_own_while_others_have_the_pool() -> None:
+    budget = ByteBudget(MIB, 64 << 10, 32 << 10)
+    large, small = budget.join(), Partition(budget, 500, backlog=1_000)
+    for step in range(20):
+        small.send()
+        while small.waiting:
+            small.receive()
+        small.keep()
+        if step == 10:
+            small.commit()
+            assert large.reserve(5 * MIB), "larger than the pool, and alone in it"
+    assert small.share.is_waiting
+    assert (32 << 10) - 500 < small.share.kept + small.share.handed <= 32 << 10
 
 
 def test_what_is_larger_than_the_pool_comes_when_nobody_else_has_anything_of_it() -> None:
     budget = ByteBudget(MIB, 1_000, 1_000)
-    first, large, small = (budget.join() for _ in range(3))
-    assert first.reserve(MIB)
+    first, large = budget.join(), budget.join()
+    assert first.reserve(500_000)
     assert not large.reserve(5 * MIB)
-    assert small.reserve(200)
-    assert not small.reserve(2_000), "it waits behind the large one"
-    first.leave()
+    first.note(ahead=300_000)
+    assert not large.turn
+    first.note(ahead=500)
     assert large.reserve(5 * MIB)
-    assert not small.reserve(2_000)
-    large.note(ahead=0)
-    assert small.reserve(2_000)
 
 
 def test_who_waits_no_more_holds_up_nobody() -> None:
