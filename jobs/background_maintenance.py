@@ -87,13 +87,13 @@ def _main() -> None:
     settings = Settings(**json.loads(sys.stdin.read()))
 
     from warehouse.delta.tables import Tables
-    from warehouse.maintenance.maintain import UnderWayError, maintain, needs_maintenance
+    from warehouse.maintenance.maintain import Extent, UnderWayError, maintain, needs_maintenance
 
     merges_only = "--merges-only" in sys.argv
     if merges_only and not needs_maintenance(settings, Tables(settings.warehouse)):
         return
     with contextlib.suppress(UnderWayError):
-        reports = maintain(settings, merges_only=merges_only)
+        reports = maintain(settings, extent=Extent.MERGES if merges_only else Extent.ALL)
         merged = ", ".join(f"{r.table} {r.files_before} -> {r.files_after} files" for r in reports if r.files_merged)
         deleted, seconds = sum(r.rows_deleted for r in reports), sum(r.seconds for r in reports)
         print(f"{merged or 'nothing merged'}, {deleted:,} rows deleted, in {seconds:.1f} s")

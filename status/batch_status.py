@@ -17,6 +17,8 @@ class BatchStatus:
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     paused: dict[str, list[str]] = field(default_factory=dict)  # the paused subscriptions, by source topic
+    # By source topic and resumed subscription: how many messages are still parked, and the bytes of their payloads.
+    resuming: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     state_memory_bytes: int = 0  # memory that Spark's state store took a few seconds ago, of all shards
     # (source topic, message or command, why) of those that were rejected because something has failed for them.
     failures: list[tuple[str, str, str]] = field(default_factory=list)

@@ -109,6 +109,8 @@ class JobStatus:
     # The latest time that a shaped message has got, ms since the epoch, by source topic and subscription.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     paused: dict[str, list[str]] = field(default_factory=dict)  # the paused subscriptions, by source topic
+    # By source topic and resumed subscription: about how many messages are parked yet, and the bytes of their payloads.
+    resuming: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     clock_steps: int = 0  # how often the machine's clock was set
     planned: Lateness = field(default_factory=Lateness)
     short_notice: Lateness = field(default_factory=Lateness)

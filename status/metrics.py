@@ -90,6 +90,16 @@ class JobCollector(Collector):
             for name, millis in names.items():
                 shaped.add_metric([topic, name], millis / 1000)
         yield shaped
+        for name, what, place in (("messages", "Messages", 0), ("bytes", "Payload bytes", 1)):
+            resuming = GaugeMetricFamily(
+                f"delaylake_resuming_{name}",
+                f"{what} that were held back for a subscription that gets its messages again, and are still to go out.",
+                labels=["topic", "subscription"],
+            )
+            for topic, subscriptions in status.resuming.items():
+                for subscription, left in subscriptions.items():
+                    resuming.add_metric([topic, subscription], left[place])
+            yield resuming
         lateness = HistogramMetricFamily(
             "delaylake_lateness_seconds",
             "How late messages were sent. Those that came in too late to be planned are apart (kind=short_notice).",

@@ -164,6 +164,7 @@ class StatusWriter:
                 "state_memory_bytes": status.state_memory_bytes,
                 "shaped_until": status.shaped_until,
                 "paused": status.paused,
+                "resuming": status.resuming,
                 "outcome_producer": status.outcome_producer,
             }
             self._totals["batches"] += 1

@@ -22,7 +22,7 @@ from conf.time_zones import TimeZones
 from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.entry_log import ENTRIES, ENTRY_LOG_ROWS
 from tracker.in_flight import IN_ORDER, PLANNED
-from tracker.message_state.parking import Pace
+from tracker.message_state.parking import Round, Rounds
 from tracker.messages import MESSAGES, Int64Array, concat, has_keys, int64, is_among, where
 from tracker.packing import in_parts, pack, unpack
 from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
@@ -140,14 +140,19 @@ def _read_rebuilt(body: bytes) -> Rebuilt:
     )
 
 
-def _joined_paces(paces: list[Pace]) -> Pace:
-    """Joins the paces of rows that two tasks have found; of one subscription's that counts which has more steps."""
-    joined: Pace = {}
-    for one in paces:
-        for topic, names in one.items():
-            for name, steps in names.items():
-                before = joined.setdefault(topic, {}).get(name, [])
-                joined[topic][name] = max(before, steps, key=lambda found: (len(found), found))
+def _read_rounds(body: bytes) -> Rounds:
+    found = json.loads(body)
+    return {topic: {name: Round(*one) for name, one in names.items()} for topic, names in found.items()}
+
+
+def _joined_rounds(parts: list[Rounds]) -> Rounds:
+    """Joins the rounds that several tasks have read; of one subscription's that counts which goes further."""
+    joined: dict[str, dict[str, Round]] = {}
+    for rounds in parts:
+        for topic, names in rounds.items():
+            for name, one in names.items():
+                before = joined.setdefault(topic, {}).get(name, one)
+                joined[topic][name] = max(before, one, key=lambda found: (found.until is None, found.until or 0))
     return joined
 
 
@@ -191,9 +196,8 @@ class InputKind(StrEnum):
     PAUSE_CHANGES = "pause_changes", _PAUSE_CHANGES, to_all, TickInput, "pause_changes"
     KNOWN_MESSAGES = "known_messages", Rows(KNOWN), by_message_and_home, TickInput, "known_messages"
     PAYLOAD_ROWS = "payload_rows", _MESSAGES, by_message, TickInput, "payload_rows"
-    PACE = "pace", Value(_to_json, json.loads, _joined_paces), to_all, TickInput, "pace"
     DRAINED = "drained", _MESSAGES, by_message, TickInput, "drained"
-    DRAINED_UNTIL = "drained_until", _JSON, to_all, TickInput, "drained_until"
+    ROUNDS = "rounds", Value(_to_json, _read_rounds, _joined_rounds), to_all, TickInput, "rounds"
     REJECTED_COMMANDS = "rejected_commands", _MESSAGES, by_message, TickInput, "rejected_commands"
     REJECTED = "rejected", _MESSAGES, by_message, TickInput, "rejected"
     REBUILT = "rebuilt", Value(_to_json, _read_rebuilt), to_each, TickInput, "rebuilt"
@@ -333,6 +337,7 @@ class ShardStatus:
         changed: of the batch's offset.
         shaped_until: as of `Effects`.
         drained: as of `Effects`.
+        resuming: as of `Effects`.
         waiting: as of `Effects`.
         paused: as of `Effects`.
         failures: as of `Effects`.
@@ -349,6 +354,7 @@ class ShardStatus:
     changed: Mapping[str, Any] = field(default_factory=dict)
     shaped_until: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     drained: Mapping[str, Mapping[str, tuple[int, bool]]] = field(default_factory=dict)
+    resuming: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
     waiting: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
     paused: Mapping[str, list[str]] = field(default_factory=dict)
     failures: list[tuple[str, str, str]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Dispatches due rows: decides to which subscriptions each row goes now, and what happens to the others.
 
-What has to come in order gets releases of its own, slow destinations get rounds of what is parked for them, and rows
-for which the tick has failed are rejected.
+What has to come in order gets releases of its own, what is parked for a subscription that is resumed, or slow, goes out
+in rounds, and rows for which the tick has failed are rejected.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from tracker.context import Context
 from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.message_state.changes import HELD_DELIVER_AT
-from tracker.message_state.parking import Parking
+from tracker.message_state.parking import Parking, Round
 from tracker.messages import (
     MESSAGES,
     BoolArray,
     are_recurring,
     concat,
+    empty_table,
     has_occurrences,
     in_order,
     in_order_of_dues,
@@ -121,26 +122,31 @@ class Dispatcher:
         self._key_order = KeyOrder(context.subscriptions)
 
     def drain_parked(self, step: TickInProgress) -> dict[str, dict[str, tuple[int, bool]]]:
-        """Moves messages that are parked for the slow destinations of `Tick.drains` to now, the first messages first.
+        """Moves messages that are parked for resumed subscriptions and slow destinations to now, a round for each.
 
-        The input has as many of the sealed ones as all shards together may dispatch. Those that are not sealed yet go
-        with those that were due after them, or when the input has all sealed ones.
+        The input has the sealed ones that all shards together dispatch. Those that are not sealed yet go with those
+        that were due after them, or when the input has all sealed ones.
 
         Returns:
             as `Effects.drained`.
         """
         found: dict[str, dict[str, tuple[int, bool]]] = {}
-        if not step.tick.drains:
-            return found
-        unsealed = self._tracker.find_rows(())
-        for topic, names in step.tick.drains.items():
-            for name, most in names.items():
-                rows = _parked_for(step.input.drained, topic, name)
-                others = in_order_of_dues(_parked_for(unsealed, topic, name))
-                until = step.input.drained_until.get(topic, {}).get(name)
-                first = others.slice(0, most) if until is None else _due_by(others, until)
+        drains, rounds = step.tick.drains, step.input.rounds
+        targets = {(topic, name) for of_all in (drains, rounds) for topic, names in of_all.items() for name in names}
+        unsealed = self._tracker.find_rows(()) if targets else empty_table(MESSAGES)
+        for topic, name in sorted(targets):
+            one = rounds.get(topic, {}).get(name, Round())
+            rows = _parked_for(step.input.drained, topic, name)
+            others = in_order_of_dues(_parked_for(unsealed, topic, name))
+            if self._parking.is_resumed(topic, name):
+                # All shards begin and end the rounds together: messages of a key are in any of them.
+                first = others if one.until is None else _due_before(others, one.until)
                 n = self._parking.drain_parked(concat([rows, first]), topic, name)
-                found.setdefault(topic, {})[name] = n, until is not None or first.num_rows < others.num_rows
+                self._parking.note_round(topic, name, one, n)
+            elif (most := drains.get(topic, {}).get(name)) is not None:
+                first = others.slice(0, most) if one.until is None else _due_before(others, one.until)
+                n = self._parking.drain_parked(concat([rows, first]), topic, name)
+                found.setdefault(topic, {})[name] = n, one.until is not None or first.num_rows < others.num_rows
         return found
 
     def dispatch_due(self, step: TickInProgress, kind: int, rows: pa.Table) -> int:
@@ -246,8 +252,8 @@ def split_failed(step: TickInProgress, rows: pa.Table) -> tuple[pa.Table, pa.Tab
     return where(rows, ~fails), where(rows, fails)
 
 
-def _due_by(rows: pa.Table, until: int) -> pa.Table:
-    return rows.filter(pc.fill_null(pc.less_equal(rows["was_due"], until), False)) if rows.num_rows else rows
+def _due_before(rows: pa.Table, until: int) -> pa.Table:
+    return rows.filter(pc.fill_null(pc.less(rows["was_due"], until), False)) if rows.num_rows else rows
 
 
 def _parked_for(rows: pa.Table, topic: str, name: str) -> pa.Table:

@@ -16,7 +16,6 @@ from tracker.commands.retries import take_sent_back
 from tracker.context import Context
 from tracker.entry_log import ENTRY_LOG_ROWS, EntryLog
 from tracker.keys.superseding import Superseding
-from tracker.message_state.changes import select_parked
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     BoolArray,
@@ -32,7 +31,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.schemas import COMMAND_ROWS, KNOWN, PAST
-from tracker.tick import TickInProgress, TickInput
+from tracker.tick import TickInProgress
 
 
 class Accepted(NamedTuple):
@@ -175,10 +174,6 @@ class NamedMessages:
         to_seal = of_entries(self._tracker.find_to_seal(), wanted)
         payload_rows = concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)])
         return named._replace(payload_rows=payload_rows, in_state=in_state)
-
-    def parked_rows(self, tick_input: TickInput) -> pa.Table:
-        """Returns all rows that are parked, sealed or in state, as MESSAGES."""
-        return concat([select_parked(tick_input.payload_rows), select_parked(self._tracker.find_rows(()))])
 
     def _with_released(self, durable: pa.Table) -> pa.Table:
         """Completes the entries whose home is this shard: see `with_released`."""

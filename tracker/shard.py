@@ -33,8 +33,8 @@ from tracker.giving_up import (
 from tracker.in_flight import PLANNED, InFlight
 from tracker.ingest import Accepted, NamedMessages, NewMessages
 from tracker.keys.superseding import Superseding
-from tracker.message_state.changes import HELD_DELIVER_AT, Compression, select_parked
-from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS, Parking
+from tracker.message_state.changes import HELD_DELIVER_AT, Compression
+from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
@@ -59,6 +59,10 @@ from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInProgress, TickInput
 
 _TABLE = "shard"
+
+# Of rejects that are sent again so many go out each so many ms.
+_REJECT_ROWS = 1_000
+_REJECT_MILLIS = 100
 
 
 @dataclass(frozen=True)
@@ -155,15 +159,13 @@ class Shard:
             self._rebuild(step, tick_input.rebuilt)
         if tick_input.reinstated:
             self._control.wait_again(tick_input.reinstated)
-            self._parking.resume_parked(self._named.parked_rows(tick_input))
-
-        step.effects.drained = self._dispatcher.drain_parked(step)
 
         # Messages first, then commands: a command that was sent after its message finds it.
         accepted = self._new.accept_messages(step)
         named = self._find_named(step, accepted)
         short_notice = self._add_messages(step, accepted)
         self._apply_commands(step, accepted, named)
+        step.effects.drained = self._dispatcher.drain_parked(step)
         moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
@@ -184,8 +186,12 @@ class Shard:
         if released < last.highest_cutoff and (tick_input.commands.num_rows or has_keys(tick_input.messages)):
             context.waiting = self._tracker.find_due(released + 1, last.highest_cutoff)
             context.highest_cutoff = last.highest_cutoff
-        self._tracker.begin_tick(LargeRows.from_json(tick.large))
-        self._parking.begin_tick(parked_subscriptions(tick.unwritable, context.subscriptions.names), tick_input.pace)
+        large = LargeRows.from_json(tick.large)
+        self._tracker.begin_tick(large)
+        # Large messages that were parked do not wait for room once more: a round is within what there is.
+        in_turn = tick.cutoff if large.after is None else large.after[0] - 1
+        unwritable = parked_subscriptions(tick.unwritable, context.subscriptions.names)
+        self._parking.begin_tick(unwritable, min(tick.now, tick.cutoff, in_turn))
         self._keys.begin_tick(tick_input.find_keyed, self._tracker.was_complete_until)
         return TickInProgress(
             tick=tick,
@@ -225,7 +231,6 @@ class Shard:
         self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
-        self._parking.resume_parked(select_parked(step.input.payload_rows))
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
@@ -250,10 +255,7 @@ class Shard:
         repeats = self._control.find_repeats(step.commands, tick_input.request_ids, tick_input.first_answers)
         if repeats is not None:
             changes = [change for change in tick_input.pause_changes if change.request_id not in repeats.known]
-            resumes = not all(change.is_paused for change in tick_input.pause_changes)
-            parked = self._named.parked_rows(tick_input) if resumes else empty_table(MESSAGES)
             self._parking.change_pauses(changes)
-            self._parking.resume_parked(parked)
             step.outcomes.append(self._control.apply_commands(step.commands, named, repeats, accepted.outcomes))
         step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
@@ -353,11 +355,11 @@ class Shard:
     def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
         """Returns the rejects of earlier ticks that are sent to their topics now.
 
-        Of many, PACE_ROWS are sent each PACE_MILLIS: the others wait in the tracker.
+        Of many, _REJECT_ROWS are sent each _REJECT_MILLIS: the others wait in the tracker.
         """
         if not rejects.num_rows:
             return rejects
-        times = tick.now + np.arange(rejects.num_rows) // PACE_ROWS * PACE_MILLIS
+        times = tick.now + np.arange(rejects.num_rows) // _REJECT_ROWS * _REJECT_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _add_moves_of_dispatch(self, step: TickInProgress) -> None:
@@ -393,6 +395,7 @@ class Shard:
         effects.failures += self._occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
         effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths)
+        effects.resuming = self._parking.resuming
         effects.paused = self._context.subscriptions.names_by_topic(self._state.paused)
         effects.status = {
             "tick": tick.tick,
@@ -431,6 +434,7 @@ class Shard:
         if last != self._context.store.get(_TABLE, (0, 0)):
             self._context.store.put(_TABLE, (0, 0), last)
         self._tracker.save()
+        self._parking.save()
         self._state.save()
         self._occurrences.save()
         self._control.save()

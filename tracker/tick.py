@@ -14,7 +14,7 @@ from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
 from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import Release
 from tracker.keys.live_keys import FindKeyed, none_sealed
-from tracker.message_state.parking import Pace
+from tracker.message_state.parking import Rounds
 from tracker.messages import MESSAGES, empty_table
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
@@ -50,8 +50,8 @@ class Tick:
     # and again at most of what is planned; 0: any number.
     max_bytes: int = 0
     large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
-    # Slow destinations that get some of the messages that are parked for them, in this tick: by source topic and
-    # subscription the most messages that a shard adds to those of `TickInput.drained`.
+    # Resumed subscriptions and slow destinations that get some of the messages that are parked for them, in this tick:
+    # by source topic and subscription the most; for a slow one the most that a shard adds to `TickInput.drained`.
     drains: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     places: Places = field(default_factory=dict)  # for rows that waited for this tick, because shaping had no place
     # Source topics whose rejects are sent again after this tick: those of this tick go to the table alone, too.
@@ -73,7 +73,7 @@ class TickInput:
     # By request id, for the commands of all shards: the hash of the body of the first command that has the id.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=partial(empty_table, KNOWN))  # durable ones that the commands name
-    # Sealed rows of messages to reschedule, restore, retry, resume, or move to their next occurrence.
+    # Sealed rows of messages to reschedule, restore, retry, or move to their next occurrence.
     payload_rows: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     pause_changes: Sequence[PauseChange] = ()  # pauses and resumes of all shards
     rebuilt: Rebuilt | None = None  # only in the first tick after a rebuild
@@ -84,13 +84,12 @@ class TickInput:
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable:
     # as many as are sent in this tick.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # Topics with a route again, or with a new subscription: `payload_rows` has the rows parked for them.
+    # Topics with a route again, or with a new subscription, or whose destinations can be written again.
     reinstated: Collection[str] = ()
-    # The first sealed rows that are parked for the targets in `Tick.drains`; and by source topic and subscription
-    # when the last of them was due, over all shards, ms since the epoch; None: these are all.
+    # The first sealed rows that are parked for the subscriptions in `rounds`, which are those in `Tick.drains`, and
+    # those that are resumed by this tick, or from this tick on not parked for another reason.
     drained: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    drained_until: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
-    pace: Pace = field(default_factory=dict)  # the pace at which rows that were parked go out, over all shards
+    rounds: Rounds = field(default_factory=dict)
     # Where the tick has failed without these: rows that are rejected instead of being loaded, and the positions (ledger
     # id, entry id, batch index) of those that are rejected instead of being dispatched.
     failed: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
@@ -116,8 +115,12 @@ class Effects:
     # By source topic and subscription name: the last time that shaping has given a message, ms since the epoch.
     shaped_until: dict[str, dict[str, int]] = field(default_factory=dict)
     paused: dict[str, list[str]] = field(default_factory=dict)  # by source topic: names of the paused subscriptions
-    # By source topic and subscription name, of `Tick.drains`: how many messages go out, and whether others wait.
+    # By source topic and subscription name, of slow ones in `Tick.drains`: how many messages go out, and whether others
+    # wait.
     drained: dict[str, dict[str, tuple[int, bool]]] = field(default_factory=dict)
+    # By source topic and subscription name, of resumed ones: how many messages are still parked, the bytes of their
+    # payloads, and a time, ms since the epoch, before which none of them was due.
+    resuming: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     # By source topic and subscription name: how many rows wait for the next tick's places, and the last place given.
     waiting: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 

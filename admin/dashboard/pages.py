@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -109,47 +110,56 @@ def outcomes(
     return part(request, "parts/outcomes.html", caller, rows=rows, limit=_LOGGED)
 
 
+@dataclass(frozen=True)
+class Window:
+    """What a page shows of what is due: of a subscription or of all, in a span of time; as the query has it."""
+
+    topic: str
+    subscription: str
+    start: str
+    end: str
+    span: str
+
+    @property
+    def times(self) -> tuple[int | None, int | None]:
+        """Begin and end, ms since the epoch; None: open. Raises AdminError (400) if one of them is no time."""
+        start = parse_field_time("start", self.start) if self.start else None
+        return start, parse_field_time("end", self.end) if self.end else None
+
+
+def _window(topic: Text = "", subscription: Text = "", start: Text = "", end: Text = "", span: Text = FIT) -> Window:
+    return Window(topic, subscription, start, end, span)
+
+
+Shown = Annotated[Window, Depends(_window)]
+
+
 @router.get("/ui/schedule")
-def schedule(
-    request: Request,
-    caller: Caller,
-    topic: Text = "",
-    subscription: Text = "",
-    start: Text = "",
-    end: Text = "",
-    span: Text = FIT,
-) -> Response:
-    route = _route(caller, topic)
-    _check_subscription(route, subscription)
-    begin, until = (parse_field_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+def schedule(request: Request, caller: Caller, shown: Shown) -> Response:
+    route = _route(caller, shown.topic)
+    _check_subscription(route, shown.subscription)
+    begin, until = shown.times
     status = known_status(_settings(request).warehouse)
-    queues = status.queues(route.source, subscription, _now()) if status is not None else []
+    queues = status.queues(route.source, shown.subscription, _now()) if status is not None else []
+    span = shown.span if shown.span in SPANS or shown.span == ALL else FIT
     return page(
-        request, "schedule.html", caller, queues=queues, topics=caller.routes, route=route, subscription=subscription,
-        start=start, end=end, span=span if span in SPANS or span == ALL else FIT, spans=[FIT, *SPANS, ALL], begin=begin,
-        until=until,
+        request, "schedule.html", caller, queues=queues, topics=caller.routes, route=route,
+        subscription=shown.subscription, start=shown.start, end=shown.end, span=span, spans=[FIT, *SPANS, ALL],
+        begin=begin, until=until,
     )  # fmt: skip
 
 
 @router.get("/ui/data/schedule")
-def schedule_data(
-    request: Request,
-    caller: Caller,
-    topic: Text = "",
-    subscription: Text = "",
-    start: Text = "",
-    end: Text = "",
-    span: Text = FIT,
-) -> Response:
+def schedule_data(request: Request, caller: Caller, shown: Shown) -> Response:
     """Answers with the number of messages due in each bar of a window, for each subscription, as JSON."""
-    route = _route(caller, topic)
-    _check_subscription(route, subscription)
+    route = _route(caller, shown.topic)
+    _check_subscription(route, shown.subscription)
     settings = _settings(request)
-    begin, until = (parse_field_time(name, text) if text else None for name, text in (("start", start), ("end", end)))
+    begin, until = shown.times
     if begin is not None and until is not None and until <= begin:
         raise AdminError(400, "the window ends before it begins")
     try:
-        found = histogram(settings, route.source, subscription or None, span, begin, until)
+        found = histogram(settings, route.source, shown.subscription or None, shown.span, begin, until)
     except PendingError as error:
         raise AdminError(503, str(error)) from error
     status = known_status(settings.warehouse)

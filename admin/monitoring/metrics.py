@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -20,27 +21,38 @@ from status.metrics import JobCollector
 from warehouse.queries.paused import paused_subscriptions
 from warehouse.schedules.live_schedules import live_schedules
 
-_STORAGE_SECONDS = 10.0
-_SUBSCRIPTIONS_SECONDS = 60.0
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
-class StorageCollector(Collector):
-    """Metrics of the sizes of tables and of source topics' backlogs, read every ten seconds at most.
+class _TableCollector(Collector):
+    """Metrics that are read every few seconds at most. There are none of tables that can't be read: /readyz says so."""
 
-    There are none of tables that can't be read: /readyz says so.
-    """
+    seconds: float  # for which what was read serves
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._read_at = -_STORAGE_SECONDS
+        self._read_at = -self.seconds
         self._found: list[Metric] = []
 
     def collect(self) -> Iterator[Metric]:
-        if time.monotonic() - self._read_at >= _STORAGE_SECONDS:
+        if time.monotonic() - self._read_at >= self.seconds:
             self._read_at = time.monotonic()
-            self._found = [*self._tables(), *self._backlog()]
+            self._found = list(self.read())
         yield from self._found
+
+    def read(self) -> Iterator[Metric]:
+        """Yields the metrics of this moment."""
+        raise NotImplementedError
+
+
+class StorageCollector(_TableCollector):
+    """Metrics of the sizes of tables and of source topics' backlogs."""
+
+    seconds = 10.0
+
+    def read(self) -> Iterator[Metric]:
+        yield from self._tables()
+        yield from self._backlog()
 
     def _tables(self) -> Iterator[Metric]:
         try:
@@ -79,34 +91,25 @@ class StorageCollector(Collector):
         yield metric
 
 
-class WarehouseCollector(Collector):
-    """Metrics of the routes' subscriptions, read from the tables every minute at most.
+class WarehouseCollector(_TableCollector):
+    """Metrics of the routes' subscriptions."""
 
-    There are none while the tables can't be read: /readyz says so.
-    """
+    seconds = 60.0
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._read_at = -_SUBSCRIPTIONS_SECONDS
-        self._schedules: dict[tuple[str, str], int] = {}
-        self._paused: set[tuple[str, str]] = set()
-
-    def collect(self) -> Iterator[Metric]:
-        if time.monotonic() - self._read_at >= _SUBSCRIPTIONS_SECONDS:
-            self._read_at = time.monotonic()
-            try:
-                self._schedules = live_schedules(self._settings, time.time_ns() // 1_000_000)
-                self._paused = paused_subscriptions(self._settings.warehouse)
-            except UnreadableWarehouseError:
-                self._schedules = {}
+    def read(self) -> Iterator[Metric]:
+        counts: dict[tuple[str, str], int] = {}
+        paused: set[tuple[str, str]] = set()
+        with suppress(UnreadableWarehouseError):
+            paused = paused_subscriptions(self._settings.warehouse)
+            counts = live_schedules(self._settings, time.time_ns() // 1_000_000)
         labels = ["topic", "subscription"]
         schedules = GaugeMetricFamily(
             "delaylake_schedules", "Recurring messages that have an occurrence to come.", labels=labels
         )
         pauses = GaugeMetricFamily("delaylake_paused", "1 while a subscription is paused.", labels=labels)
-        for of, n in self._schedules.items():
+        for of, n in counts.items():
             schedules.add_metric(of, n)
-            pauses.add_metric(of, of in self._paused)
+            pauses.add_metric(of, of in paused)
         yield schedules
         yield pauses
 

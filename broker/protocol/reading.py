@@ -15,16 +15,16 @@ from broker.client import NoAnswerError, PulsarError
 from broker.position import START, Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.consumer import ReceivedEntry
-from broker.protocol.entries import EntryError, Message, decompressed, messages_of
+from broker.protocol.entries import EntryError, Message, messages_of
 from broker.protocol.sending import is_refusal
 from broker.protocol.session import DisconnectedError, RefusedError
+from broker.protocol.wire.pulsar_pb2 import NONE
 from broker.pulsar_admin.admin_rest import AdminClient
 
 _MAX_BYTES = 16 << 20  # of entries on their way
 _MAX_MESSAGES = 5_000
 _SILENT_SECONDS = 30.0
 _LOOK_SECONDS = 1.0  # without an entry, until it is asked whether there are more
-_MOST_DECOMPRESSED = 64 << 20  # bytes of an entry
 
 
 class ReadMessage(NamedTuple):
@@ -126,12 +126,17 @@ def messages_in(topic: str, entry: ReceivedEntry) -> Iterator[ReadMessage]:
 
 
 def plain_messages(entry: ReceivedEntry) -> Sequence[Message]:
-    """Returns the messages of an entry; none of what the service never sends: chunks, what is encrypted, or damaged."""
+    """Returns the messages of an entry; none of what the service never sends.
+
+    That is: chunks, what is compressed, encrypted, or damaged.
+    """
     envelope = entry.envelope
     if isinstance(envelope, EntryError) or envelope.is_chunk or envelope.metadata.encryption_keys:
         return ()
+    if envelope.metadata.compression != NONE:
+        return ()
     try:
-        return messages_of(envelope.metadata, decompressed(envelope.metadata, envelope.payload, _MOST_DECOMPRESSED))
+        return messages_of(envelope.metadata, envelope.payload)
     except EntryError:
         return ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
@@ -116,8 +117,8 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
             consumer = brokers.subscribe(partition, subscription, max_bytes=_PREFETCHED_BYTES, max_messages=_PREFETCHED)
             details = MessageDetails(source, schemas, name)
             incomplete = ChunkAssembler(_BYTES_AT_ONCE, MOST_KEPT * importer.max_size, max_seconds=_CHUNKS_SECONDS)
-            chunks = _chunks(importer, consumer, partition, subscription, written, details, incomplete)
-            for found, last in _with_not_seen(chunks, admin, source, begin, alone):
+            read = _read_messages(importer, _Partition(partition, subscription, consumer, written), details, incomplete)
+            for found, last in _with_not_seen(read, admin, source, begin, alone):
                 imported = importer.decided(sendable(_as_imported(found)))
                 importer.append(imported, app_id, number_of(last), is_by_position=True)
                 # A run that is cut off has to get all chunks of a message that is not whole again.
@@ -132,29 +133,37 @@ def import_topic(importer: Importer, name: str, subscription: str = SUBSCRIPTION
         admin.close()
 
 
-def _chunks(
-    importer: Importer,
-    consumer: EntryConsumer,
-    partition: str,
-    subscription: str,
-    written: Position,
-    details: MessageDetails,
-    incomplete: ChunkAssembler,
+@dataclass(frozen=True)
+class _Partition:
+    """A topic partition that is imported.
+
+    Attributes:
+        name: of the topic partition.
+        subscription: of the consumer.
+        consumer: receives its entries.
+        written: the last entry that an earlier import has written; messages up to it are left out.
+    """
+
+    name: str
+    subscription: str
+    consumer: EntryConsumer
+    written: Position
+
+
+def _read_messages(
+    importer: Importer, partition: _Partition, details: MessageDetails, incomplete: ChunkAssembler
 ) -> Iterator[tuple[pa.Table, Position]]:
     """Yields the messages that a topic partition has now, in whole entries.
 
     Args:
         importer: counts the messages that are left out.
-        consumer: of the topic partition.
-        partition: its name.
-        subscription: of the consumer.
-        written: the last entry that an earlier import has written; messages up to it are left out.
         details: looks up schemas.
         incomplete: collects chunks.
 
     Yields:
         (messages, position): MESSAGES, perhaps without rows, and the last entry that was read with them.
     """
+    consumer, written = partition.consumer, partition.written
     end = consumer.last_entry()
     builder = _builder(importer, details)
     position = Position(-1, -1)
@@ -173,17 +182,17 @@ def _chunks(
                 continue
             # The last messages may have been acknowledged before.
             with AdminClient(importer.settings.pulsar) as admin:
-                if not admin.backlog(partition, subscription):
+                if not admin.backlog(partition.name, partition.subscription):
                     yield MESSAGES.empty_table(), end
                     return
                 # Or they are chunks of a message whose last chunk has not come, and may never come.
                 last = max(position, written)
-                passed = _before_parts(admin, partition, subscription, last, end)
+                passed = _before_parts(admin, partition.name, partition.subscription, last, end)
                 if passed is not None:
                     if passed > last:
                         yield MESSAGES.empty_table(), passed
                     return
-            raise ImportFailedError(f"{partition}: no message after {position} comes, though there are")
+            raise ImportFailedError(f"{partition.name}: no message after {position} comes, though there are")
         entry = unpack(received, decryptor, add_chunk, consumer.max_message_bytes)
         if entry is None:
             continue
@@ -235,23 +244,23 @@ def _before_parts(
 
 
 def _with_not_seen(
-    chunks: Iterable[tuple[pa.Table, Position]],
+    read: Iterable[tuple[pa.Table, Position]],
     admin: AdminClient,
     source: SourceTopic,
     begin: Position,
     acknowledged: list[tuple[Position, Position]],
 ) -> Iterator[tuple[pa.Table, Position]]:
-    """Adds to each chunk of messages the entries that the client has not handed over, as rejected messages.
+    """Adds to messages the entries among them that the client has not handed over, as rejected messages.
 
     Args:
-        chunks: (messages, position): MESSAGES of a topic partition, and the last entry that was read with them.
+        read: (messages, position): MESSAGES of a topic partition, and the last entry that was read with them.
         admin: asks the broker.
         source: the topic partition.
         begin: the entry before the first one.
         acknowledged: ranges of entries that are left out, as of `not_acknowledged`.
     """
     continuity = Continuity(begin)
-    for messages, last in chunks:
+    for messages, last in read:
         gaps = continuity.gaps(messages)
         if continuity.last < last:
             gaps.append(Gap(continuity.last, last.next))

@@ -27,7 +27,6 @@ from streaming.batch_schema import InputKind
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
-from tracker import MemoryStore
 from tracker.commands.kinds import Effect
 from tracker.context import Context
 from tracker.message_state.changes import HELD_DELIVER_AT
@@ -35,6 +34,7 @@ from tracker.message_state.state import MessageState
 from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
 from tracker.rebuilt import REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
+from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, identifier

@@ -96,6 +96,12 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
         for topic, names in sorted(found.paused.items())
     ]
     lines += [
+        f"resuming: {topic}: {messages:,} messages ({n_bytes / (1 << 20):,.0f} MiB) that were held back for {name} are"
+        " still to go out"
+        for topic, names in sorted(found.resuming.items())
+        for name, (messages, n_bytes) in sorted(names.items())
+    ]
+    lines += [
         f"shaped: {topic}: what the rate or windows of {name} have put off is out at {time_text(until, zone)}"
         for topic in sorted(found.shaped_until)
         for name, until in found.queues(topic, "", now)

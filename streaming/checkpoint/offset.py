@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tracker import Tick
 from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
 from tracker.shaping.token_bucket import SHAPED, recorded
+from tracker.tick import Tick
 from warehouse.routes.known_routes import KnownRoutes
 
 # Fields of `Offset` that have another name in Spark's offset log: a checkpoint outlives a renaming.
@@ -23,7 +23,7 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"drains", "large", "max_bytes", "max_delay_millis", "rejects_to"}
+_NEWER = {"drains", "drained_before", "large", "max_bytes", "max_delay_millis", "rejects_to"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -32,7 +32,7 @@ UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never 
 class Offset:
     """The end of a batch in Spark's offset log. The result of a batch is a function of its offsets and the state.
 
-    Fields of the same name mean the same as in `tracker.Tick`. An offset with tick 0 is before the first batch.
+    Fields of the same name mean the same as in `tracker.tick.Tick`. An offset with tick 0 is before the first batch.
 
     Attributes:
         marks: seal epochs that are not durable yet, each as [number, tick that ended it, time]; messages that were due
@@ -64,8 +64,10 @@ class Offset:
     # The version of delayed_index with the messages parked for them, and for `drains`; 0: index_version
     held_version: int = 0
     unwritable: dict[str, dict[str, Any]] = field(default_factory=dict)  # as in `Feedback`
-    # Slow recipients that get some of the messages parked for them: by source topic and subscription the most of them.
+    # Resumed subscriptions, and slow recipients, that get some of the messages parked for them: by source topic and
+    # subscription the most of them. And for resumed ones a time, ms since the epoch, before which none of them was due.
     drains: dict[str, dict[str, int]] = field(default_factory=dict)
+    drained_before: dict[str, dict[str, int]] = field(default_factory=dict)
     # By source topic whose rejects topic lacks some: the first tick whose rejects it lacked.
     rejects_since: dict[str, int] = field(default_factory=dict)
     # [tick, ledger id, entry id] of the last of them that has been sent again, by source topic; without it none has.
@@ -80,7 +82,7 @@ class Offset:
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
     large: dict[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`; empty: of an earlier program
-    max_bytes: int = 0  # as in `tracker.Tick`; 0: the offset of an earlier program
+    max_bytes: int = 0  # as in `tracker.tick.Tick`; 0: the offset of an earlier program
     max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 

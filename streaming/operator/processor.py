@@ -17,15 +17,14 @@ from streaming.batch_schema import InputKind, ShardStatus, fields_of, output_row
 from streaming.checkpoint.offset import Offset
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.operator.spark_store import SparkStore
-from tracker import Shard, TickInput
 from tracker.message_state.changes import Compression
 from tracker.messages import concat
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import OUTCOME_ROWS
-from tracker.shard import StateOptions
+from tracker.shard import Shard, StateOptions
 from tracker.sharding import ShardId
 from tracker.store import Store
-from tracker.tick import Effects
+from tracker.tick import Effects, TickInput
 from tracker.tick_failures import apply_without_failing_rows
 from warehouse.delta.tables import Tables
 from warehouse.queries.first_answers import find_first_answers
@@ -130,6 +129,7 @@ def _status(shard: int, offset: Offset, effects: Effects, millis: int) -> ShardS
         counts=counts | {"operator_millis": millis},
         shaped_until=effects.shaped_until,
         drained=effects.drained,
+        resuming=effects.resuming,
         waiting=effects.waiting,
         paused=effects.paused,
         failures=effects.failures[:_MOST_NAMED],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tracker import Key
 from tracker.packing import PART_BYTES
+from tracker.store import Key
 
 _Full = tuple[str, int, int]
 

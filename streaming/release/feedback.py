@@ -31,6 +31,9 @@ class Feedback:
     # (tick, shards): after that tick, by source topic and subscription, for each shard [number of messages that wait
     # for places of the next tick, last place that the shard gave, ms since the epoch].
     waiting: tuple[int, dict[str, dict[str, list[list[int]]]]] = (0, {})
+    # (tick, subscriptions): after that tick, by source topic and subscription, which resumed ones get what is parked in
+    # rounds, and a time, ms since the epoch, before which none of it was due.
+    resuming: tuple[int, dict[str, dict[str, int]]] = (0, {})
 
 
 class FeedbackFile:

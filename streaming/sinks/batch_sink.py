@@ -80,6 +80,7 @@ class BatchSink:
                     unwritable=first.unwritable,
                     waiting=_waiting([status.waiting for status in statuses]),
                     drained=_drained(statuses),
+                    resuming=_resuming(statuses),
                     large_bytes=large_bytes,
                 )
             )
@@ -111,6 +112,10 @@ class BatchSink:
             totals,
             shaped_until,
             paused=dict(first.paused),  # all shards know of each pause
+            resuming={
+                topic: {name: (messages, n_bytes) for name, (messages, n_bytes, _) in names.items()}
+                for topic, names in first.resuming.items()  # and of each round
+            },
             failures=[(topic, name, why) for status in statuses for topic, name, why in status.failures],
             outcome_producer=self._outcomes.name,
         )
@@ -140,6 +145,17 @@ def _drained(statuses: Sequence[ShardStatus]) -> dict[tuple[str, str], tuple[int
             for name, (n, others_wait) in names.items():
                 before = found.get((topic, name), (0, False))
                 found[topic, name] = before[0] + n, before[1] or others_wait
+    return found
+
+
+def _resuming(statuses: Sequence[ShardStatus]) -> dict[str, dict[str, int]]:
+    """Returns when what is parked for resumed subscriptions was due at the earliest, as `Feedback.resuming` has it."""
+    found: dict[str, dict[str, int]] = {}
+    for status in statuses:
+        for topic, names in status.resuming.items():
+            for name, (_, _, since) in names.items():
+                of_topic = found.setdefault(topic, {})
+                of_topic[name] = min(since, of_topic.get(name, since))
     return found
 
 

@@ -28,12 +28,14 @@ class Backlog:
         n_bytes: their bytes.
         has_due: whether a message is due by a time, ms since the epoch.
         is_taken: whether batches take messages now.
+        has_rounds: whether resumed subscriptions get more of what is parked for them.
     """
 
     messages: int
     n_bytes: int
     has_due: Callable[[int], bool]
     is_taken: bool
+    has_rounds: bool = False
 
 
 class BatchEnds:
@@ -80,7 +82,7 @@ class BatchEnds:
         # Seconds; at most half the lookahead, so that each batch dispatches what comes due until the next one.
         interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
         if now.seconds - self._last_end >= interval:
-            has_new = backlog.is_taken and backlog.messages > 0
+            has_new = (backlog.is_taken and backlog.messages > 0) or backlog.has_rounds
             is_asked = is_round_due(last, feedback)
             return has_new or is_asked or self._clock.is_time(last, now, feedback, has_nothing_to_do)
         return backlog.is_taken and (

@@ -31,12 +31,14 @@ from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
 from streaming.source.rejects_rounds import add_round
+from streaming.source.resumed_rounds import Since, resumed_rounds, without_unwritable
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.messages import concat, has_keys
 from tracker.packing import LARGE_BYTES
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
+from warehouse.queries.drained_rows import shared_by
 from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
 from warehouse.routes import membership
 
@@ -161,6 +163,7 @@ class Intake:
             sum(receiver.waiting_bytes for receiver in receivers),
             lambda soon: any(receiver.has_due(soon) for receiver in receivers),
             self._takes_messages(feedback),
+            bool(resumed_rounds(last, feedback, self._settings.release.max_in_flight_messages)),
         )
         has_nothing_to_do = partial(self._has_nothing_to_do, last, now.millis, feedback)
         return self._batch_ends.is_due(backlog, last, now, feedback, has_nothing_to_do)
@@ -312,9 +315,11 @@ class Intake:
             reinstated |= {(topic, name) for topic, name in offset.reinstated}
             pairs = [list(pair) for pair in sorted(reinstated)]
             offset = replace(offset, reinstated=pairs, held_version=self._tables.version("delayed_index"))
-        if drains := _drains(last.unwritable, offset.unwritable):
+        rounds = resumed_rounds(last, feedback, self._settings.release.max_in_flight_messages)
+        rounds = without_unwritable(rounds, offset.unwritable)
+        if drains := _drains(last.unwritable, offset.unwritable, rounds):
             version = offset.held_version or self._tables.version("delayed_index")
-            offset = replace(offset, drains=drains, held_version=version)
+            offset = replace(offset, drains=drains, drained_before=rounds, held_version=version)
         if ends is None and (offset.reinstated or offset.lookup_versions):
             # Commands begin to wait in this tick, too: for messages that are published until the ends are known.
             ends = dict.fromkeys(self._sources)
@@ -353,9 +358,18 @@ def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
     }
 
 
-def _drains(before: Mapping[str, Mapping[str, Any]], unwritable: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Returns `Offset.drains`: the slow recipients for which the driver has asked again since the last offset."""
-    found: dict[str, dict[str, int]] = {}
+def _drains(
+    before: Mapping[str, Mapping[str, Any]], unwritable: Mapping[str, Mapping[str, Any]], resumed: Since
+) -> dict[str, dict[str, int]]:
+    """Returns `Offset.drains`.
+
+    Args:
+        before: `Offset.unwritable` of the last offset.
+        unwritable: the same of this one. A slow recipient has a round when the driver has asked for it in between.
+        resumed: the resumed subscriptions that have one.
+    """
+    most = shared_by(sum(map(len, resumed.values()))).rows
+    found: dict[str, dict[str, int]] = {topic: dict.fromkeys(names, most) for topic, names in resumed.items()}
     for topic, names in unwritable.items():
         for name, one in names.items():
             if one.get("round", 0) > before.get(topic, {}).get(name, {}).get("round", 0):

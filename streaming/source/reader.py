@@ -31,15 +31,14 @@ from streaming.source.later_commands import later_commands
 from streaming.source.rejects_rounds import spans_of_round
 from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
-from tracker.message_state.changes import HELD_DELIVER_AT
-from tracker.message_state.parking import pace
-from tracker.messages import concat, int64, where
+from tracker.message_state.parking import Rounds
+from tracker.messages import concat
 from tracker.packing import pack, unpack
 from tracker.schemas import COMMAND_ROWS
 from warehouse.delta.tables import Tables
-from warehouse.queries.drained_rows import find_first_held
+from warehouse.queries.drained_rows import first_rounds, next_rounds
 from warehouse.queries.held_rejects import Span, find_rejects
-from warehouse.queries.index_rows import find_held, find_known_messages, find_rows, read_large, read_light_segment
+from warehouse.queries.index_rows import find_known_messages, find_rows, read_large, read_light_segment
 from warehouse.routes.known_routes import KnownRoutes
 
 # The most bytes of input that go with a task, but for a single message: Spark refuses more than
@@ -68,7 +67,7 @@ class CommandsPart(InputPartition):
 
 @dataclass
 class RebuiltPart(InputPartition):
-    """The first batch after a rebuild: the state that it has prepared, and messages that were held back."""
+    """The first batch after a rebuild: the state that it has prepared, and the first of what was parked."""
 
     version: int  # of delayed_index
     routes: dict[str, Any]  # as `Offset.routes`
@@ -76,7 +75,7 @@ class RebuiltPart(InputPartition):
 
 @dataclass
 class HeldPart(InputPartition):
-    """Messages that were held back for subscriptions to which messages go out again."""
+    """The first of the messages that are parked for subscriptions to which messages go out again."""
 
     version: int  # of delayed_index
     subscriptions: list[list[str]]  # [topic, subscription]
@@ -84,10 +83,11 @@ class HeldPart(InputPartition):
 
 @dataclass
 class DrainPart(InputPartition):
-    """The first of the messages that are held back for slow destinations."""
+    """The first of the messages that are still parked for resumed subscriptions, and for slow destinations."""
 
     version: int  # of delayed_index
     drains: dict[str, dict[str, int]]  # as `Offset.drains`
+    since: dict[str, dict[str, int]]  # as `Offset.drained_before`
 
 
 @dataclass
@@ -187,7 +187,7 @@ class SourceReader:
         elif last.reinstated:
             parts.append(HeldPart(last.held_version or last.index_version, last.reinstated))
         if last.drains:
-            parts.append(DrainPart(last.held_version or last.index_version, last.drains))
+            parts.append(DrainPart(last.held_version or last.index_version, last.drains, last.drained_before))
         if spans := spans_of_round(first, last):
             parts.append(RejectsPart(last.rejects_version, spans))
         if last.lookup_versions:
@@ -214,10 +214,11 @@ class SourceReader:
         elif isinstance(partition, RebuiltPart):
             parts = self._read_rebuilt(partition)
         elif isinstance(partition, HeldPart):
-            chosen = [(topic, name) for topic, name in partition.subscriptions]
-            parts = self._held_parts(find_held(self._tables, partition.version, chosen))
+            chosen = [(topic, name) for topic, name in partition.subscriptions if name]
+            parts = self._rounds(*first_rounds(self._tables, partition.version, chosen))
         elif isinstance(partition, DrainPart):
-            parts = self._drained_parts(partition)
+            rows_and_rounds = next_rounds(self._tables, partition.version, partition.drains, partition.since)
+            parts = self._rounds(*rows_and_rounds)
         elif isinstance(partition, RejectsPart):
             rows = concat(find_rejects(self._tables, partition.version, span) for span in partition.spans)
             parts = self._rows(InputKind.REJECTED, rows)
@@ -229,10 +230,9 @@ class SourceReader:
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[InputRow]:
         routes = KnownRoutes.from_json(partition.routes)
-        # Messages that are held back for paused subscriptions may be many, and stay in the table.
         read = routes.routes.keys() - routes.missing.keys()
         going_on = {topic: ~self._rebuilt.paused.get(topic, 0) for topic in read}
-        parts = self._held_parts(self._held(partition.version, routes, going_on))
+        parts = self._first_rounds(partition.version, routes, going_on)
         for shard, (values, tables) in enumerate(self._rebuilt.inputs(len(self._shard_keys))):
             for kind, content in {InputKind.REBUILT: values, **tables}.items():
                 parts += self._rows(kind, {shard: content})
@@ -250,8 +250,7 @@ class SourceReader:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
         resumes: list[InputRow] = []
         if any(resumed.values()):
-            payload_rows = where(payload_rows, int64(payload_rows, "deliver_at") != HELD_DELIVER_AT)
-            resumes = self._held_parts(self._held(partition.versions[0], routes, resumed))
+            resumes = self._first_rounds(partition.versions[0], routes, resumed)
         return [
             *self._rows(InputKind.REQUEST_IDS, decoded.request_ids),
             *(self._rows(InputKind.PAUSE_CHANGES, pause_changes) if pause_changes else ()),
@@ -266,8 +265,8 @@ class SourceReader:
     def _rows(self, kind: InputKind, content: Any) -> list[InputRow]:
         return input_rows(kind, content, self._shard_keys)
 
-    def _held(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> pa.Table:
-        """Returns the messages that are held back for subscriptions.
+    def _first_rounds(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> list[InputRow]:
+        """Packs the first of the messages that are parked for subscriptions.
 
         Args:
             version: of delayed_index.
@@ -280,22 +279,11 @@ class SourceReader:
             for number, subscription in enumerate(route.subscriptions)
             if subscriptions.get(topic, 0) >> number & 1 and not subscription.is_removed
         ]
-        return find_held(self._tables, version, chosen)
+        return self._rounds(*first_rounds(self._tables, version, chosen))
 
-    def _held_parts(self, rows: pa.Table) -> list[InputRow]:
-        """Packs messages that were held back, and for each shard the pace at which they go out."""
-        return [*self._rows(InputKind.PACE, pace(rows)), *self._rows(InputKind.PAYLOAD_ROWS, rows)]
-
-    def _drained_parts(self, partition: DrainPart) -> list[InputRow]:
-        """Packs the messages that go out to slow destinations, and until when the last of them was due."""
-        found: list[pa.Table] = []
-        until: dict[str, dict[str, int | None]] = {}
-        for topic, names in partition.drains.items():
-            for name, most in names.items():
-                rows, its_until = find_first_held(self._tables, partition.version, topic, name, most)
-                found.append(rows)
-                until.setdefault(topic, {})[name] = its_until
-        return [*self._rows(InputKind.DRAINED_UNTIL, until), *self._rows(InputKind.DRAINED, concat(found))]
+    def _rounds(self, rows: pa.Table, rounds: Rounds) -> list[InputRow]:
+        """Packs rounds of messages that were parked."""
+        return [*self._rows(InputKind.ROUNDS, rounds), *self._rows(InputKind.DRAINED, rows)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Notes that Spark has committed the batches up to an offset."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tests.support.tracker.messages import TOPIC, positions, tick_at
-from tracker import Effects, MemoryStore, Shard, TickInput
 from tracker.messages import concat, int64
+from tracker.shard import Shard
+from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 
 NEAR, AHEAD = 1_000, 5_000
 

@@ -23,9 +23,9 @@ from jobs import cli
 from jobs.commands.tables.sql import sql
 from streaming.session import _SHIPPED
 from tracker.commands.kinds import OPERATIONS, RESUME
-from tracker.message_state.parking import PACE_MILLIS, PACE_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.message_schemas import COLUMNS
+from warehouse.queries.drained_rows import ROUND_BYTES, ROUND_ROWS
 from warehouse.schemas import LATER, SCHEMAS
 from warehouse.views import VIEWS, Warehouse
 
@@ -175,7 +175,7 @@ def test_what_docs_say_of_constants_is_so() -> None:
         r"Executors get the packages (.*) from the driver", (ROOT / "docs/deployment.md").read_text()
     )
     assert tuple(re.findall(r"`(\w+)`", shipped)) == _SHIPPED
-    assert f"{PACE_ROWS * 1000 // PACE_MILLIS:,} messages a second" in OPERATIONS[RESUME].text
+    assert f"{ROUND_ROWS:,} messages or {ROUND_BYTES >> 20} MiB" in OPERATIONS[RESUME].text
 
 
 def test_settings_in_docs_can_be_set() -> None:

@@ -322,12 +322,11 @@ OPERATIONS = {
             is_of_subscription=True,
             right="admin",
             summary="End a pause",
-            text="Messages that were parked are delivered now, 10,000 messages a second for each subscription, and"
-            " those that come due from now on at their time.",
+            text="Messages that were parked are delivered now, those that were due first in the first batch, up to"
+            " 10,000 messages or 16 MiB in each, and those that come due from now on at their time.",
             command="End a pause: messages that were parked are delivered now.",
         ),
     )
 }
-SCHEDULE_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.is_of_schedule)
 KINDS_WITH_PAYLOAD = tuple(one.kind for one in OPERATIONS.values() if one.wants_payload)
 CANCELLING_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.cancels_message)

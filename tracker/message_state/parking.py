@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,50 +27,43 @@ from tracker.messages import (
 from tracker.schemas import PauseChange
 from tracker.subscriptions import by_topic, dead_letters_in, numbers_in
 
-# PACE_ROWS messages of a subscription, over all shards, are a step. A step goes out each PACE_MILLIS, so that releases
-# stay moderate.
-PACE_ROWS = 1_000
 
-PACE_MILLIS = 100
+class Round(NamedTuple):
+    """What a tick dispatches of the messages that are parked for a subscription: those that were due first.
 
-# By source topic and subscription: for each step except the first, when its first message was due, ms since the epoch.
-Pace = dict[str, dict[str, list[int]]]
+    The same for all shards. The next rounds get the others.
 
-
-def pace(rows: pa.Table) -> Pace:
-    """Divides messages that are parked into steps of PACE_ROWS, by when they were due.
-
-    Args:
-        rows: as MESSAGES, of all shards; each row is for one subscription. Those with `was_due` null come first.
-
-    Returns:
-        the steps of the subscriptions that need more than one.
+    Attributes:
+        until: when the last sealed message of the round was due, ms since the epoch; what is parked in state and was
+            due before it is in the round, too. None: the round has all that is parked.
+        left: about how many sealed messages stay parked after the round.
+        left_bytes: about the bytes of their payloads.
+        n: how many sealed messages are in the round.
     """
-    steps: Pace = {}
-    grouped = rows.group_by(["topic", "subscription"]).aggregate([("was_due", "list")])
-    for topic, subscription, times in zip(*(grouped[name] for name in grouped.column_names), strict=True):
-        due = np.sort(times.values.fill_null(0).to_numpy())
-        if len(due) > PACE_ROWS:
-            steps.setdefault(topic.as_py(), {})[subscription.as_py()] = due[PACE_ROWS::PACE_ROWS].tolist()
-    return steps
+
+    until: int | None = None
+    left: int = 0
+    left_bytes: int = 0
+    n: int = 0
 
 
-def step_of(due: Int64Array, steps: list[int]) -> Int64Array:
-    """Returns the number of the step in which each of a shard's messages goes out.
+Rounds = Mapping[str, Mapping[str, Round]]  # by source topic and subscription
 
-    Args:
-        due: int64, (n,), ascending: when the messages were due, ms since the epoch; 0: not known.
-        steps: the steps of the messages' subscription, as in `Pace`.
 
-    Returns:
-        int64, (n,), ascending, from 0. Messages due at the same time are spread over all steps of that time.
+class Resuming(NamedTuple):
+    """What is still parked for a subscription that gets its messages again.
+
+    Attributes:
+        until: messages that were parked have times up to this one, ms since the epoch: so an earlier program resumed.
+        left: as of the last round.
+        left_bytes: as of the last round.
+        since: nothing that is parked was due before, ms since the epoch.
     """
-    marks = np.array(steps, np.int64)
-    first, last = np.searchsorted(marks, due, "left"), np.searchsorted(marks, due, "right")
-    _, group, sizes = np.unique(due, return_inverse=True, return_counts=True)
-    place = np.arange(len(due)) - (np.cumsum(sizes) - sizes)[group]
-    found: Int64Array = first + place * (last - first + 1) // np.maximum(sizes, 1)[group]
-    return found
+
+    until: int = 0
+    left: int = 0
+    left_bytes: int = 0
+    since: int = 0
 
 
 # The most messages moved together in one tick that get sequences of their own, which keep their order.
@@ -83,7 +77,9 @@ class Parking:
     """Parks messages for subscriptions that get none now, and dispatches them afterwards.
 
     Messages of a subscription are parked while it is paused, its destination is unwritable, or its topic's route is
-    missing. A message that comes due meanwhile is moved to HELD_DELIVER_AT. When the state ends, it is moved to now.
+    missing. A message that comes due meanwhile is moved to HELD_DELIVER_AT. When the state ends, the subscription is
+    resuming: in rounds its messages are moved to now, those that were due first in the first round. Until the last
+    round messages with an order key that come due are parked behind them, for subscriptions with `order: key`.
 
     Args:
         state: knows to which subscriptions each message still goes, and records the moves.
@@ -98,29 +94,36 @@ class Parking:
         self._subscriptions = context.subscriptions
         self._state = state
         self.unwritable: Mapping[str, int] = {}
-        self._pace: Pace = {}
-        # Subscriptions with `order: key` whose parked messages go out in several steps, by topic and number: the time
-        # by which all of these messages have gone out, ms since the epoch.
-        self._until = {(topic, number): until for topic, number, until in state.draining}
+        self._resuming = {(topic, number): Resuming(*one) for topic, number, *one in state.draining}
+        self._ended: set[tuple[str, int]] = set()  # by topic and number: this tick has the last round
+        self._dispatch_at = 0
         self._let_through: dict[tuple[str, int], int] = {}  # by topic and number: moves from this sequence on
         self.n_queued_behind = 0
 
-    def begin_tick(self, unwritable: Mapping[str, int], pace: Pace) -> None:
+    def begin_tick(self, unwritable: Mapping[str, int], dispatch_at: int) -> None:
         """Begins a tick, whose fields the context has.
 
         Args:
             unwritable: by topic: a mask of the subscriptions whose destinations are unwritable.
-            pace: the pace of the messages that `resume_parked` moves.
+            dispatch_at: the time to which the messages of rounds are moved, ms since the epoch; it is due in the tick.
         """
-        self.unwritable, self._pace, self._let_through = unwritable, pace, {}
-        for topic, names in pace.items():
-            in_order = self._subscriptions.in_order.get(topic, 0)
-            for number, name in enumerate(self._subscriptions.names.get(topic, ())):
-                if name in names and in_order >> number & 1:
-                    end = self._context.now + len(names[name]) * PACE_MILLIS
-                    self._until[topic, number] = max(end, self._until.get((topic, number), 0))
-        self._until = {key: until for key, until in self._until.items() if until > self._context.released}
-        self._state.draining = [[*key, until] for key, until in self._until.items()]
+        self.unwritable, self._dispatch_at, self._let_through = unwritable, dispatch_at, {}
+        for topic, number in list(self._resuming):
+            if not self._subscriptions.active(topic) & ~self.parked_mask(topic) & 1 << number:
+                del self._resuming[topic, number]  # what is left is parked until the subscription is resumed again
+
+    @property
+    def resuming(self) -> dict[str, dict[str, list[int]]]:
+        """By source topic and subscription: what is left, its bytes, and since when it was due, as of `Resuming`."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for (topic, number), one in self._resuming.items():
+            name = self._subscriptions.names[topic][number]
+            found.setdefault(topic, {})[name] = [one.left, one.left_bytes, one.since]
+        return found
+
+    def save(self) -> None:
+        """Adds what is resuming to the state, which the caller saves."""
+        self._state.draining = [[*key, *one] for key, one in sorted(self._resuming.items())]
 
     def change_pauses(self, changes: Iterable[PauseChange]) -> None:
         """Pauses and resumes subscriptions."""
@@ -167,7 +170,8 @@ class Parking:
             `masks` without the bits of the subscriptions for which rows are parked.
         """
         masks = self._queue_behind(rows, masks)
-        if not (self._state.paused or self.unwritable or self._subscriptions.without_route) or not rows.num_rows:
+        any_parked = self._state.paused or self.unwritable or self._subscriptions.without_route or self._resuming
+        if not any_parked or not rows.num_rows:
             return masks
         parked = masks & by_topic(rows, self.parked_mask)
         # Dead letters go to another topic.
@@ -177,6 +181,8 @@ class Parking:
             is_moved = pc.fill_null(pc.greater_equal(rows["sequence"], first), False)
             is_let_through = pc.and_(pc.equal(rows["topic"], topic), is_moved).to_numpy(zero_copy_only=False)
             parked &= ~np.where(is_let_through, 1 << number, 0)
+        for key in self._resuming:
+            parked |= masks & self._waits_behind(rows, *key)
         self._park(rows, parked)
         return masks & ~parked
 
@@ -187,6 +193,15 @@ class Parking:
             was_due = pc.coalesce(parked["was_due"], parked["shaped_from"], parked["deliver_at"]).to_numpy()
             times = np.full(parked.num_rows, HELD_DELIVER_AT)
             self._state.move_messages(parked, subscription, times, self._in_order(times), was_due)
+            self._note_parked(parked, subscription, was_due)
+
+    def _note_parked(self, rows: pa.Table, subscription: int, was_due: Int64Array) -> None:
+        """Notes rows, as MESSAGES, that are parked for a subscription that is resuming, and when they were due."""
+        for (topic, number), one in self._resuming.items():
+            if number == subscription:
+                due = was_due[pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False)]
+                since = int(due.min(initial=one.since))
+                self._resuming[topic, number] = one._replace(since=since)
 
     def recall_messages(self, rows: pa.Table) -> None:
         """Parks messages that were dispatched, and of which nothing was sent.
@@ -198,23 +213,34 @@ class Parking:
             masks = self._state.without_retried(rows, int64(rows, "subscription_mask"))
             self._park(typed(rows, MESSAGES), masks)
 
+    def _waits_behind(self, rows: pa.Table, topic: str, number: int) -> Int64Array:
+        """Tells which due rows come after messages that are parked, for a subscription that is resuming.
+
+        Messages of rounds have been parked themselves. Those that are shaped have their places, before all later ones.
+
+        Returns:
+            the subscription's bit for these rows, else 0: int64, (rows,).
+        """
+        if not self._subscriptions.in_order.get(topic, 0) >> number & 1:
+            return np.zeros(rows.num_rows, np.int64)
+        is_new = pc.and_(pc.is_null(rows["was_due"]), pc.is_null(rows["shaped_from"]))
+        does_wait = pc.and_(pc.and_(pc.equal(rows["topic"], topic), is_new), pc.is_valid(order_keys(rows)))
+        return np.where(does_wait.to_numpy(zero_copy_only=False), 1 << number, 0)
+
     def _queue_behind(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Moves due rows with an order key behind messages that were parked, for subscriptions with `order: key`.
+        """Moves due rows with an order key behind the last round, where this tick has it.
 
         Returns:
             `masks` without the bits of the subscriptions for which rows are moved.
         """
-        for (topic, number), until in self._until.items():
-            until = max(until, self._context.cutoff + 1)  # this tick dispatches all messages due by its cutoff
-            is_before = pc.and_(pc.equal(rows["topic"], topic), pc.less(rows["deliver_at"], until))
-            # The messages that were parked themselves keep their pace.
-            is_before = pc.and_(is_before, pc.and_(pc.is_null(rows["was_due"]), pc.is_valid(order_keys(rows))))
-            chosen = np.flatnonzero(is_before.to_numpy() & (masks >> number & 1 > 0))
+        until = self._context.cutoff + 1  # this tick dispatches all messages due by its cutoff
+        late = np.where(int64(rows, "deliver_at") <= self._dispatch_at, masks, 0) if self._ended else masks
+        for topic, number in self._ended:
+            chosen = np.flatnonzero(late & self._waits_behind(rows, topic, number))
             if len(chosen):
                 moved = rows.take(pa.array(chosen))
-                was_due = pc.coalesce(moved["shaped_from"], moved["deliver_at"]).to_numpy()
                 times = np.full(len(chosen), until)
-                self._state.move_messages(moved, number, times, self._in_order(times), was_due)
+                self._state.move_messages(moved, number, times, self._in_order(times), int64(moved, "deliver_at"))
                 self.n_queued_behind += len(chosen)
                 masks = masks.copy()
                 masks[chosen] &= ~(1 << number)
@@ -245,43 +271,29 @@ class Parking:
                 moved.append(self._state.make_moved_rows(chosen, subscription, times, sequence))
         return concat(moved)
 
-    def resume_parked(self, rows: pa.Table) -> None:
-        """Moves messages that were parked to now, for the subscriptions whose messages are not parked any more.
+    def is_resumed(self, topic: str, name: str) -> bool:
+        """Whether a subscription gets what is parked for it, and also what comes due."""
+        number = self._number(topic, name)
+        return number >= 0 and bool(self._subscriptions.active(topic) & ~self.parked_mask(topic) & 1 << number)
 
-        Many messages go out at the tick's pace, in the order in which they were due.
+    def note_round(self, topic: str, name: str, one: Round, n: int) -> None:
+        """Notes that this tick dispatches a round of a subscription for which `is_resumed`; `n` messages of this shard.
 
-        Args:
-            rows: as MESSAGES: this shard's rows at HELD_DELIVER_AT. Those that a later move replaced are ignored.
+        What comes due in the tick goes behind the last round, if there is anything in it.
         """
-        if not rows.num_rows:
+        key = topic, self._number(topic, name)
+        until = self._resuming[key].until if key in self._resuming else 0
+        if one.until is not None or until > self._context.released:
+            since = self._context.released if one.until is None else one.until
+            self._resuming[key] = Resuming(until, one.left, one.left_bytes, since)
             return
-        masks = (
-            self._state.addressed_to(rows)
-            & by_topic(rows, self._subscriptions.active)
-            & ~by_topic(rows, self.parked_mask)
-        )
-        sequences = int64(rows, "sequence")
-        for subscription in numbers_in(masks):
-            last, _, until = self._state.moved.find_moves(subscription, message_ids(rows))
-            # Cancelled messages are moved, too: they may be restored.
-            released = np.flatnonzero((masks >> subscription & 1 > 0) & (last == sequences))
-            if len(released):
-                _, first = np.unique(np.stack(message_ids(rows))[:, released], axis=1, return_index=True)
-                released = released[np.sort(first)]
-                chosen, known = rows.take(pa.array(released)), rows["was_due"].fill_null(0).to_numpy()[released]
-                # A row of an earlier version does not say when it was due; it was by the last cutoff.
-                latest = max(self._context.released, self._context.highest_cutoff)
-                due = np.where(known > 0, known, np.minimum(until[released] - self._context.remembered_millis, latest))
-                order = np.lexsort([*message_ids(chosen)[::-1], sequences[released], due, known])
-                chosen, due = chosen.take(pa.array(order)), due[order]
-                times = np.maximum(self._context.now + self._after(chosen, subscription, known[order]), due)
-                self._state.move_messages(chosen, subscription, times, self._in_order(due), due)
-                self._state.unwanted_moves += len(due)  # the rows that were parked
+        if self._resuming.pop(key, None) is not None or n or one.n:
+            self._ended.add(key)
 
     def drain_parked(self, rows: pa.Table, topic: str, name: str) -> int:
-        """Moves messages that are parked for an unwritable subscription to now, or to when they are due, if later.
+        """Moves messages that are parked for a subscription to now, or to when they are due, if later.
 
-        This tick dispatches them.
+        This tick dispatches them, but for large ones for which there is no room.
 
         Args:
             rows: as MESSAGES: rows at HELD_DELIVER_AT. Those that a later move replaced are ignored.
@@ -289,45 +301,38 @@ class Parking:
             name: of the subscription.
 
         Returns:
-            how many messages go out; 0 also where messages are parked for another reason, too.
+            how many messages go out; 0 also where messages are parked, and not only because the destination is slow.
         """
-        names = self._subscriptions.names.get(topic, ())
-        number = names.index(name) if name in names else -1
-        if number < 0 or not rows.num_rows or not self._only_unwritable(topic) >> number & 1:
+        number = self._number(topic, name)
+        is_open = number >= 0 and (self.is_resumed(topic, name) or self._only_unwritable(topic) >> number & 1)
+        if not is_open or not rows.num_rows:
             return 0
-        last, _, _ = self._state.moved.find_moves(number, message_ids(rows))
+        last, _, until = self._state.moved.find_moves(number, message_ids(rows))
         is_wanted = self._state.addressed_to(rows) & self._subscriptions.active(topic)
         sequences = int64(rows, "sequence")
+        # Cancelled messages are moved, too: they may be restored.
         chosen = np.flatnonzero((is_wanted >> number & 1 > 0) & (last == sequences))
         if not len(chosen):
             return 0
-        rows, due = rows.take(pa.array(chosen)), rows["was_due"].fill_null(0).to_numpy()[chosen]
-        order = np.lexsort([*message_ids(rows)[::-1], sequences[chosen], due])
+        _, first = np.unique(np.stack(message_ids(rows))[:, chosen], axis=1, return_index=True)
+        chosen = chosen[np.sort(first)]
+        rows, known = rows.take(pa.array(chosen)), rows["was_due"].fill_null(0).to_numpy()[chosen]
+        # A row of an earlier version does not say when it was due; it was by the last cutoff.
+        latest = max(self._context.released, self._context.highest_cutoff)
+        due = np.where(known > 0, known, np.minimum(until[chosen] - self._context.remembered_millis, latest))
+        order = np.lexsort([*message_ids(rows)[::-1], sequences[chosen], due, known])
         rows, due = rows.take(pa.array(order)), due[order]
-        times = np.maximum(due, min(self._context.now, self._context.cutoff))  # some are due within the lookahead
+        times = np.maximum(due, self._dispatch_at)  # some are due within the lookahead
         moved = self._in_order(due)
         self._let_through.setdefault((topic, number), int(moved[0]))
         self._state.move_messages(rows, number, times, moved, due)
         self._state.unwanted_moves += len(order)  # the rows that were parked
         return len(order)
 
-    def _after(self, rows: pa.Table, subscription: int, due: Int64Array) -> Int64Array:
-        """Returns the delay of each row from now: the number of its step times PACE_MILLIS.
-
-        Args:
-            rows: as MESSAGES.
-            subscription: its number.
-            due: int64, (rows,), ascending: when they were due, ms since the epoch; 0: not known.
-
-        Returns:
-            int64, (rows,), ms.
-        """
-        after = np.zeros(len(due), np.int64)
-        for topic in pc.unique(rows["topic"]).to_pylist() if self._pace else ():
-            if steps := self._pace.get(topic, {}).get(self._subscriptions.names[topic][subscription]):
-                chosen = np.flatnonzero(pc.equal(rows["topic"], topic).to_numpy(zero_copy_only=False))
-                after[chosen] = step_of(due[chosen], steps) * PACE_MILLIS
-        return after
+    def _number(self, topic: str, name: str) -> int:
+        """Returns the number of a topic's subscription; -1: there is none."""
+        names = self._subscriptions.names.get(topic, ())
+        return names.index(name) if name in names else -1
 
     def _in_order(self, rows: Int64Array) -> Int64Array:
         """Returns rising sequences, int64, (rows,), for rows that are moved together, so that they keep their order.

@@ -69,7 +69,7 @@ class MessageState:
         moves: the new rows of moved messages, as MESSAGES, that `take_moves` returns next.
         unwanted_moves: how many rows of moved messages are unwanted.
         paused: by topic: a mask of the subscriptions that are paused.
-        draining: of `Parking`: (topic, subscription's number, time in ms since the epoch).
+        draining: of `Parking`: (topic, subscription's number, the values of `Resuming`).
     """
 
     def __init__(self, context: Context, compression: Compression | None = None) -> None:

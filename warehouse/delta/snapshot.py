@@ -39,7 +39,7 @@ class Snapshot:
     """
 
     def __init__(self, warehouse: str, versions: Mapping[str, int | None]) -> None:
-        self._warehouse = warehouse
+        self.warehouse = warehouse
         self._tables = {name: open_table(warehouse, name, version) for name, version in versions.items()}
         self._builder = query_builder(self._tables)
         self._known_files: dict[str, pa.Table] = {}
@@ -101,7 +101,7 @@ class Snapshot:
         Raises:
             UnreadableWarehouseError: a file of the tables can't be read, or has been removed.
         """
-        with reading_files(self._warehouse):
+        with reading_files(self.warehouse):
             return pa.table(self._builder.execute(sql).read_all())
 
 

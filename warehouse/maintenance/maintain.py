@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,11 +83,18 @@ def needs_maintenance(settings: Settings, tables: Tables) -> bool:
     ) or refusals_need_maintenance(settings)
 
 
+class Extent(StrEnum):
+    """How much of maintenance is done."""
+
+    ALL = "all"
+    MERGES = "merges"  # no rows are deleted, and nothing is vacuumed
+    NOTHING = "nothing"  # a report says what would be done
+
+
 def maintain(
     settings: Settings,
     names: Sequence[str] = MAINTAINED,
-    dry_run: bool = False,
-    merges_only: bool = False,
+    extent: Extent = Extent.ALL,
     on_progress: OnProgress = lambda table, step, rows: None,
     now: int | None = None,
     engine: Engine = LOCAL,
@@ -97,8 +105,7 @@ def maintain(
 
     Args:
         names: the tables.
-        dry_run: whether to report only what would be done.
-        merges_only: whether to leave out deleting rows and vacuuming.
+        extent: how much of that is done.
         on_progress: called as files are merged and rows deleted.
         now: ms since the epoch; None: the current time.
         engine: reads, sorts and writes the files; this process plans and commits.
@@ -112,6 +119,7 @@ def maintain(
         FencedError: somebody else has taken the warehouse over.
     """
     now = time.time_ns() // 1_000_000 if now is None else now
+    dry_run = extent is Extent.NOTHING
     try:
         with lock(settings).acquire(timeout=0):
             tables = Tables(settings.warehouse)
@@ -122,11 +130,11 @@ def maintain(
                     f"the warehouse {settings.warehouse} is a backup, which the next run looks after"
                 )
             tables.join()
-            retention = None if merges_only else Retention(settings, tables, now)
+            retention = None if extent is Extent.MERGES else Retention(settings, tables, now)
             each = (_Maintenance(settings, tables, name, now, on_progress, engine) for name in names if name in ORDER)
             reports = [maintenance.run(retention, dry_run) for maintenance in each]
             if REFUSALS in names and not dry_run and exists(settings.warehouse, REFUSALS):
-                reports.append(_maintain_refusals(settings, tables, now, merges_only))
+                reports.append(_maintain_refusals(settings, tables, now, extent is Extent.MERGES))
             return reports
     except Timeout:
         raise UnderWayError("maintenance or a rebuild is under way already: wait for its end") from None

@@ -2,21 +2,35 @@
 -- Messages that are parked for a subscription.
 deliver_at = :held_deliver_at AND topic = :topic AND subscription = :subscription
 
--- places --
-SELECT :place, was_due, payload_bytes FROM delayed_index WHERE :held AND operation = 'DELAY'
-
--- moves --
-SELECT :place FROM delayed_index WHERE :held AND operation = 'MOVE'
-
--- rows --
-SELECT * FROM delayed_index WHERE :held AND operation = 'DELAY' AND :was_due
-
--- was_due_from --
-was_due >= :since
-
--- was_due_from_or_unknown --
+-- due_since --
 -- What is not known when it was due comes last.
 (was_due >= :since OR was_due IS NULL)
 
+-- places --
+SELECT :place, was_due, payload_bytes FROM delayed_index WHERE :held AND operation = 'DELAY' AND :due_since
+ORDER BY was_due ASC NULLS LAST, sequence, ledger_id, entry_id, batch_index LIMIT :n
+
+-- moves --
+SELECT :place FROM delayed_index WHERE :held AND operation = 'MOVE' AND :near
+
+-- count --
+SELECT count(*) AS n, coalesce(sum(payload_bytes), 0) AS n_bytes
+FROM delayed_index WHERE :held AND operation = 'DELAY' AND :due_since
+
+-- parked --
+-- How much was ever parked for each subscription, also what has gone out since, as far as it is kept.
+SELECT topic, subscription, count(*) AS n, coalesce(sum(payload_bytes), 0) AS n_bytes
+FROM delayed_index WHERE deliver_at = :held_deliver_at AND operation = 'DELAY' GROUP BY topic, subscription
+
+-- rows --
+SELECT * FROM delayed_index
+WHERE :held AND operation = 'DELAY' AND :near AND sequence BETWEEN :lowest AND :highest AND :was_due
+
+-- was_due_from --
+(was_due > :due OR (was_due = :due AND sequence >= :sequence))
+
+-- was_due_from_or_unknown --
+(was_due > :due OR (was_due = :due AND sequence >= :sequence) OR was_due IS NULL)
+
 -- was_due_until --
-was_due <= :until
+(was_due < :due OR (was_due = :due AND sequence <= :sequence))

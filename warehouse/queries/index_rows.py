@@ -33,7 +33,7 @@ from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, ranges_of
 from warehouse.named_queries import ALL, FALSE, TRUE, NamedQueries, Sql, all_of, columns, in_ranges, none_of, some_of
-from warehouse.pending import are_moved_on, effects_of
+from warehouse.pending import effects_of
 from warehouse.schemas import DELAYED_INDEX, OUTCOMES, REJECTS
 
 # The tables that a command needs: for the messages that it names, and for its first answer if it is repeated.
@@ -320,25 +320,6 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
     waiting = tables.query("delayed_index", _SQL("waiting_entries", near=near, after=after), versions[0])
     durable = tables.query("entries", _SQL("durable_entries", near=near), versions[1])
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
-
-
-def find_held(tables: Tables, version: int, subscriptions: Sequence[tuple[str, str]]) -> pa.Table:
-    """Reads the sealed rows of messages that are parked for subscriptions, as MESSAGES.
-
-    Messages that a sealed move has released are left out.
-
-    Args:
-        version: the version of the delayed index to read.
-        subscriptions: (topic, subscription) of each.
-    """
-    found = []
-    for topic, name in subscriptions:
-        rows, moves = (
-            tables.query("delayed_index", _SQL(query, topic=topic, subscription=name), version)
-            for query in ("held_rows", "held_moves")
-        )
-        found.append(typed(where(rows, ~are_moved_on(rows, moves)), MESSAGES))
-    return concat(found)
 
 
 def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:

@@ -75,14 +75,6 @@ SELECT ledger_id, entry_id FROM delayed_index WHERE :near AND :as_it_came AND de
 -- durable_entries --
 SELECT ledger_id, entry_id FROM entries WHERE :near
 
--- held_rows --
-SELECT * FROM delayed_index
-WHERE deliver_at = :held AND operation = 'DELAY' AND topic = :topic AND subscription = :subscription
-
--- held_moves --
-SELECT ledger_id, entry_id, batch_index, sequence FROM delayed_index
-WHERE deliver_at = :held AND operation = 'MOVE' AND topic = :topic AND subscription = :subscription
-
 -- moved_rows --
 -- A moved row may be due at any time; the log's statistics show which files have moved rows.
 SELECT * FROM delayed_index WHERE sequence IS NOT NULL AND :near AND operation = 'DELAY'

@@ -109,9 +109,7 @@ class Pending:
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
         names = [s.name for s in self.subscriptions]
-        self._pending = PendingRows(
-            self._warehouse, self._tables, self.topic, partition, names, self._filter, self.as_of
-        )
+        self._pending = PendingRows(self._tables, self.topic, partition, names, self._filter, self.as_of)
 
     @property
     def lists_cancelled(self) -> bool:

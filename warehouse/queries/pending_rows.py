@@ -49,7 +49,6 @@ class PendingRows:
     """The pending messages of one topic that match a filter, in one version of the tables.
 
     Args:
-        warehouse: a folder or URI.
         tables: the versions of `delayed_index` and `deliveries`.
         topic: a route's source topic.
         partition: number of a partition; None: all.
@@ -63,7 +62,6 @@ class PendingRows:
 
     def __init__(
         self,
-        warehouse: str,
         tables: Snapshot,
         topic: str,
         partition: int | None,
@@ -77,7 +75,7 @@ class PendingRows:
         self.names = names
         self.wanted = wanted
         self.as_of = as_of
-        self.memberships = Memberships.of(warehouse)
+        self.memberships = Memberships.of(tables.warehouse)
         self.in_topic = _SQL("in_topic", topic=topic)
         self.start = wanted.due_from if wanted.due_from is not None else self._overdue_from()
         if wanted.state is State.CANCELLED:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import DelayLakeError
 from conf.settings import BackoffSettings, Route, Settings, Subscription, SubscriptionType
 from status.dead_letters import destinations_of
-from tracker import Subscriptions
 from tracker.schemas import Routes, SubscriptionRule
 from tracker.shaping.token_bucket import rule_of
-from tracker.subscriptions import DEFAULT_BACKOFF, MAX_SUBSCRIPTIONS, Backoff
+from tracker.subscriptions import DEFAULT_BACKOFF, MAX_SUBSCRIPTIONS, Backoff, Subscriptions
 
 if TYPE_CHECKING:
     from status.job_status import JobStatus

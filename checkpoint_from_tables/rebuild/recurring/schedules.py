@@ -7,6 +7,7 @@ checkpoint was lost. The first one that it has not got is next; later ones that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -31,6 +32,38 @@ from warehouse.pending import EFFECT, IS_SKIPPED_OCCURRENCE
 from warehouse.routes.membership import Memberships
 
 _SQL = NamedQueries(__file__, effect=EFFECT, is_skipped_occurrence=IS_SKIPPED_OCCURRENCE)
+
+
+@dataclass(frozen=True)
+class _Recurring:
+    """A durable recurring message, for one subscription.
+
+    Attributes:
+        message: with its subscription.
+        source: its original row.
+        rule: by which it recurs.
+        start: when the first occurrence was due, ms since the epoch.
+    """
+
+    message: Message
+    source: dict[str, Any]
+    rule: Recurrence
+    start: int
+
+
+@dataclass(frozen=True)
+class _Next:
+    """The occurrence that comes next by the numbers of those that are done.
+
+    Attributes:
+        number: of the occurrence.
+        before: when the one before it was due, ms since the epoch.
+        by_rule: when it is due by the rule, ms since the epoch.
+    """
+
+    number: int
+    before: int
+    by_rule: int
 
 
 class Schedules:
@@ -127,6 +160,7 @@ class Schedules:
         is_ended = is_cancelled and paused is None
         properties = dict(source["properties"] or ())
         rule, start = stored(properties, source["publish_time"])
+        recurring = _Recurring(message, source, rule, start)
         number = next_number(done, source["deliver_at"])
         before = self._after(done[number - 1], source, rule) if number > 1 else start - 1
         rows = [one for one in (row, rescheduled) if one is not None and one["occurrence"] == number]
@@ -136,7 +170,7 @@ class Schedules:
             return
         passed_over = [_done_row(message, n, one) for n, one in done.items() if n >= number - 1]
         if paused is not None and number >= paused:
-            self._pause(found, message, source, number, done, rule, start)
+            self._pause(found, recurring, number, done)
             found.done += passed_over
             return
         subscription = self._names[source["topic"]][message[0]]
@@ -147,7 +181,7 @@ class Schedules:
             if row is not None and row["deliver_at"] > self._now and (last is None or last is row):
                 self._keep(found, message, row)
             elif next_at > self._now:
-                self._add(found, message, source, number, next_at, by_rule)
+                self._add(found, recurring, number, next_at, by_rule)
             return
         if self._memberships.was_absent(source["topic"], subscription, source, next_at, sequence):
             # The occurrence was due while the subscription was absent; later ones are not for it, either.
@@ -156,15 +190,15 @@ class Schedules:
         if row in rows:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
         if last is not None and last is rescheduled:
-            self._add(found, message, source, number, next_at, by_rule)
+            self._add(found, recurring, number, next_at, by_rule)
             due = next_at
         elif _is_resumed(command, row) and command["occurrence"] == number:
             # As the command has done: an occurrence that is late by then counts as held back.
             was_due = by_rule if by_rule < self._now else None
-            self._add(found, message, source, number, max(by_rule, self._now), by_rule, was_due)
+            self._add(found, recurring, number, max(by_rule, self._now), by_rule, was_due)
             due = command["deliver_at"]
         else:
-            due = self._pending(message, source, number, before, by_rule, rule, last, moved, found)
+            due = self._pending(found, recurring, _Next(number, before, by_rule), last, moved)
         found.done += passed_over
         if paused is not None:  # occurrences that were handed out before the pause are sent first
             found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
@@ -172,43 +206,38 @@ class Schedules:
 
     def _pending(
         self,
-        message: Message,
-        source: dict[str, Any],
-        number: int,
-        before: int,
-        by_rule: int,
-        rule: Recurrence,
+        found: ScheduleStates,
+        recurring: _Recurring,
+        following: _Next,
         row: dict[str, Any] | None,
         moved: dict[str, Any] | None,
-        found: ScheduleStates,
     ) -> int:
         """Finds or makes the row of the next occurrence, and adds it to `found`.
 
         Args:
-            message: with its subscription.
-            source: the original row of the message.
-            number: of the next occurrence.
-            before: when the occurrence before it was due, ms since the epoch.
-            by_rule: when the next occurrence is due by the rule, ms since the epoch.
-            rule: of the message.
-            row: the last row of the next occurrence, if no command has moved it; None: there is none.
-            moved: the last move of the message.
             found: gets the row.
+            recurring: the message.
+            following: its next occurrence.
+            row: the last row of that, if no command has moved it; None: there is none.
+            moved: the last move of the message.
 
         Returns:
             when the occurrence is due, or was due at the earliest, ms since the epoch.
         """
+        message, number, by_rule = recurring.message, following.number, following.by_rule
         if row is not None:
             if moved is None or moved["sequence"] <= row["sequence"] or moved["occurrence"] != number:
                 self._keep(found, message, row)
                 return int(row["deliver_at"])
-            if rule.misfire is not Misfire.ALL or number == 1:  # the occurrence was held back until shortly before
-                self._add(found, message, source, number, self._now, by_rule)
+            if (
+                recurring.rule.misfire is not Misfire.ALL or number == 1
+            ):  # the occurrence was held back until shortly before
+                self._add(found, recurring, number, self._now, by_rule)
                 return by_rule
         if number == 1:
-            return int(source["deliver_at"])
+            return int(recurring.source["deliver_at"])
         # A row of the last occurrence that is done: the tracker passes it over, and goes on with the next one.
-        self._add(found, message, source, number - 1, self._now, before)
+        self._add(found, recurring, number - 1, self._now, following.before)
         return by_rule
 
     def _after(self, last: Done, source: dict[str, Any], rule: Recurrence) -> int:
@@ -217,27 +246,16 @@ class Schedules:
         since = counts_from(last.at, source["publish_time"], sent_at)
         return since if rule.misfire is Misfire.ALL else max(since, sent_at)
 
-    def _pause(
-        self,
-        found: ScheduleStates,
-        message: Message,
-        source: dict[str, Any],
-        number: int,
-        done: Mapping[int, Done],
-        rule: Recurrence,
-        start: int,
-    ) -> None:
+    def _pause(self, found: ScheduleStates, recurring: _Recurring, number: int, done: Mapping[int, Done]) -> None:
         """Finds or makes the row of a paused message's next occurrence, and adds it to `found`.
 
         Args:
             found: gets the row.
-            message: with its subscription.
-            source: the original row of the message.
+            recurring: the message.
             number: of the next occurrence.
             done: the message's occurrences that are done.
-            rule: of the message.
-            start: when the first occurrence was due, ms since the epoch.
         """
+        message, start = recurring.message, recurring.start
         row = self._rows.get(message)
         if row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["occurrence"] == number:
             self._keep(found, message, row)
@@ -246,8 +264,9 @@ class Schedules:
         if row is not None and row["occurrence"] == number:
             by_rule = row["deliver_at"] if row["occurrence_at"] is None else row["occurrence_at"]
         elif number > 1:
-            by_rule = rule.following(self._after(done[number - 1], source, rule), start) or self._now
-        self._add(found, message, source, number, PAUSED_DELIVER_AT, by_rule)
+            after = self._after(done[number - 1], recurring.source, recurring.rule)
+            by_rule = recurring.rule.following(after, start) or self._now
+        self._add(found, recurring, number, PAUSED_DELIVER_AT, by_rule)
 
     def _keep(self, found: ScheduleStates, message: Message, row: dict[str, Any]) -> None:
         self._move(found, message, row["batch_index"], row["sequence"], row["deliver_at"])
@@ -255,13 +274,13 @@ class Schedules:
     def _add(
         self,
         found: ScheduleStates,
-        message: Message,
-        source: dict[str, Any],
+        recurring: _Recurring,
         occurrence: int,
         due: int,
         by_rule: int,
         was_due: int | None = None,
     ) -> None:
+        message, source = recurring.message, recurring.source
         found.fresh.append(
             {
                 "subscription": message[0],

@@ -30,8 +30,9 @@ def maintain(
         )
     names = [name for name in maintenance.MAINTAINED if not table or name in table]
     settings = global_options(context).settings
+    extent = maintenance.Extent.NOTHING if dry_run else maintenance.Extent.ALL
     with ProgressLine(output) as progress, engine_of(settings, engine) as chosen:
-        reports = maintenance.maintain(settings, names, dry_run, on_progress=progress.show, engine=chosen)
+        reports = maintenance.maintain(settings, names, extent, progress.show, engine=chosen)
     show(output, [asdict(r) for r in reports], "\n".join(_text(r, dry_run) for r in reports))
 
 

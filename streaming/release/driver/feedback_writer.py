@@ -46,6 +46,7 @@ class FeedbackWriter:
                 self._feedback,
                 next_due=batch.next_due,
                 waiting=(batch.tick, batch.waiting),
+                resuming=(batch.tick, batch.resuming),
                 large_bytes=batch.large_bytes,
             )
             self.write()

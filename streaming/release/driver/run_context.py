@@ -65,6 +65,7 @@ class DispatchedBatch:
         waiting: messages that wait for places, as `Feedback.waiting` has them by source topic and subscription.
         drained: the slow recipients to which the batch dispatches messages that were parked: how many, and whether
             others wait.
+        resuming: resumed subscriptions, as `Feedback.resuming` has them by source topic and subscription.
         large_bytes: bytes of large payloads in the state's time slots after the batch.
     """
 
@@ -76,6 +77,7 @@ class DispatchedBatch:
     unwritable: Mapping[str, Any] = field(default_factory=dict)
     waiting: dict[str, dict[str, list[list[int]]]] = field(default_factory=dict)
     drained: Mapping[Recipient, tuple[int, bool]] = field(default_factory=dict)
+    resuming: dict[str, dict[str, int]] = field(default_factory=dict)
     large_bytes: int = 0
 
 

@@ -106,7 +106,6 @@ class Line:
     _wait_closed: Callable[[float], None] | None = None
     _making_since: float | None = None  # since when the broker is asked for the producer; None: it is not
     _why_not_made: str = ""  # the last error of that
-    _thread: threading.Thread | None = None  # makes the producer
 
     @property
     def has_failed(self) -> bool:
@@ -131,13 +130,7 @@ class Line:
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
-        self._thread = threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True)
-        self._thread.start()
-
-    def wait_opened(self) -> None:
-        """Waits until the producer is made, or the thread gives up, perhaps later than the line."""
-        if self._thread is not None:
-            self._thread.join()
+        threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True).start()
 
     def _open(self) -> None:
         self._making_since = time.monotonic()

@@ -18,6 +18,7 @@ from broker.protocol.byte_budget import Share
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import EntryError
+from broker.protocol.incomplete_log import IncompleteLog
 from broker.protocol.session import DisconnectedError
 from broker.protocol.unpacking import UnpackedEntry, unpack
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
@@ -127,6 +128,7 @@ class Receiver:
         self._newest = after  # the last entry with a message that has come
         self._changed = threading.Condition()
         self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * acceptance.max_size)
+        self._incomplete = IncompleteLog(source.name)
         self._waited = 0.0  # seconds for room, in which chunks could not come
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, access.questions)
@@ -418,13 +420,7 @@ class Receiver:
         with self._changed:
             self._chunked.expire(time.monotonic() - self._waited)
             given_up, self._chunked.given_up = self._chunked.given_up, []
-        for message in given_up:
-            _log.warning(
-                "%s: of a chunked message that begins with %s not all came: %s",
-                self.source.name,
-                message.first,
-                message.reason,
-            )
+        self._incomplete.note(given_up, time.monotonic())
 
     def _first_index(self, entry: UnpackedEntry) -> int | None:
         """Returns the broker entry index of an entry's first message; None: not known."""

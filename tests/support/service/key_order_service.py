@@ -25,10 +25,9 @@ from streaming.release.task.producer_line import Line
 from streaming.sinks.batch_sink import _waiting
 from streaming.source.clock import _places
 from tests.support.naive.key_order_history import Came
+from tests.support.naive.parked import rounds
 from tests.support.tracker.messages import TOPIC, commands, messages
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.message_state.changes import HELD_DELIVER_AT
-from tracker.message_state.parking import pace
 from tracker.messages import concat, int64, where
 from tracker.packing import pack
 from tracker.schemas import KNOWN, SEQUENCE_BITS, PauseChange
@@ -50,6 +49,10 @@ def settings_of(**one: Any) -> Settings:
     """Settings of two subscriptions: `one`, in order and with what is given, and `other`, which has neither."""
     subscriptions = [{"name": "one", "order": "key", **one}, {"name": "other"}]
     return Settings(routes=[{"source": TOPIC, "subscriptions": subscriptions}])  # type: ignore[arg-type]
+
+
+def _named(bits: int) -> list[str]:
+    return [name for number, name in enumerate(("one", "other")) if bits >> number & 1]
 
 
 @dataclass
@@ -140,6 +143,8 @@ class Service:
         self.sealed: list[pa.Table] = []
         self.applied: Counter[tuple[str, int, str]] = Counter()  # by operation, entry and subscription
         self.feedback = Feedback()
+        self.round_rows = 1_000  # of what was parked
+        self.resuming: tuple[str, ...] = ()
         self.start()
 
     @property
@@ -193,7 +198,8 @@ class Service:
         named = pa.array([order["entry_id"] for order in orders], pa.int64())
         of_orders = stored.filter(pc.is_in(stored["entry_id"], named))
         known = of_orders.filter(pc.is_null(of_orders["sequence"])).select(KNOWN.names).cast(KNOWN)
-        held = where(stored, due == HELD_DELIVER_AT) if any(not change.is_paused for change in pauses) else None
+        resumed = {*self.resuming, *(n for one in pauses if not one.is_paused for n in _named(one.subscriptions))}
+        going_out = rounds(stored, sorted(resumed), self.round_rows) if resumed else {}
         requests = {str(order["request_id"]): 1 for order in orders} | {change.request_id: 1 for change in pauses}
         found = []
         for shard_id, store in zip(self.shard_ids, self.stores, strict=True):
@@ -210,9 +216,9 @@ class Service:
                 commands=own(commands(orders)),
                 request_ids=requests,
                 known_messages=own(known),
-                payload_rows=own(concat([of_orders] if held is None else [of_orders, held])),
+                payload_rows=own(of_orders),
                 pause_changes=pauses,
-                pace={} if held is None else pace(held),
+                **{name: own(part) if isinstance(part, pa.Table) else part for name, part in going_out.items()},
             )
             found.append(shard.apply(offset.to_tick(), given))
         self.last = offset
@@ -243,6 +249,7 @@ class Service:
 
     def _keep(self, found: Sequence[Effects]) -> None:
         """Keeps what the tables and the feedback would have of a tick."""
+        [self.resuming] = {tuple(effects.resuming.get(TOPIC, ())) for effects in found}
         self.sealed += [effects.bucket for effects in found if effects.bucket.num_rows]
         self.feedback = Feedback(waiting=(self.tick, _waiting([effects.waiting for effects in found])))
         for effects in found:

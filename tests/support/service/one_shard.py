@@ -10,6 +10,8 @@ from unittest import mock
 
 import pyarrow as pa
 
+from checkpoint_from_tables.rebuild.context import RebuildContext
+from checkpoint_from_tables.rebuild.delivered import Delivered, Times
 from checkpoint_from_tables.rebuild.rebuild import rebuild
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
@@ -23,9 +25,9 @@ from tracker.tick import Effects, Tick, TickInput
 from tracker.tick_failures import apply_without_failing_rows
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
+from warehouse.queries.drained_rows import first_rounds
 from warehouse.queries.index_rows import (
     cancels_to_index,
-    find_held,
     find_keyed_messages,
     find_known_messages,
     find_rows,
@@ -108,7 +110,7 @@ class Service:
             changes["known_messages"] = find_known_messages(self.tables, versions, ordered, [])
             changes["payload_rows"] = find_rows(self.tables, versions, ordered, [])
         elif pause:
-            changes["payload_rows"] = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
+            changes |= self.first_rounds()
         tick_input = TickInput(
             messages=new,
             segment=MESSAGES.empty_table() if segment is None else segment,
@@ -142,6 +144,11 @@ class Service:
                     if row["subscription_mask"] >> bit & 1:
                         self.in_flight.append((release.tick, name, row))
         return effects
+
+    def first_rounds(self) -> dict[str, Any]:
+        version = self.tables.version("delayed_index")
+        rows, rounds = first_rounds(self.tables, version, [(TOPIC, name) for name in NAMES])
+        return {"drained": rows, "rounds": rounds}
 
     def segment(self, start: int) -> pa.Table:
         return read_segment(self.tables, self.tables.version("delayed_index"), start, self.load)
@@ -204,8 +211,7 @@ class Service:
     def lose_checkpoint(self) -> None:
         """The job goes on with what a rebuild finds in the tables and at the destinations."""
 
-        def found_at_destinations(_: Any, tables: Tables, delivered: Any, *rest: Any) -> int:
-            overdue = rest[1]
+        def found_at_destinations(context: RebuildContext, delivered: Delivered, overdue: Times, _: Any) -> int:
             rows = pa.Table.from_pylist([self._delivery(row) for row in self.unwritten], schema=DELIVERIES)
             for number, name in enumerate(NAMES):
                 own = rows.filter(pa.compute.equal(rows["subscription"], name))
@@ -217,8 +223,8 @@ class Service:
                 own = where(own, ~delivered.contains(number, own))
                 delivered.add(own)
                 if own.num_rows:
-                    tables.append("deliveries", own, {})
-            return rows.num_rows
+                    context.tables.append("deliveries", own, {})
+            return int(rows.num_rows)
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
@@ -233,9 +239,9 @@ class Service:
         start = self.load
         self.load = self.now + AHEAD + SECOND
         segment, self.load = self.segment(start), start
-        held = find_held(self.tables, self.tables.version("delayed_index"), [(TOPIC, name) for name in NAMES])
+        rounds = self.first_rounds()
         rebuilt = of_all_shards(prepared)
-        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, payload_rows=held)
+        self.step(concat(again) if again else None, seals=True, segment=segment, rebuilt=rebuilt, **rounds)
 
     def numbers(self, name: str, entry: int) -> list[int]:
         return [number for of, number in self.arrived[name] if of == entry]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tests.support.tracker.messages import TOPIC, batches, command, commands, resumed
 from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
@@ -111,11 +111,9 @@ class Job:
                 ENTRY_LOG_ROWS.names
             )
             copied = where(ordered, (shards_of(ordered, self.n) != number) & (int64(ordered, "ledger_id") >= 0))
-            payload = (
-                self.sealed
-                if any(o["kind"] in KINDS_WITH_PAYLOAD for o in orders) or pauses
-                else MESSAGES.empty_table()
-            )
+            has_payload = any(o["kind"] in KINDS_WITH_PAYLOAD for o in orders)
+            payload = self.sealed if has_payload else MESSAGES.empty_table()
+            going_out = resumed(of(self.sealed), *NAMES[TOPIC]) if pauses else {}
             tick_input = TickInput(
                 messages=of(rows),
                 elsewhere=elsewhere,
@@ -126,6 +124,7 @@ class Job:
                 payload_rows=of(payload),
                 pause_changes=pauses,
                 find_keyed=find_keyed,
+                **going_out,
             )
             effects = self._shard(store, number).apply(tick, tick_input)
             if self.is_replayed:

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from tracker.commands.kinds import CANCEL, SKIP
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
 from tracker.in_flight import SENDING, SUBSCRIPTION_MASK
+from tracker.message_state.changes import select_parked
+from tracker.message_state.parking import Round
 from tracker.messages import MESSAGES, concat
 from tracker.schemas import COMMAND_ROWS
 from tracker.tick import Effects, Tick
@@ -45,6 +47,11 @@ def batches(rows: Iterable[tuple[int, int, int, int, int]], **columns: object) -
     return pa.Table.from_pylist(
         [{**defaults, **columns, **dict(zip(names, row, strict=True))} for row in rows], schema=MESSAGES
     )
+
+
+def resumed(stored: pa.Table, *names: str) -> dict[str, Any]:
+    """The fields of a tick's input with one round of all that is parked for subscriptions of TOPIC."""
+    return {"drained": select_parked(stored), "rounds": {TOPIC: {name: Round() for name in names}}}
 
 
 def positions(rows: pa.Table) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tests.support.tracker.messages import TOPIC, batches, command, commands, resumed
 from tracker.messages import MESSAGES, concat, int64, where
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import KNOWN, PauseChange
@@ -89,9 +89,10 @@ class Job:
             commands=ordered,
             request_ids={str(order["request_id"]): 1} if order else {pause.request_id: 1} if pause else {},
             known_messages=known,
-            payload_rows=self.sealed if order or pause else MESSAGES.empty_table(),
+            payload_rows=self.sealed if order else MESSAGES.empty_table(),
             pause_changes=[pause] if pause else [],
             rebuilt=rebuilt,
+            **(resumed(self.sealed, "a", "b") if pause else {}),
         )
         copy = MemoryStore()
         copy.values = dict(self.store.values)

@@ -72,15 +72,14 @@ class Service:
         due = [int64(part, "deliver_at") for part in sealed]
         segment = concat(where(r, (d >= self.load) & (d < load)) for r, d in zip(sealed, due, strict=True))
         self.load = load
-        payload_rows = changes.get("payload_rows")
+        rows_for_all = {name: changes[name] for name in ("payload_rows", "drained") if name in changes}
         found = []
         for shard_id, store in zip(self.shard_ids, self.stores, strict=True):
 
             def own(table: pa.Table, shard_id: ShardId = shard_id) -> pa.Table:
                 return where(table, shard_id.has(table)) if table.num_rows else table
 
-            if "payload_rows" in changes:
-                changes["payload_rows"] = own(payload_rows)
+            changes |= {name: own(table) for name, table in rows_for_all.items()}
             tick_input = TickInput(messages=own(rows), segment=own(segment), **changes)
             effects = Shard(store, self.subscriptions, 1_000_000, shard_id=shard_id).apply(tick, tick_input)
             self._note(effects)

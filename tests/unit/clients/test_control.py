@@ -13,9 +13,10 @@ from conf.settings import Settings
 from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import messages
 from tracker.commands.decode import decode
-from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SCHEDULE_KINDS, SKIP
+from tracker.commands.kinds import CANCEL, OPERATIONS, PAUSE, RESCHEDULE, RESTORE, RESUME, RETRY, SKIP
 from tracker.schemas import KNOWN, SubscriptionRule
 
+SCHEDULE_KINDS = tuple(kind for kind, operation in OPERATIONS.items() if operation.is_of_schedule)
 TOPIC = "persistent://public/default/orders"
 SETTINGS = Settings(routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b"}]}])  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from admin.monitoring.metrics import ApiMetrics
 from conf.settings import Settings
+from jobs.commands.status import _text
 from status.batch_status import BatchStatus
 from status.job_status import LATENESS_MILLIS, STALE_MILLIS, Lateness, read_status
 from status.metrics import JobCollector
@@ -115,3 +116,18 @@ def test_every_metric_is_documented(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
     bases = {re.sub(r"_(total|created|bucket|count|sum)$", "", name) for name in exported(tmp_path)}
     assert {name for name in bases if f"`{name}" not in text} == set()
+
+
+def test_what_a_resume_has_not_let_go_yet_is_told(tmp_path: Path) -> None:
+    with StatusWriter(str(tmp_path), max_in_flight=4) as writer:
+        writer.batch(BatchStatus(1, 2, 750, 1, COUNTS, resuming={"t": {"a": (1_234, 5 << 20)}}))
+    status = read_status(str(tmp_path))
+    assert status is not None
+    assert "resuming: t: 1,234 messages (5 MiB) that were held back for a are still to go out" in _text(
+        status, now(), None
+    )
+    registry = CollectorRegistry()
+    registry.register(JobCollector(lambda: status))
+    exported = generate_latest(registry).decode()
+    assert 'delaylake_resuming_messages{subscription="a",topic="t"} 1234.0' in exported
+    assert 'delaylake_resuming_bytes{subscription="a",topic="t"} 5.24288e+06' in exported

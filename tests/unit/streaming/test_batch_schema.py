@@ -35,6 +35,7 @@ from streaming.operator.schemas import INPUT_SCHEMA, OUTPUT_SCHEMA
 from streaming.source.reader import to_batches
 from tests.support.tracker.messages import messages
 from tracker.in_flight import Release
+from tracker.message_state.parking import Round
 from tracker.messages import MESSAGES, concat, with_columns
 from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.schemas import COMMAND_ROWS, KNOWN, PauseChange
@@ -90,7 +91,7 @@ def test_content_comes_to_the_shards_that_its_routing_names_and_to_no_other() ->
     owners = shards_of(rows, 3)
     content = input_rows(InputKind.MESSAGES, rows, KEYS)
     content += input_rows(InputKind.NOTES, rows.select(InputKind.NOTES.body.schema.names), KEYS)  # type: ignore[union-attr]
-    content += input_rows(InputKind.PACE, {"t": {"a": [1]}}, KEYS)
+    content += input_rows(InputKind.ROUNDS, {"t": {"a": Round(5, 1, 2)}}, KEYS)
     content += input_rows(InputKind.REBUILT_CANCELLED, {1: NOT_TO_DELIVER.empty_table()}, KEYS)
     for shard in range(3):
         received = read(content, shard)
@@ -98,7 +99,7 @@ def test_content_comes_to_the_shards_that_its_routing_names_and_to_no_other() ->
         assert own == {row["ledger_id"] for row, owner in zip(rows.to_pylist(), owners, strict=True) if owner == shard}
         elsewhere = zip(rows.to_pylist(), owners, homes, strict=True)
         assert noted == {row["ledger_id"] for row, owner, home in elsewhere if home == shard != owner}
-        assert received[InputKind.PACE] == {"t": {"a": [1]}}
+        assert received[InputKind.ROUNDS] == {"t": {"a": Round(5, 1, 2)}}
         assert InputKind.REBUILT_CANCELLED not in received, "no rows need no body"
     assert input_rows(InputKind.KNOWN_MESSAGES, KNOWN.empty_table(), KEYS) == []
 
@@ -120,10 +121,11 @@ def test_fields_are_those_of_the_batch_and_the_others_keep_their_defaults() -> N
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_the_paces_of_two_tasks_count_both_in_whichever_order_they_come(turn: int) -> None:
-    one, other = {"t": {"a": [5], "b": [1, 2]}}, {"t": {"b": [3]}, "u": {"c": [4]}}
-    content = [row for pace in (one, other)[::turn] for row in input_rows(InputKind.PACE, pace, KEYS)]
-    assert read(content, 0)[InputKind.PACE] == {"t": {"a": [5], "b": [1, 2]}, "u": {"c": [4]}}
+def test_of_the_rounds_of_two_tasks_those_that_go_further_count_in_whichever_order_they_come(turn: int) -> None:
+    one = {"t": {"a": Round(5, 1), "b": Round(9, 1)}}
+    other = {"t": {"a": Round(), "b": Round(3, 7)}, "u": {"c": Round(0, 4)}}
+    content = [row for rounds in (one, other)[::turn] for row in input_rows(InputKind.ROUNDS, rounds, KEYS)]
+    assert read(content, 0)[InputKind.ROUNDS] == {"t": {"a": Round(), "b": Round(9, 1)}, "u": {"c": Round(0, 4)}}
 
 
 def test_a_batch_without_a_tick_is_refused() -> None:
@@ -154,6 +156,7 @@ def test_the_sink_reads_what_shards_put_out() -> None:
     status = {
         "tick": 9, "now": 1, "cutoff": 2, "run_id": "r", "unwritable": {}, "changed": {}, "next_due": 3,
         "counts": {"taken": 2}, "shaped_until": {}, "drained": {"t": {"a": (1, True)}}, "waiting": {}, "paused": {},
+        "resuming": {"t": {"b": [3, 7, 1]}},
         "failures": [("t", "m", "why")],
     }  # fmt: skip
     output: list[OutputRow] = []

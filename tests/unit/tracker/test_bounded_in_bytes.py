@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from streaming.checkpoint.offset import Offset
-from tests.support.tracker.messages import TOPIC, messages, tick_at
-from tracker import Shard, Tick, TickInput
+from tests.support.tracker.messages import TOPIC, messages, resumed, tick_at
 from tracker.buckets.large_rows import LargeRows, LargeRule
-from tracker.messages import concat, int64
+from tracker.message_state.changes import HELD_DELIVER_AT
+from tracker.messages import concat, int64, with_columns
 from tracker.packing import payload_sizes
+from tracker.schemas import PauseChange
+from tracker.shard import Shard
 from tracker.store import MemoryStore
-from tracker.tick import Effects
+from tracker.subscriptions import Subscriptions
+from tracker.tick import Effects, Tick, TickInput
 
 DUE = 50_000
 BIG = 10_000
@@ -99,3 +103,31 @@ def test_an_offset_of_an_earlier_program_keeps_its_text() -> None:
     newer = Offset(tick=3, max_bytes=5, large=LargeRows(LargeRule(7), (1, 2, 3)).to_json())
     assert Offset.from_json(newer.to_json()) == newer
     assert newer.large_rows == LargeRows(LargeRule(7), (1, 2, 3))
+
+
+def test_large_messages_that_were_parked_keep_their_order_while_others_wait_for_room() -> None:
+    """They go out at once, as a round is bounded: in turn with the others they would come by their positions."""
+    rule = LargeRule(BIG, is_whole=True, in_order=(TOPIC,))
+    subscriptions = Subscriptions({TOPIC: ["a"]}, in_order={TOPIC: 1})
+    store, stored = MemoryStore(), []
+
+    def step(number: int, cutoff: int, after: tuple[int, int, int] | None = None, **changes: Any) -> Effects:
+        large = LargeRows(rule, after).to_json()
+        times = {"load_horizon": 90_000, "near_until": 80_000}
+        tick = tick_at(number, cutoff, now=cutoff, max_bytes=MOST, large=large, **times)
+        effects = Shard(store, subscriptions, 50_000).apply(tick, TickInput(**changes))
+        stored.append(effects.bucket)
+        return effects
+
+    dues = {9: 1_000, 8: 2_000, 7: 3_000}
+    rows = concat([large(range(entry, entry + 1), due) for entry, due in dues.items()])
+    rows = with_columns(rows, key=pa.array(["k"] * 3))
+    step(1, 100, messages=rows, request_ids={"p": 1}, pause_changes=[PauseChange("p", TOPIC, 1, True)])
+    for number, cutoff in enumerate((1_500, 2_500, 3_500), 2):
+        assert not step(number, cutoff).releases
+    resume = [PauseChange("r", TOPIC, 1, False)]
+    given = {"request_ids": {"r": 1}, "pause_changes": resume, **resumed(concat(stored), "a")}
+    effects = step(5, 60_000, after=(50_000, 1, 1), **given)
+    assert [int64(release.rows, "entry_id").tolist() for release in effects.releases] == [[9, 8, 7]]
+    moved = effects.bucket.filter(pc.less(effects.bucket["deliver_at"], HELD_DELIVER_AT))
+    assert set(moved["deliver_at"].to_pylist()) == {49_999}, "the index has them before what is loaded next"

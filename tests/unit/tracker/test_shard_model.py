@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from conf.settings import Settings
 from tests.support.fuzzing.examples import examples
-from tests.support.tracker.messages import TOPIC, batches, command, commands
+from tests.support.tracker.messages import TOPIC, batches, command, commands, resumed
 from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, int64, with_columns
@@ -103,6 +104,7 @@ class ShardModel(RuleBasedStateMachine):
         self.durable: set[int] = set()
         self.marks: list[tuple[int, int, int]] = []
         self.durable_through = 0
+        self.released: set[tuple[int, int, str]] = set()  # messages that the last resume has let go
 
     def set_routes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The settings' subscriptions, none: there is no route; returns those to which messages go out again."""
@@ -201,12 +203,18 @@ class ShardModel(RuleBasedStateMachine):
         self.step([], [], seals, [PauseChange(f"r{self.requests}", TOPIC, bits, is_paused)])
 
     def release_held(self) -> None:
+        self.released = set()
         if self.routes.missing:
             return
         for entry in self.entries.values():
             for pair, time in entry.moved.items():
                 if time == HELD_DELIVER_AT and pair[1] in self.wanted and pair[1] not in self.paused:
                     entry.moved[pair] = self.now
+                    self.released.add((entry.entry_id, *pair))
+
+    def comes_behind(self, entry_id: int, i: int, s: str) -> bool:
+        """Whether a message with a key comes behind what has just been let go, and was not let go itself."""
+        return any(name == s for *_, name in self.released) and (entry_id, i, s) not in self.released
 
     @rule(later=st.integers(0, 4_000), seals=st.booleans())
     def time_passes(self, later: int, seals: bool) -> None:
@@ -324,6 +332,8 @@ class ShardModel(RuleBasedStateMachine):
                 elif s in self.paused or self.routes.missing:
                     entry.held[i, s] = entry.time(i, s)
                     entry.moved[i, s] = HELD_DELIVER_AT
+                elif s == "s0" and back and entry.entry_id % 2 and self.comes_behind(entry.entry_id, i, s):
+                    entry.moved[i, s] = cutoff + 1  # behind what was held back, as it has a key
         tick = Tick(
             tick=self.tick,
             cutoff=cutoff,
@@ -344,8 +354,11 @@ class ShardModel(RuleBasedStateMachine):
             request_ids={str(row["request_id"]): 1 for row in rows}
             | {change.request_id: 1 for change in pause_changes},
             known_messages=self.found(rows),
-            payload_rows=self.payload_rows(rows, pause_changes, stored, back),
+            payload_rows=stored.filter(
+                pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64()))
+            ),
             pause_changes=pause_changes,
+            **self.rounds(pause_changes, stored, back),
             reinstated={topic for topic, _ in back},
         )
         state = dict(self.store.values)
@@ -359,17 +372,13 @@ class ShardModel(RuleBasedStateMachine):
             self.durable.add(entry_id)
         return effects
 
-    def payload_rows(
-        self,
-        rows: list[dict[str, object]],
-        pause_changes: Sequence[PauseChange],
-        stored: pa.Table,
-        back: Sequence[tuple[str, str]],
-    ) -> pa.Table:
-        """Sealed rows that commands move, or that were held back for subscriptions that are there again."""
-        if back or any(not change.is_paused for change in pause_changes):
-            return stored.filter(pc.equal(stored["deliver_at"], HELD_DELIVER_AT))
-        return stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64())))
+    def rounds(
+        self, pause_changes: Sequence[PauseChange], stored: pa.Table, back: Sequence[tuple[str, str]]
+    ) -> dict[str, Any]:
+        """One round of all that was held back, for subscriptions that are resumed or there again."""
+        bits = sum(change.subscriptions for change in pause_changes if not change.is_paused)
+        names = [name for name, number in self.numbers.items() if bits >> number & 1]
+        return resumed(stored, *names, *(name for _, name in back)) if names or back else {}
 
     def found(self, rows: list[dict[str, object]]) -> pa.Table:
         """What a lookup in the tables gives: sealed messages; of durable entries that were never sealed, a past one."""

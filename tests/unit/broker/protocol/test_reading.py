@@ -94,6 +94,7 @@ def test_only_what_the_service_can_have_sent_is_a_message() -> None:
         entry(5, n_messages=3),
         ReceivedEntry(Position(1, 6), EntryError("damaged"), (), 1, 5),
         entry(7, {"b": "2"}, producer=b"q"),
+        entry(8, {"c": "3"}, compression=1, uncompressed_size=0),
     )
     found = list(read_messages(topic, TOPIC))
     assert [(one.position, one.published, one.producer, one.properties) for one in found] == [

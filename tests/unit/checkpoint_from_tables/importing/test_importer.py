@@ -219,9 +219,8 @@ def chunks(
     consumer: Any = FakeConsumer(script, Position(5, 9))
     details: Any = None
     incomplete = ChunkAssembler(1 << 20, 1 << 20)
-    parts = topics._chunks(
-        Importer(settings, TOPIC), consumer, OTHER, topics.SUBSCRIPTION, written, details, incomplete
-    )
+    partition = topics._Partition(OTHER, topics.SUBSCRIPTION, consumer, written)
+    parts = topics._read_messages(Importer(settings, TOPIC), partition, details, incomplete)
     return [(messages["entry_id"].to_pylist(), last) for messages, last in parts]
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.position import Position
+from checkpoint_from_tables.rebuild.context import RebuildContext
 from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
 from checkpoint_from_tables.rebuild.rebuild import rebuild
@@ -32,7 +33,6 @@ from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, subscription_numbe
 from tracker.rebuilt import REBUILT_KEPT_MILLIS
 from tracker.sharding import shard_of
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import find_held
 from warehouse.routes.known_routes import subscription_names
 
 pytestmark = pytest.mark.slow
@@ -412,30 +412,6 @@ def test_subscriptions_are_numbered_as_in_their_route(found: list[tuple[str, str
     assert subscription_numbers(table, names).tolist() == expected
 
 
-def test_what_is_held_back_for_who_is_paused_is_not_read(tmp_path: Path) -> None:
-    _, tables = make(tmp_path)
-    held = [
-        one(HELD_DELIVER_AT, entry_id=i, subscription=name, topic=topic, sequence=1)
-        for i, (topic, name) in enumerate([(TOPIC, "a"), (TOPIC, "b"), (OTHER, "a")])
-    ]
-    tables.append("delayed_index", rows("delayed_index", held), {})
-    found = find_held(tables, tables.version("delayed_index"), [(TOPIC, "b"), (OTHER, "a")])
-    assert sorted(found["entry_id"].to_pylist()) == [1, 2]
-    assert find_held(tables, tables.version("delayed_index"), []).num_rows == 0
-
-
-def test_what_went_on_from_there_is_not_read_as_held_back(tmp_path: Path) -> None:
-    _, tables = make(tmp_path)
-    held = [one(HELD_DELIVER_AT, entry_id=i, subscription="a", topic=TOPIC, sequence=5) for i in range(3)]
-    moves = [
-        one(HELD_DELIVER_AT, operation="MOVE", topic=TOPIC, entry_id=i, subscription=name, sequence=sequence)
-        for i, name, sequence in [(0, "a", 5), (1, "a", 6), (2, "b", 6)]
-    ]
-    tables.append("delayed_index", rows("delayed_index", [*held, *moves]), {})
-    found = find_held(tables, tables.version("delayed_index"), [(TOPIC, "a")])
-    assert found["entry_id"].to_pylist() == [0, 2]
-
-
 def test_what_was_imported_does_not_come_again() -> None:
     table = pa.table({"topic": ["x"], "partition": [-1], "ledger_id": [FIRST_IMPORTED_LEDGER], "entry_id": [0]})
     assert not is_not_durable(table, {"x": Position(1, 1)}).any()
@@ -449,7 +425,7 @@ def overdue_of(made: Settings) -> dict[tuple[str, int], int]:
         without_destinations() as written,
     ):
         rebuild(made, Tables(made.warehouse), Path(folder), now=NOW)
-    found: dict[tuple[str, int], int] = written.call_args.args[4]
+    found: dict[tuple[str, int], int] = written.call_args.args[2]
     return found
 
 
@@ -493,7 +469,7 @@ def test_a_move_of_what_only_a_destination_has_is_not_carried_out_again(tmp_path
     entry.command("RESCHEDULE", "b", 0, NOW - HOUR)
     write(tables, [entry], 1)
 
-    def find(known: Settings, tables: Tables, delivered: Delivered, *_: Any) -> int:
+    def find(context: RebuildContext, delivered: Delivered, *_: Any) -> int:
         delivered.add(rows("deliveries", [{**entry.at(0), "subscription": "b"}]))
         return 1
 

@@ -15,7 +15,8 @@ from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import TickInput
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import cancels_to_index, find_held, read_segment, to_index
+from warehouse.queries.drained_rows import first_rounds
+from warehouse.queries.index_rows import cancels_to_index, read_segment, to_index
 from warehouse.schemas import DELIVERIES, SCHEMAS
 
 NOW = 1_790_000_000_000
@@ -70,8 +71,8 @@ class Service:
         self.store, self.tick = MemoryStore(), found.offset.tick
         version = self.tables.version("delayed_index")
         segment = read_segment(self.tables, version, found.offset.load_horizon, NOW + at + 1_000)
-        payload_rows = find_held(self.tables, version, [(TOPIC, name) for name in NAMES])
-        return self.step(at, rebuilt=of_all_shards(found), segment=segment, payload_rows=payload_rows)
+        drained, rounds = first_rounds(self.tables, version, [(TOPIC, name) for name in NAMES])
+        return self.step(at, rebuilt=of_all_shards(found), segment=segment, drained=drained, rounds=rounds)
 
 
 @pytest.fixture

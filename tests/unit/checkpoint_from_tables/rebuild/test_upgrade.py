@@ -20,7 +20,7 @@ from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import rows
 from tracker.messages import int64
 from warehouse.delta.tables import Tables
-from warehouse.maintenance.maintain import maintain
+from warehouse.maintenance.maintain import Extent, maintain
 from warehouse.queries.index_rows import read_segment
 from warehouse.schemas import SCHEMAS, VERSION, VERSION_OF
 
@@ -58,6 +58,6 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
     for name in SCHEMAS:
         assert tables.written(name, VERSION_OF) == VERSION
         assert tables.append(name, rows(name, [{}]), {"new": 1})
-    maintain(settings, merges_only=True)
+    maintain(settings, extent=Extent.MERGES)
     after = {name: tables.query(name, f"SELECT count(*) AS n FROM {name}")["n"][0].as_py() for name in SCHEMAS}
     assert after == {name: n + 1 for name, n in before.items()}

@@ -20,10 +20,11 @@ from streaming.source.reader import SourceReader
 from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
-from tracker import MemoryStore, Shard, TickInput
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.packing import unpack
-from tracker.tick import Effects
+from tracker.shard import Shard
+from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows

@@ -251,6 +251,23 @@ def test_what_an_offset_says_of_destinations_that_can_not_be_written_and_when_th
     assert fourth.reinstated == []
 
 
+@pytest.mark.slow
+def test_an_offset_names_the_next_rounds_of_what_was_held_back_at_once_and_each_once(
+    start: Any, tmp_path: Path
+) -> None:
+    orders = settings(orders=["a", "b"])
+    intake = start(orders, "now")
+    last = intake.next_offset(offset(orders))
+    assert (last.drains, last.drained_before) == ({}, {})
+    waits: dict[str, Any] = {"since": 1, "open": []}
+    resuming = (last.tick, {ORDERS: {"a": 5, "b": 7}})
+    FeedbackFile(tmp_path / "feedback").write(Feedback(resuming=resuming, unwritable={ORDERS: {"b": waits}}))
+    last = intake.next_offset(last)
+    assert (last.drains, last.drained_before) == ({ORDERS: {"a": 10_000}}, {ORDERS: {"a": 5}})
+    last = intake.next_offset(last)
+    assert (last.drains, last.drained_before) == ({}, {})
+
+
 def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(start: Any) -> None:
     """What came due while it was down is held back, and goes out when the destination is there again."""
     orders = settings(orders=["a", "b"])

@@ -20,14 +20,13 @@ from streaming.release.feedback import Feedback
 from streaming.source.clock import Clock, ClockSettings
 from streaming.source.intake import TableIndex
 from tests.support.tracker.messages import TOPIC, messages
-from tracker import Shard, TickInput
 from tracker.buckets.large_rows import LargeRule
 from tracker.messages import concat, int64
 from tracker.packing import LARGE_BYTES, payload_sizes
-from tracker.shard import StateOptions
+from tracker.shard import Shard, StateOptions
 from tracker.store import MemoryStore
 from tracker.subscriptions import DEFAULT_BACKOFF, Subscriptions
-from tracker.tick import Effects
+from tracker.tick import Effects, TickInput
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import (
     find_keyed_messages,

@@ -17,7 +17,6 @@ from tracker.commands.kinds import (
     RESTORE,
     RESUME_SCHEDULE,
     RETRY,
-    SCHEDULE_KINDS,
     SKIP,
     Effect,
 )
@@ -53,7 +52,7 @@ def said(operation: str, cancelled: bool, dispatched: bool, has_payload: bool, r
         return Result.INVALID
     if operation == PAUSE_SCHEDULE and paused:
         return Result.ALREADY_APPLIED
-    if operation in SCHEDULE_KINDS and has_payload and not recurs:
+    if OPERATIONS[operation].is_of_schedule and has_payload and not recurs:
         return Result.INVALID
     if dispatched or not has_payload:
         return Result.TOO_LATE

@@ -9,13 +9,14 @@ import tracker.context
 import tracker.message_state.parking
 from tests.support.tracker.control_desk import Desk
 from tests.support.tracker.messages import TOPIC, commands, messages, tick_at
-from tracker import Shard, TickInput
 from tracker.commands.decode import decode
 from tracker.commands.kinds import ANSWER
 from tracker.context import SequencesExhaustedError
 from tracker.messages import concat
 from tracker.schemas import SubscriptionRule
+from tracker.shard import Shard
 from tracker.store import MemoryStore
+from tracker.tick import TickInput
 from tracker.wire.delaylake_pb2 import ControlCommand, Result, SkipEntry, SkipMessages
 
 BITS = 6
@@ -31,7 +32,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def test_what_is_held_back_in_one_tick_has_only_sequences_of_that_tick(desk: Desk) -> None:
-    desk.parking.begin_tick({TOPIC: (1 << len(NAMES)) - 1}, {})
+    desk.parking.begin_tick({TOPIC: (1 << len(NAMES)) - 1}, 0)
     desk.parking.choose_subscriptions(messages([(1, i, 900) for i in range(40)]))
     moved = desk.state.take_moves().to_pylist()
     assert {row["sequence"] >> BITS for row in moved} == {7}

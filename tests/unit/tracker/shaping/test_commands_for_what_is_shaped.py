@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support.naive.rates import most_within
-from tests.support.tracker.messages import TOPIC, command, commands, messages
+from tests.support.tracker.messages import TOPIC, command, commands, messages, resumed
 from tests.support.tracker.shaped_service import START, Service, many, rate
 from tracker.commands.kinds import RESCHEDULE
-from tracker.messages import concat, int64, where
+from tracker.messages import concat, int64
 from tracker.schemas import KNOWN, PauseChange
 from tracker.wire.delaylake_pb2 import Result
 
@@ -54,8 +54,7 @@ def test_what_a_pause_held_back_is_shaped_when_it_goes_on(phase: int) -> None:
     service.run_until(START + 8_000)
     assert not service.of("s")
     resume = PauseChange("r", TOPIC, 1, is_paused=False)
-    held = concat(where(part, int64(part, "deliver_at") > START + 10**12) for part in service.sealed)
-    service.step(400, pause_changes=[resume], request_ids={"r": 1}, payload_rows=held)
+    service.step(400, pause_changes=[resume], request_ids={"r": 1}, **resumed(concat(service.sealed), "s"))
     service.run_until(START + 40_000)
     shaped = service.of("s")
     assert len({row[1] for row in shaped}) == len(shaped) == 200

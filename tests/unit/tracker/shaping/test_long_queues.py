@@ -9,9 +9,9 @@ import pytest
 
 from conf.shaping import Window
 from tests.support.naive.rates import most_within
-from tests.support.tracker.messages import TOPIC, command, commands, messages
+from tests.support.tracker.messages import TOPIC, command, commands, messages, resumed
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
-from tracker.messages import concat, int64, where
+from tracker.messages import concat
 from tracker.schemas import KNOWN, PauseChange
 from tracker.shaping.token_bucket import rule_of
 from tracker.sharding import shards_of
@@ -142,10 +142,9 @@ def test_a_pause_of_a_long_queue_puts_nothing_of_it_behind_the_rest(
     service.step(100, concat(messages([(7, i, START + 5_000 + i)], key="k") for i in range(300)))
     service.run_until_some_wait(400)
     for is_paused, request in ((True, "p"), (False, "r")):
-        held = concat(where(part, int64(part, "deliver_at") > START + 10**12) for part in service.sealed)
         change = PauseChange(request, TOPIC, 1, is_paused=is_paused)
-        payload = {} if is_paused else {"payload_rows": held}
-        service.step(400, pause_changes=[change], request_ids={request: 1}, **payload)
+        rounds = {} if is_paused else resumed(concat(service.sealed), "s")
+        service.step(400, pause_changes=[change], request_ids={request: 1}, **rounds)
         service.step(400)
     service.run_until(START + 40_000)
     out = sorted(service.of("s"), key=lambda row: (row[0], row[3]))

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from tests.support.tracker.messages import TOPIC, command, commands
+from tests.support.tracker.messages import TOPIC, command, commands, resumed
 from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
 from tracker.commands.kinds import RESCHEDULE, RETRY, SKIP
 from tracker.messages import concat
@@ -92,7 +92,8 @@ def test_what_is_resumed_by_another_command_of_the_batch() -> None:
     service.run_until(START + 8_000)
     assert apply(service, *retries(0, name="held")) == [WAITS]
     resume = PauseChange("q", TOPIC, 1, is_paused=False)
-    assert apply(service, *retries(0), pause_changes=[resume], request_ids={"q": 1}) == [WAITS]
+    rounds = resumed(concat(service.sealed), "s")
+    assert apply(service, *retries(0), pause_changes=[resume], request_ids={"q": 1}, **rounds) == [WAITS]
     assert [row[1] for row in service.of("s")] == [0]
     assert not attempts(service)
 

@@ -28,7 +28,7 @@ from warehouse.backup.copying import CHOSEN, BackupError, back_up
 from warehouse.backup.marker import NotABackupError, read_marker, remove_marker
 from warehouse.backup.restoring import NeverCompleteError, restore
 from warehouse.delta.tables import Tables, exists
-from warehouse.maintenance.maintain import MaintenanceError, maintain
+from warehouse.maintenance.maintain import Extent, MaintenanceError, maintain
 from warehouse.schemas import SCHEMAS
 from warehouse.storage import Storage
 
@@ -71,7 +71,7 @@ def test_the_copy_has_the_same_rows_and_a_second_run_copies_what_is_new(
     again = back_up(made, str(target))
     assert [t.files_copied for t in again.tables] == [0] * len(again.tables)
     tables.append("delayed_index", bucket(5, 20, NOW, HOUR), {"job": 5})
-    maintain(made, merges_only=True)
+    maintain(made, extent=Extent.MERGES)
     tables.append("delayed_index", bucket(6, 20, NOW, HOUR), {"job": 6})
     more = back_up(made, str(target))
     assert contents(Tables(str(target))) == contents(tables)
@@ -182,7 +182,7 @@ def test_files_that_the_warehouse_deletes_meanwhile_are_not_missed(
     def merge_before(storage: Storage, other: Storage, path: str) -> None:
         if not exists_merged:
             exists_merged.append(True)
-            maintain(made, merges_only=True)
+            maintain(made, extent=Extent.MERGES)
             tables.append("delayed_index", bucket(9, 400, NOW, HOUR), {"job": 9})
             for name in SCHEMAS:
                 DeltaTable(tables.path(name)).optimize.compact()

@@ -15,7 +15,7 @@ from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.restoring import restore
 from warehouse.delta.snapshot import query_builder, run_sql
-from warehouse.maintenance.maintain import maintain
+from warehouse.maintenance.maintain import Extent, maintain
 from warehouse.message_schemas import COLUMNS as SCHEMA_COLUMNS
 from warehouse.schemas import EXPIRED, REFUSALS, STATISTICS
 
@@ -32,7 +32,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for number in range(1, 10):
         tables.append("delayed_index", bucket(number, 20, NOW, HOUR), {"job": number})
         tables.append("rejects", rows("rejects", [{"publish_time": NOW, "topic": made.control.topic}]), {"job": number})
-    merged = {report.table: report.files_merged for report in maintain(made, merges_only=True, now=NOW)}
+    merged = {report.table: report.files_merged for report in maintain(made, extent=Extent.MERGES, now=NOW)}
     tables.delete("delayed_index", "entry_id = 3")
     reports = {report.table: report for report in maintain(made, now=NOW + DAY)}
     assert (merged["delayed_index"], reports["rejects"].rows_deleted) == (9, 9)

@@ -28,7 +28,7 @@ from tests.support.warehouse.tables import DAY, HOUR, NOW, bucket, content, make
 from warehouse.delta.tables import Tables
 from warehouse.maintenance import maintain as module
 from warehouse.maintenance.compaction import FAN_IN, MERGED_AT_ONCE, RowGroups, Run, merge, overlap, plan, slices
-from warehouse.maintenance.maintain import MaintenanceError, is_paused, lock, maintain, needs_maintenance
+from warehouse.maintenance.maintain import Extent, MaintenanceError, is_paused, lock, maintain, needs_maintenance
 from warehouse.maintenance.table_files import DataFile, TableFiles, TableFolder
 from warehouse.queries.index_rows import read_segment, to_index
 from warehouse.schemas import SCHEMAS
@@ -170,7 +170,7 @@ def test_merged_files_are_sorted_and_do_not_overlap(sealed: tuple[Settings, Tabl
 def test_a_dry_run_changes_nothing(sealed: tuple[Settings, Tables]) -> None:
     made, tables = sealed
     version = tables.version("delayed_index")
-    report = next(r for r in maintain(made, dry_run=True, now=NOW) if r.table == "delayed_index")
+    report = next(r for r in maintain(made, extent=Extent.NOTHING, now=NOW) if r.table == "delayed_index")
     assert report.files_merged == 40
     assert report.files_after == 40
     assert tables.version("delayed_index") == version
@@ -234,7 +234,7 @@ def test_whether_it_is_needed(sealed: tuple[Settings, Tables]) -> None:
     many = made.model_copy(update={"maintain": made.maintain.model_copy(update={"min_small_files": 41})})
     assert needs_maintenance(few, tables)
     assert not needs_maintenance(many, tables)
-    maintain(few, now=NOW, merges_only=True)
+    maintain(few, now=NOW, extent=Extent.MERGES)
     assert not needs_maintenance(few, tables)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conf.settings import Settings
 from warehouse.delta.tables import Tables
-from warehouse.maintenance.maintain import maintain, needs_maintenance
+from warehouse.maintenance.maintain import Extent, maintain, needs_maintenance
 from warehouse.schemas import REFUSALS
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def test_refusals_are_merged_and_go_after_their_retention(tmp_path: Path) -> Non
             row = {"refused_at": NOW - day * DAY - hour, "code": 401, "reason": "no token", "calls": 3}
             tables.append("refusals", pa.Table.from_pylist([row], schema=REFUSALS), {})
     assert needs_maintenance(settings, tables)
-    merged = maintain(settings, merges_only=True, now=NOW)[-1]
+    merged = maintain(settings, extent=Extent.MERGES, now=NOW)[-1]
     assert (merged.table, merged.files_before, merged.files_after, merged.rows_deleted) == ("refusals", 15, 1, 0)
     assert not needs_maintenance(settings, tables)
     deleted = maintain(settings, now=NOW)[-1]

@@ -222,7 +222,9 @@ def test_a_producer_that_is_not_made_in_time_holds_up_no_other_and_is_closed_whe
     assert well.entries == list(range(1, 21))
     assert offline.hangs is not None
     offline.hangs.set()
-    lines[0].wait_opened()
+    for thread in threading.enumerate():
+        if thread.name.startswith("producer "):
+            thread.join(10)
     assert offline.n_open == well.n_open == 0
     assert offline.entries == []
 
