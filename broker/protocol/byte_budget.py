@@ -190,7 +190,8 @@ class Share:
             self.handed = self.handed if handed is None else handed
             self.kept = self.kept if kept is None else kept
             budget._count(self)
-            if self in budget._waiting and self._is_own(budget._waiting[self]):
+            wanted = budget._waiting.get(self)
+            if wanted is not None and (self._is_own(wanted) or (budget._is_next(self) and budget._fits(self, wanted))):
                 budget._give_turn(self)
             budget._serve()
 
