@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from admin.control.async_client import AsyncControlClient
+from admin.control.scheduling import Scheduler
 from admin.dashboard import overview, pages
 from admin.dashboard.data import Stats
 from admin.dashboard.responses import error_page
@@ -17,7 +19,7 @@ from admin.errors import answer_errors
 from admin.middleware import BodyLimit, HeadAsGet, PulsarPaths
 from admin.monitoring import health_api
 from admin.monitoring.metrics import ApiMetrics, CountRequests
-from admin.rest import dead_letters_api, index_api, pending_api, schedules_api, topics_api
+from admin.rest import dead_letters_api, index_api, pending_api, schedule_api, schedules_api, topics_api
 from admin.security.hosts import AllowedHosts, host_check
 from admin.security.policy import Policy, check_policies
 from admin.security.proxies import TrustedProxies
@@ -29,11 +31,12 @@ from warehouse.queries.message_index import MessageIndex
 
 class _AdminApi(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document without status 422, FastAPI's own for invalid requests, which is never used."""
+        """Returns the OpenAPI document without FastAPI's own 422 for invalid requests, which is never used."""
         described = super().openapi()
         for path in described["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)
+                if "HTTPValidationError" in json.dumps(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
         return described
 
 
@@ -48,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncControlClient(settings) as app.state.control, refusals:
+            app.state.scheduler = Scheduler(settings, app.state.control, app.state.tables)
             yield
 
     app = _AdminApi(
@@ -69,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stats = Stats(settings)
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
+    app.include_router(schedule_api.router, tags=["schedules"])
     app.include_router(index_api.router, tags=["topics"])
     app.include_router(pending_api.router, tags=["pending messages"])
     app.include_router(schedules_api.router, tags=["schedules"])

@@ -111,10 +111,10 @@ def error_response(code: int, reason: str, outcomes: list[Outcome] | None = None
     content: dict[str, object] = {"reason": reason}
     if outcomes is not None:
         content["outcomes"] = [outcome_json(outcome) for outcome in outcomes]
-    return _AsciiResponse(content, code, headers)
+    return AsciiResponse(content, code, headers)
 
 
-class _AsciiResponse(JSONResponse):
+class AsciiResponse(JSONResponse):
     """JSON in ASCII: a request may have characters that UTF-8 can't encode, such as half a surrogate pair."""
 
     def render(self, content: Any) -> bytes:

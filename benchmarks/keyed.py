@@ -47,9 +47,9 @@ class CountingStore(MemoryStore):
         self.calls += 1
         return super().get(table, key)
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         self.calls += 1
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 class Job:

@@ -7,8 +7,8 @@ usage: large.py instant [--messages N] [--bytes N] [--kills N]
 messages (50) of --bytes that are overdue when the job starts. In both, another topic has --rate (50) messages a second
 of 100 bytes, due 5 to 10 seconds after they are sent. With --kills the job's driver is killed so many times while the
 large messages come, and started again. Prints one JSON object: messages lost, doubled and early; seconds from the
-instant (or the start) until the last large one came; how late the other topic's were, at the consumer; and the most
-memory of all processes of the job together (PSS), looked at each half second.
+instant (or the start) until the last large one came; how late the other topic's were, at the consumer; the most
+memory of all processes of the job together (PSS), looked at each half second; and their CPU time from the instant on.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ class Memory:
         self.most = 0
         self.of_most: dict[str, int] = {}
         self.of_now: Counter[str] = Counter()
+        self._cpu: dict[tuple[int, str], float] = {}
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -124,10 +125,18 @@ class Memory:
                 with contextlib.suppress(psutil.Error):  # it has ended
                     name = "java" if "java" in process.name() else " ".join(process.cmdline()[-2:])[-40:]
                     found[name] += process.memory_full_info().pss
+                    self._cpu[process.pid, name] = sum(process.cpu_times()[:2])
             self.of_now = found
             if (total := sum(found.values())) > self.most:
                 self.most, self.of_most = total, dict(found)
             time.sleep(0.5)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Returns the CPU time of all processes that were looked at, by kind, seconds."""
+        total: dict[str, float] = {}
+        for (_, name), seconds in list(self._cpu.items()):
+            total[name] = total.get(name, 0.0) + seconds
+        return total
 
 
 def late(found: Any, since: float) -> dict[str, float]:
@@ -194,6 +203,7 @@ def main() -> None:
             begin = due / 1000 if is_instant else time.time()
             kills = [n * (k + 1) // (arguments.kills + 1) for k in range(arguments.kills)]
             starts = 0
+            cpu_before = memory.cpu_seconds()
             until = time.time() + arguments.patience
             looked = 0.0
             while large.came.value < n and time.time() < until:
@@ -215,6 +225,8 @@ def main() -> None:
                     job.start()
             said["starts_again"] = starts
             said["large_seconds"] = round(time.time() - begin, 1)
+            cpu = memory.cpu_seconds().items()
+            said["cpu_seconds"] = {name: round(seconds - cpu_before.get(name, 0.0), 1) for name, seconds in cpu}
             time.sleep(QUIET_SECONDS)
             stop.set()
             small_sender.join()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Collection
 
 import numpy as np
 
@@ -36,10 +37,10 @@ class CountingStore(MemoryStore):
         self.count["read_calls"] += 1
         return value
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         self.count["written_bytes"] += len(value)
         self.count["written_calls"] += 1
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 def move(store: MemoryStore, entries: np.ndarray, tick: int) -> None:

@@ -38,13 +38,14 @@ class ApiSettings(Section):
 class Operation(StrEnum):
     """An operation that a role may do. ADMIN includes all others, and SKIP includes ACKNOWLEDGE.
 
-    DELIVER: to have messages delivered at another time, at once, or once more.
+    DELIVER: to have messages delivered at another time, at once, or once more. SCHEDULE: to send messages.
     """
 
     SKIP = "skip"
     ACKNOWLEDGE = "acknowledge"
     CANCEL = "cancel"
     DELIVER = "deliver"
+    SCHEDULE = "schedule"
     READ = "read"
     ADMIN = "admin"
 

@@ -97,6 +97,7 @@ class PulsarSettings(Section):
     crypto_private_key_file: Path | None = None
     subscription: Annotated[str, Field(min_length=1)] = "delaylake"
     max_message_size_bytes: Annotated[int, Field(ge=65_536)] = 5_242_880
+    max_chunked_message_bytes: Annotated[int, Field(ge=0)] = 10_485_760
 
     @model_validator(mode="before")
     @classmethod

@@ -134,6 +134,7 @@ def _read_rebuilt(body: bytes) -> Rebuilt:
         sealed=values["sealed"],
         unwanted=values["unwanted"],
         request_ids=hashes if isinstance(hashes, dict) else dict.fromkeys(hashes, 0),  # an earlier version's
+        message_requests=values.get("message_requests", {}),  # an earlier version prepared none
         paused=values["paused"],
         shaped_until=values.get("shaped_until", {}),  # an earlier version prepared none
         released=values["released"],
@@ -193,6 +194,7 @@ class InputKind(StrEnum):
     SEGMENT = "segment", _MESSAGES, by_message, TickInput, "segment"
     COMMANDS = "commands", Rows(COMMAND_ROWS), by_message, TickInput, "commands"  # and copies: see `command_copies`
     REQUEST_IDS = "request_ids", _JSON, to_all, TickInput, "request_ids"
+    MESSAGE_REQUESTS = "message_requests", _JSON, to_all, TickInput, "message_requests"
     PAUSE_CHANGES = "pause_changes", _PAUSE_CHANGES, to_all, TickInput, "pause_changes"
     KNOWN_MESSAGES = "known_messages", Rows(KNOWN), by_message_and_home, TickInput, "known_messages"
     PAYLOAD_ROWS = "payload_rows", _MESSAGES, by_message, TickInput, "payload_rows"
@@ -341,6 +343,7 @@ class ShardStatus:
         waiting: as of `Effects`.
         paused: as of `Effects`.
         failures: as of `Effects`.
+        payload_files: the names of the files with payloads to which the shard's state refers after the batch.
     """
 
     shard: int
@@ -358,6 +361,7 @@ class ShardStatus:
     waiting: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
     paused: Mapping[str, list[str]] = field(default_factory=dict)
     failures: list[tuple[str, str, str]] = field(default_factory=list)
+    payload_files: list[str] = field(default_factory=list)
 
 
 def output_rows(shard: int, tick: int, effects: Effects) -> Iterator[OutputRow]:

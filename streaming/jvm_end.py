@@ -45,7 +45,7 @@ class JvmLog:
 
     def _written(self) -> bytes:
         size = self._size()
-        begin = self._begin if self._begin <= size else 0  # else the log has been made anew
+        begin = self._begin if self._begin <= size else 0  # else the log has been made again
         try:
             with (self._folder / LOG).open("rb") as log:
                 log.seek(max(begin, size - _READ_BYTES))

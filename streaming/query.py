@@ -25,6 +25,7 @@ from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.checkpoint.prepared import last_routes
 from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recover, wait_for_broker
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
@@ -176,18 +177,20 @@ class DelayedDelivery:
         with tempfile.TemporaryDirectory(prefix="delaylake-") as folder:
             feedback_file = Path(folder) / "feedback.json"
             app_id = checkpoint.app_id
+            payloads = PayloadSweep(checkpoint.payload_folder)
             run = Run(
                 app_id,
                 FeedbackFile(feedback_file),
                 last_routes(checkpoint.folder),
                 Path(folder) if str(self._spark.sparkContext.master).startswith("local") else None,
                 checkpoint.release_folder,
+                payloads,
             )
             releaser = Releaser(self._spark, self._settings, tables, run, self._on_deliveries, self._alerts)
             outcomes = OutcomePublisher(self._settings, app_id, self._alerts)
             run_id = uuid.uuid4().hex[:12]
             self._alerts.follow(Path(folder) / _SOURCE_ALERTS)
-            sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done)
+            sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, self._batch_done, payloads)
             options = {
                 "settings": self._settings.model_dump_json(),
                 "run": run_id,

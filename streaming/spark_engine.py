@@ -120,7 +120,7 @@ class SparkQueries(Queries):
         return f"explode(filter(sequence(CAST(0 AS BIGINT), {n}), i -> i < {n}))"
 
     def create(self, name: str, sql: str) -> None:
-        # The executors keep the rows; Spark computes those of a lost executor anew from the tables.
+        # The executors keep the rows; Spark computes those of a lost executor again from the tables.
         with as_engine_errors():
             self._run(sql).persist().createOrReplaceTempView(name)
 

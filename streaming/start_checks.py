@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conf.errors import DelayLakeError
-from streaming.checkpoint.checkpoint import REPAIR, VERSION, CheckpointError
+from streaming.checkpoint.checkpoint import OLDEST_VERSION, REPAIR, VERSION, CheckpointError
 
 
 class StartError(DelayLakeError):
@@ -75,10 +75,10 @@ def check_program(checkpoint: CheckpointFacts, shards: int) -> None:
             f"a newer delaylake has written the checkpoint {checkpoint.folder} (version {version}, this one knows "
             f"{VERSION}): start that one, or {REPAIR}"
         )
-    if version < VERSION:
+    if version < OLDEST_VERSION:
         raise CheckpointError(
             f"an older delaylake has written the checkpoint {checkpoint.folder} (version {version}, this one goes on "
-            f"from {VERSION}): {REPAIR}"
+            f"from {OLDEST_VERSION}): {REPAIR}"
         )
     known = checkpoint.shards or checkpoint.prepared_shards or shards
     if known != shards:

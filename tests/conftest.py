@@ -58,6 +58,7 @@ SLOWEST = (
     "test_fencing",
     "test_standby",
     "test_settings_edits",
+    "test_large_in_chunks",
     "test_moves",
     "test_control",
     "test_job",

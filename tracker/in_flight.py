@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, Int64Array, concat, int64, is_rejected, where, with_columns
-from tracker.packing import pack, unpack
-from tracker.store import Store, get_present
+from tracker.store import Store, get_rows, put_rows
 from tracker.subscriptions import DEFAULT_BACKOFF, by_topic, dead_letter_masks, dead_letters_of
 
 SENDING = "sending"  # key of a release's schema metadata: how it is to be sent
@@ -147,11 +146,10 @@ class InFlight:
         return [Release(stored.tick, stored.kind, self._get(stored)) for stored in self._releases if stored.rows]
 
     def _get(self, stored: _StoredRelease) -> pa.Table:
-        rows = unpack(get_present(self._store, _TABLE, stored.key))
-        return _renamed(rows, _STORED_MASK, SUBSCRIPTION_MASK)
+        return _renamed(get_rows(self._store, _TABLE, stored.key), _STORED_MASK, SUBSCRIPTION_MASK)
 
     def _put(self, stored: _StoredRelease, rows: pa.Table) -> None:
-        self._store.put(_TABLE, stored.key, pack(_renamed(rows, SUBSCRIPTION_MASK, _STORED_MASK)))
+        put_rows(self._store, _TABLE, stored.key, _renamed(rows, SUBSCRIPTION_MASK, _STORED_MASK))
 
     def _open_rows(self, rows: pa.Table, wanted: Mapping[str, int]) -> pa.Table:
         """Returns the rows of a release for some subscriptions, with the column `place`.

@@ -30,6 +30,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
+from tracker.requests import MessageRequests
 from tracker.schemas import COMMAND_ROWS, KNOWN, PAST
 from tracker.tick import TickInProgress
 
@@ -50,6 +51,7 @@ class NewMessages:
         state: knows which messages are done with.
         control: has the commands that wait.
         keys: decides which message of a schedule key waits.
+        requests: knows which messages come again under their request id.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class NewMessages:
         state: MessageState,
         control: Control,
         keys: Superseding,
+        requests: MessageRequests,
     ) -> None:
         self._context = context
         self._tracker = tracker
         self._state = state
         self._control = control
         self._keys = keys
+        self._requests = requests
 
     def accept_messages(self, step: TickInProgress) -> Accepted:
         """Sorts a tick's messages; adds rejects, outcomes, and the commands of messages sent back, to the tick.
@@ -73,7 +77,8 @@ class NewMessages:
             step: the tick. Its messages are not added to the tracker yet.
         """
         sent_back = take_sent_back(step.input.messages, self._context.subscriptions, self._context.now)
-        messages = sent_back.messages
+        requested = self._requests.decide_new(sent_back.messages, step.input.message_requests, step.input.first_answers)
+        messages = requested.messages
         if sent_back.commands.num_rows:
             # These commands came with their messages, so they precede the commands of the control topic.
             step.commands = concat([sent_back.commands, step.commands], COMMAND_ROWS)
@@ -88,6 +93,7 @@ class NewMessages:
             decided = self._keys.decide_new(messages, is_new & ~self._tracker.knows(messages))
             messages, is_new = decided.messages, is_new & ~decided.dropped
             step.outcomes.append(decided.outcomes)
+        step.outcomes.append(requested.outcomes(messages))
         new = where(messages, is_new)
         self._state.count_unwanted_new(new)
         done = where(messages, ~is_rejected(messages) & is_done)

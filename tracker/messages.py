@@ -58,6 +58,10 @@ MESSAGES = pa.schema(
         ("shaped_from", pa.int64()),  # when the message was due before shaping moved it; null: not moved by shaping
         ("occurrence", pa.int64()),  # number of the recurring message's occurrence, from 1; null: it does not recur
         ("occurrence_at", pa.int64()),  # when the occurrence is due by the message's rule; null: deliver_at
+        ("payload_at", pa.string()),  # where a large payload is, as `PayloadRef`; null: `payload` has it
+        # Of a topic's messages with the same request id the first counts. null: no id, or the shard has decided whether
+        # the message is the first; so tables and state have none.
+        ("request_id", pa.string()),
     ]
 )
 
@@ -122,6 +126,11 @@ def int64(rows: pa.Table, column: str) -> Int64Array:
 def has_keys(rows: pa.Table) -> bool:
     """Whether any of the rows has a schedule key."""
     return "schedule_key" in rows.column_names and rows["schedule_key"].null_count < rows.num_rows
+
+
+def has_requests(rows: pa.Table) -> bool:
+    """Whether any of the rows has a request id."""
+    return "request_id" in rows.column_names and rows["request_id"].null_count < rows.num_rows
 
 
 def has_occurrences(rows: pa.Table) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.messages import Int64Array
+from tracker.payload_refs import has_refs, lengths
 
 # Compression pays only from about this size on; threads do not pay at any size that occurs here.
 _COMPRESSED_FROM_BYTES = 32_768
@@ -105,16 +106,31 @@ PART_BYTES = 8 << 20  # likewise about the most bytes: Spark's JVM holds several
 
 
 def payload_sizes(rows: pa.Table) -> Int64Array:
-    """Returns the bytes of each row's payload, int64, (rows,); 0: there is none."""
+    """Returns the bytes of each row's payload, in the row or in a file, int64, (rows,); 0: there is none."""
+    sizes = _held_payload_sizes(rows)
+    return sizes + lengths(rows) if has_refs(rows) else sizes
+
+
+def row_sizes(rows: pa.Table) -> Int64Array:
+    """Returns about how many bytes each row has, int64, (rows,): its payload, an equal share of the other columns.
+
+    A payload in a file counts: whoever sends the row has it in memory.
+    """
+    sizes = _held_row_sizes(rows)
+    return sizes + lengths(rows) if has_refs(rows) else sizes
+
+
+def _held_payload_sizes(rows: pa.Table) -> Int64Array:
+    """Does the same as `payload_sizes` without the payloads that are in files."""
     if not rows.num_rows or "payload" not in rows.column_names:
         return np.zeros(rows.num_rows, np.int64)
     sizes: Int64Array = pc.fill_null(pc.binary_length(rows["payload"]), 0).to_numpy().astype(np.int64)
     return sizes
 
 
-def row_sizes(rows: pa.Table) -> Int64Array:
-    """Returns about how many bytes each row has, int64, (rows,): its payload, an equal share of the other columns."""
-    sizes = payload_sizes(rows)
+def _held_row_sizes(rows: pa.Table) -> Int64Array:
+    """Does the same as `row_sizes` without the payloads that are in files."""
+    sizes = _held_payload_sizes(rows)
     others = max(0, int(rows.nbytes) - int(sizes.sum()))
     all_columns: Int64Array = sizes + others // max(1, rows.num_rows)
     return all_columns
@@ -131,12 +147,15 @@ def fitting(sizes: Int64Array, most: int) -> int:
 
 
 def in_parts(rows: pa.Table, most_rows: int = PART_ROWS, most_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
-    """Yields a table's rows in parts of at most so many rows, and about so many bytes; a row is in one part."""
+    """Yields a table's rows in parts of at most so many rows, and about so many bytes; a row is in one part.
+
+    Payloads in files do not count: they are not in the parts.
+    """
     if rows.num_rows <= most_rows and rows.nbytes <= most_bytes:
         if rows.num_rows:
             yield rows
         return
-    sizes, start = row_sizes(rows), 0
+    sizes, start = _held_row_sizes(rows), 0
     while start < len(sizes):
         end = start + fitting(sizes[start : start + most_rows], most_bytes)
         yield rows.slice(start, end - start)

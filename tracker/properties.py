@@ -89,6 +89,25 @@ DEBOUNCE_MAX = "debounceMax"
 MAX_KEY_BYTES = 512
 
 
+REQUEST_ID = "requestId"
+
+
+def request_id(properties: Mapping[str, str]) -> str | None:
+    """Returns the request id of a message; None: it has none.
+
+    A copy of a delivered message has none of its own: it has come back for a retry, or to another source topic.
+
+    Raises:
+        BadScheduleError: the id is empty or too long.
+    """
+    chosen = properties.get(REQUEST_ID)
+    if chosen is None or MESSAGE_ID in properties:
+        return None
+    if not 0 < len(chosen.encode()) <= MAX_REQUEST_BYTES:
+        raise BadScheduleError(f"{REQUEST_ID} is empty or has more than {MAX_REQUEST_BYTES} bytes")
+    return chosen
+
+
 class Mode(StrEnum):
     """Which of two messages with the same schedule key is delivered, if one waits and another comes in."""
 
@@ -166,7 +185,7 @@ REDRIVE_BY = "redriveBy"
 # Properties that are removed from a retry before it is delivered: a consumer that sends it back copies its properties.
 NOT_PASSED_ON = (RETRY_SUBSCRIPTION, RETRY_REASON, RETRY_AFTER, REDRIVE_REQUEST, REDRIVE_BY)
 
-MAX_REQUEST_BYTES = 256  # of the id of a re-drive's request
+MAX_REQUEST_BYTES = 256  # of the id of a re-drive's request, or of a message's
 
 MAX_BY_BYTES = 1_024  # of the name of a re-drive's issuer
 

@@ -85,6 +85,8 @@ class Rebuilt:
     delivered: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # messages that were delivered or given up
     # By request id of answered commands: the hash of the command's body; 0: not known.
     request_ids: Mapping[str, int] = field(default_factory=dict)
+    # By source topic and request id, in the order in which they came: the hash of the message's content.
+    message_requests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     moved: pa.Table = field(default_factory=MOVED.empty_table)  # the last moves of messages
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic: a mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands that wait for their messages

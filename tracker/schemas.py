@@ -70,6 +70,7 @@ OUTCOME_ROWS = pa.schema(
         ("operation", pa.string()),
         # ms since the epoch. Applied move, retry that is applied or waits, and resumed schedule: the new time. Another
         # command that waits: as in COMMAND_ROWS. Superseded message: publish time of the first message of its key.
+        # Message with a request id: when the first one is due.
         ("deliver_at", pa.int64()),
         # Rises from command to command. null: the command was not applied and does not wait, and is no ANSWER.
         ("sequence", pa.int64()),
@@ -78,7 +79,8 @@ OUTCOME_ROWS = pa.schema(
         ("sum_up", pa.bool_()),  # whether it may be published as a count, with others; null: no
         ("is_repeat", pa.bool_()),  # whether it is only published again, and is in the table already; null: no
         ("schedule_key", pa.string()),  # the key by which the command named the message, or of a superseded message
-        ("superseded_by", pa.string()),  # the position of the message that it yields to; null: not superseded
+        # The position of the message that it yields to, or of which it is a repetition; null: neither.
+        ("superseded_by", pa.string()),
         ("attempt", pa.int32()),  # number of a retry that is applied, from 1
         # The occurrence that was rescheduled, skipped, paused, resumed or given up; null: the whole message.
         ("occurrence", pa.int64()),
@@ -160,7 +162,9 @@ NOT_DELIVERED_ID = "not-delivered-"  # begins that of messages which their desti
 
 REBUILD_ID = "rebuild-"  # begins that of what a rebuild has made of other rows
 
-_PREFIXES = (REDRIVE_ID, NOT_DELIVERED_ID, REBUILD_ID)
+SCHEDULED_ID = "scheduled-message-"  # begins that of the answers to messages with a request id
+
+_PREFIXES = (REDRIVE_ID, NOT_DELIVERED_ID, REBUILD_ID, SCHEDULED_ID)
 
 
 def is_reserved(request_id: str) -> bool:

@@ -50,6 +50,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.rebuilt import Rebuilt
+from tracker.requests import MessageRequests
 from tracker.schemas import CANCEL_ROWS, KNOWN, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
 from tracker.shaping.token_bucket import first_due
@@ -128,7 +129,8 @@ class Shard:
         self._control = Control(context, self._state, self._occurrences)
         self._keys = Superseding(context, self._state, self._parking, options.key_idle_millis)
         self._shaper = Shaper(context, self._state)
-        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys)
+        self._requests = MessageRequests(context)
+        self._new = NewMessages(context, self._tracker, self._state, self._control, self._keys, self._requests)
         self._named = NamedMessages(context, self._tracker, self._entries, self._state)
         self._dispatcher = Dispatcher(
             context, self._tracker, self._parking, self._occurrences, self._shaper, self._in_flight
@@ -229,6 +231,7 @@ class Shard:
         self._state.rebuild(rebuilt)
         self._occurrences.rebuild(rebuilt.occurrences)
         self._control.rebuild(rebuilt.waiting, rebuilt.request_ids)
+        self._requests.rebuild(rebuilt.message_requests)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
 
@@ -327,7 +330,9 @@ class Shard:
     @staticmethod
     def _budget(tick: Tick) -> Budget | None:
         """Returns what a release of a tick may have; None: any number of bytes."""
-        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large) if tick.max_bytes else None
+        if not tick.max_bytes:
+            return None
+        return Budget(tick.max_bytes, LargeRows.from_json(tick.large).rule.are_large, tick.max_file_bytes)
 
     def _without_failed(self, step: TickInProgress, at_once: pa.Table, planned: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Rejects the due rows for which the tick has failed; returns the others, as MESSAGES, with the rejects."""

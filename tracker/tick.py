@@ -17,6 +17,7 @@ from tracker.keys.live_keys import FindKeyed, none_sealed
 from tracker.message_state.parking import Rounds
 from tracker.messages import MESSAGES, empty_table
 from tracker.rebuilt import Rebuilt
+from tracker.requests import FirstOfTick
 from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.shaping.shaper import Places
 
@@ -49,6 +50,8 @@ class Tick:
     # Bytes that a shard seals at the latest, and the bytes of large rows that it dispatches at most on short notice,
     # and again at most of what is planned; 0: any number.
     max_bytes: int = 0
+    # Instead, the bytes of large rows with payloads in files that it dispatches; 0: they count as the others.
+    max_file_bytes: int = 0
     large: Mapping[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`: which large rows are in state
     # Resumed subscriptions and slow destinations that get some of the messages that are parked for them, in this tick:
     # by source topic and subscription the most; for a slow one the most that a shard adds to `TickInput.drained`.
@@ -72,6 +75,8 @@ class TickInput:
     commands: pa.Table = field(default_factory=partial(empty_table, COMMAND_ROWS))
     # By request id, for the commands of all shards: the hash of the body of the first command that has the id.
     request_ids: Mapping[str, int] = field(default_factory=dict)
+    # The first of the new messages of all shards under each request id.
+    message_requests: FirstOfTick = field(default_factory=dict)
     known_messages: pa.Table = field(default_factory=partial(empty_table, KNOWN))  # durable ones that the commands name
     # Sealed rows of messages to reschedule, restore, retry, or move to their next occurrence.
     payload_rows: pa.Table = field(default_factory=partial(empty_table, MESSAGES))

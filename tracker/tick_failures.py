@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ _MAX_REASON = 300  # characters
 _KEPT = frozenset(
     [
         *("topic", "partition", "ledger_id", "entry_id", "batch_index", "batch_size", "first_index"),
-        *("publish_time", "event_time", "producer_name", "payload"),
+        *("publish_time", "event_time", "producer_name", "payload", "payload_at", "request_id"),
     ]
 )
 
@@ -47,6 +47,7 @@ class BufferedStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed: dict[tuple[str, Key], bytes | None] = {}
+        self._files: dict[tuple[str, Key], Collection[str]] = {}
         self._put: set[tuple[str, Key]] = set()  # keys that the store may lack
         self.error: Exception | None = None  # that the store has raised
 
@@ -60,10 +61,10 @@ class BufferedStore:
             self.error = error
             raise
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         """Sets the value of a key."""
         self._put.add((table, key))
-        self._changed[table, key] = value
+        self._changed[table, key], self._files[table, key] = value, files
 
     def remove(self, table: str, key: Key) -> None:
         """Removes a key, if the table has it."""
@@ -73,7 +74,7 @@ class BufferedStore:
         """Makes the changes in the store."""
         for (table, key), value in self._changed.items():
             if value is not None:
-                self._store.put(table, key, value)
+                self._store.put(table, key, value, self._files[table, key])
             elif (table, key) not in self._put or self._store.get(table, key) is not None:
                 self._store.remove(table, key)
         self._changed = {}

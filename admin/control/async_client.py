@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -62,7 +62,7 @@ class AsyncControlClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # The callers by request id: a repeated request waits beside the first.
-        self._waiting: defaultdict[str, list[_Coming]] = defaultdict(list)
+        self._waiting: defaultdict[str, list[_Coming | asyncio.Queue[ControlOutcome]]] = defaultdict(list)
         self._client: pulsar.Client | None = None
         self._reader: pulsar.Reader | None = None
         self._producer: pulsar.Producer | None = None
@@ -130,6 +130,43 @@ class AsyncControlClient:
             NoOutcomeError: no outcome came in time.
         """
         return self._exchange(requests, timeout_seconds)
+
+    async def connected(self) -> None:
+        """Waits for the first connection, if that is still tried.
+
+        Raises:
+            ControlUnavailableError: there is no connection.
+        """
+        await self._first_connection()
+        if not self.is_connected:
+            raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
+
+    @property
+    def client(self) -> pulsar.Client | None:
+        """Pulsar's client; after a lost connection another one. None: there is none now."""
+        return self._client
+
+    def make_producer(self, topic: str, options: dict[str, Any]) -> pulsar.Producer:
+        """Makes a producer; blocks. It is closed with the client.
+
+        Raises:
+            ControlUnavailableError: there is no connection.
+            pulsar.PulsarException: the broker gives none.
+        """
+        client = self._client
+        if client is None:
+            raise ControlUnavailableError(f"no connection to the broker: {self._trouble}")
+        return client.create_producer(topic, **options)
+
+    @contextlib.contextmanager
+    def hearing(self, request_id: str) -> Iterator[asyncio.Queue[ControlOutcome]]:
+        """Gives a queue to which the outcomes under a request id come as long as the context lasts."""
+        heard: asyncio.Queue[ControlOutcome] = asyncio.Queue()
+        self._waiting[request_id].append(heard)
+        try:
+            yield heard
+        finally:
+            self._forget(request_id, heard)
 
     async def _exchange(
         self, requests: Iterable[ControlRequest], timeout_seconds: float, deadline: float | None = None
@@ -200,7 +237,7 @@ class AsyncControlClient:
         for coming in self._waiting.get(published.request_id, ()):
             coming.put_nowait(published)
 
-    def _forget(self, request_id: str, coming: _Coming) -> None:
+    def _forget(self, request_id: str, coming: _Coming | asyncio.Queue[ControlOutcome]) -> None:
         others = self._waiting.get(request_id, [])
         if coming in others:
             others.remove(coming)

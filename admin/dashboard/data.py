@@ -14,6 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 from admin.security.refusals import TABLE as REFUSALS
 from conf.settings import Settings
 from status.job_status import known_status
+from tracker.requests import OPERATION
 from warehouse.delta.opening import open_table
 from warehouse.delta.snapshot import Snapshot
 from warehouse.maintenance.table_files import MERGES
@@ -60,7 +61,7 @@ def changes_log(
     Args:
         topics: the source topics.
         asked: values that columns must have; empty ones are ignored. `request_id` may be that of a call, without the
-            number of the command, or its idempotency key.
+            number of the command, or its idempotency key. Without it and `operation` answers to messages are left out.
         limit: the maximum number of rows.
         n_read: the number of newest outcomes that are read.
 
@@ -73,6 +74,8 @@ def changes_log(
         TableNotFoundError: there is no such table.
     """
     conditions = [is_in("topic", topics)]
+    if not (asked.get("operation") or asked.get("request_id")):
+        conditions.append(_SQL("is_command", of_messages=OPERATION))
     conditions += [_equals(column, value) for column, value in asked.items() if value and column != "request_id"]
     if request := asked.get("request_id"):
         conditions.append(_SQL("is_call", request=request))

@@ -9,6 +9,10 @@ regexp_replace(request_id, '~[0-9a-f]{12}([.][0-9]+)?$', '')
 -- is_call --
 :request IN (request_id, :request_of_call, :key_of_call)
 
+-- is_command --
+-- A row is none of the answers to messages with a request id, which are as many as messages may be.
+(operation IS DISTINCT FROM :of_messages)
+
 -- changes --
 -- The newest outcomes; equal ones of one call are one row. `is_cut`: there may be more of them than were read.
 SELECT :shared, max(applied_at) AS applied_at, max(sequence) AS sequence, count(*) AS n, max(ledger_id) AS ledger_id,

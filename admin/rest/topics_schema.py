@@ -62,6 +62,7 @@ Authoritative = Annotated[
 Canceller = Annotated[str, Depends(requires(Right.CANCEL))]
 Deliverer = Annotated[str, Depends(requires(Right.DELIVER))]
 Acknowledger = Annotated[str, Depends(requires(Right.ACKNOWLEDGE))]
+Scheduling = Annotated[str, Depends(requires(Right.SCHEDULE))]
 Skipper = Annotated[str, Depends(requires(Right.SKIP))]
 Reader = Annotated[str, Depends(requires(Right.READ))]
 

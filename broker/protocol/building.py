@@ -6,6 +6,7 @@ The metadata is encoded here and not by protobuf's classes: that takes a third o
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,6 +26,9 @@ _ALONE |= {"ordering_key": b"\x92\x01", "is_null": b"\xc8\x01\x01"}
 _BATCHED = {"properties": b"\x0a", "key": b"\x12", "event_time": b"\x28", "is_base64": b"\x30\x01"}
 _BATCHED |= {"ordering_key": b"\x3a", "is_null": b"\x48\x01"}
 
+_SPARE_BYTES = 512  # of the largest entry: broker and bookie add some, and a chunk has some fields more
+
+_LONGEST_NAME = 200  # bytes of a producer's name in a UUID
 _LONGEST_KEPT = 256  # characters of a property's name that is remembered: whoever publishes chooses it
 
 _SHORT = [bytes([n]) for n in range(128)]  # varints of one byte
@@ -49,6 +53,79 @@ class OutgoingEntry(NamedTuple):
     highest_sequence_id: int  # of its last message
     n_messages: int
     data: bytes
+    is_chunk: bool = False  # it is a chunk of its message
+
+
+class LargeMessage(NamedTuple):
+    """A message that may be too large for one entry; how large that may be the broker says when it is sent.
+
+    Attributes:
+        sequence_id: of the message.
+        metadata: of its entry.
+        payload: of its entry.
+    """
+
+    sequence_id: int
+    metadata: bytes
+    payload: bytes
+
+    @property
+    def highest_sequence_id(self) -> int:
+        """The same as of any entry: it is one message."""
+        return self.sequence_id
+
+    @property
+    def n_messages(self) -> int:
+        """1."""
+        return 1
+
+    def is_one_entry(self, max_bytes: int) -> bool:
+        """Whether it is sent as one entry, where these have so many bytes at most."""
+        return len(self.metadata) + len(self.payload) + _SPARE_BYTES <= max_bytes
+
+    def can_be_sent(self, max_bytes: int) -> bool:
+        """Whether it can be sent, as one entry or in chunks: these must not be metadata for the most part."""
+        return self.is_one_entry(max_bytes) or len(self.metadata) <= max_bytes // 2 - _SPARE_BYTES
+
+    def whole(self) -> OutgoingEntry:
+        """Returns the message as one entry."""
+        return OutgoingEntry(self.sequence_id, self.sequence_id, 1, _entry(self.metadata, self.payload))
+
+
+class Chunks:
+    """An attempt to send a message in chunks. All have its sequence id and metadata, as Pulsar's clients do it.
+
+    Each attempt has a UUID of its own: where a chunk comes again under the same one, consumers of Pulsar's C++ client,
+    and of those made of it, lose the message.
+
+    Args:
+        message: `LargeMessage.is_one_entry` is false, and `can_be_sent` is true.
+        producer: the producer's name.
+        max_bytes: the most bytes of an entry.
+    """
+
+    def __init__(self, message: LargeMessage, producer: bytes, max_bytes: int) -> None:
+        self._sequence_id = message.sequence_id
+        self._payload = message.payload
+        self._size = max_bytes - len(message.metadata) - _SPARE_BYTES  # of a chunk's payload
+        self._n = -(-len(message.payload) // self._size)
+        uuid = b"%b-%d-%b" % (producer[:_LONGEST_NAME], message.sequence_id, secrets.token_hex(8).encode())
+        sizes = b"\xd8\x01%b\xe0\x01%b" % (_varint(self._n), _varint(len(message.payload)))
+        self._metadata = b"%b\xd2\x01%b%b%b" % (message.metadata, _varint(len(uuid)), uuid, sizes)
+        self._n_sent = 0
+
+    @property
+    def is_last_sent(self) -> bool:
+        """Whether `next_entry` has returned all chunks."""
+        return self._n_sent == self._n
+
+    def next_entry(self) -> OutgoingEntry:
+        """Returns the next chunk."""
+        chunk_id = self._n_sent
+        self._n_sent += 1
+        payload = self._payload[chunk_id * self._size : self._n_sent * self._size]
+        data = _entry(b"%b\xe8\x01%b" % (self._metadata, _varint(chunk_id)), payload)
+        return OutgoingEntry(self._sequence_id, self._sequence_id, 1, data, is_chunk=True)
 
 
 def encoded_property(name: str, value: str) -> bytes:
@@ -75,10 +152,18 @@ def single_entry(
         ValueError: a number is negative, or beyond 64 bits.
     """
     payload = message.payload or b""
-    metadata = _shared(message.sequence_id, producer, published, schema_version, len(payload)) + _of_message(
-        message, _ALONE
-    )
-    return OutgoingEntry(message.sequence_id, message.sequence_id, 1, _entry(metadata, payload))
+    metadata = _shared(message.sequence_id, producer, published, schema_version, len(payload))
+    data = _entry(metadata + _of_message(message, _ALONE), payload)
+    return OutgoingEntry(message.sequence_id, message.sequence_id, 1, data)
+
+
+def large_message(
+    message: OutgoingMessage, producer: bytes, published: int, schema_version: bytes = b""
+) -> LargeMessage:
+    """Encodes a message that may be too large for one entry. Arguments and errors are those of `single_entry`."""
+    payload = message.payload or b""
+    metadata = _shared(message.sequence_id, producer, published, schema_version, len(payload))
+    return LargeMessage(message.sequence_id, metadata + _of_message(message, _ALONE), payload)
 
 
 def batch_entry(
@@ -120,6 +205,8 @@ def send_frame(producer_id: int, entry: OutgoingEntry) -> bytes:
         "n_messages": entry.n_messages,
         "highest_sequence_id": entry.highest_sequence_id,
     }
+    if entry.is_chunk:
+        send["is_chunk"] = True
     command = Command(type=Command.SEND, send=send).SerializeToString()
     return _SIZES.pack(4 + len(command) + len(entry.data), len(command)) + command + entry.data
 

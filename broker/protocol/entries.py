@@ -19,6 +19,7 @@ from broker.protocol.compression import CompressionError, decompress
 from broker.protocol.encryption import DecryptionError, Decryptor
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, BrokerEntryMetadata, MessageMetadata
 from conf.errors import DelayLakeError
+from tracker.properties import RESERVED_PREFIX
 
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = struct.Struct(">I")
@@ -30,6 +31,11 @@ MAX_BATCH = 100_000  # messages: compressed, an entry may say that it has millio
 SOURCE_POSITION = "__MSG_PROP_REPL_SOURCE_POSITION"
 
 NOT_DECRYPTED = "encrypted, and no key that decrypts it is in the settings (pulsar.crypto_private_key_file)"
+
+
+def is_dropped(name: str) -> bool:
+    """Whether a property of a message that comes in is not passed on: the job gives it itself, or a broker did."""
+    return name.startswith(RESERVED_PREFIX) or name == SOURCE_POSITION
 
 
 class EntryError(DelayLakeError):

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from broker.client import NoAnswerError, PulsarError
-from broker.protocol.building import OutgoingEntry
+from broker.protocol.building import LargeMessage
 from broker.protocol.connection import Connection
 from broker.protocol.frames import Frame
-from broker.protocol.sending import RefusedEntry, Sending, is_refusal
+from broker.protocol.sending import Outgoing, RefusedEntry, Sending, is_refusal
 from broker.protocol.session import ClosedError, DisconnectedError
 from broker.protocol.wire.pulsar_pb2 import Command, ProducerAnswer, Schema
 
@@ -58,7 +58,7 @@ class EntryProducer:
         self._schema = schema
         self._on_progress = on_progress
         self._lock = threading.Lock()
-        self._sending = Sending()
+        self._sending = Sending(self.name)
         self._link: _Link | None = None
         self._epoch = 0  # how often it has been opened
         self._is_closed = threading.Event()
@@ -85,6 +85,21 @@ class EntryProducer:
         return self._sending.repeated_to
 
     @property
+    def max_message_bytes(self) -> int:
+        """The most bytes of an entry, as the broker has said."""
+        return self._sending.max_bytes
+
+    @property
+    def is_in_chunks(self) -> bool:
+        """Whether a message is being sent in chunks, of which some are not answered."""
+        return self._sending.is_in_chunks
+
+    @property
+    def n_answers(self) -> int:
+        """How many entries, and chunks of large messages, the broker has answered."""
+        return self._sending.n_answers
+
+    @property
     def n_pending(self) -> int:
         """The number of entries that are not answered."""
         return self._sending.n_pending
@@ -94,30 +109,34 @@ class EntryProducer:
         """Whether all entries have arrived, or `take_refused` has returned them."""
         return self._sending.has_arrived
 
-    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+    def send(self, entry: Outgoing, is_more: bool = False) -> None:
         """Sends an entry, without waiting until it arrives. Its sequence ids are above those of the entries before.
 
         Args:
+            entry: the entry, or a message that is sent in chunks where the broker does not take it as one entry.
             is_more: others follow, or `flush`: it may wait for them.
 
         Raises:
             EntryTooLargeError: the broker does not take an entry of this size.
         """
         link = self._link
-        if link is not None and len(entry.data) > link.connection.max_message_bytes:
-            most = link.connection.max_message_bytes
-            raise EntryTooLargeError(f"an entry of {len(entry.data)} bytes; the broker takes {most}")
+        if link is not None:
+            _check_size(entry, link.connection.max_message_bytes)
         with self._lock:
-            frame = self._sending.send(entry)
+            self._sending.send(entry)
             link = self._link
-            is_lost = False
-            if frame and link is not None:
-                try:
-                    link.connection.write(frame, is_more)
-                except PulsarError:
-                    is_lost = True
-        if is_lost and link is not None:
+            is_written = link is None or self._write_ready(link, is_more)
+        if not is_written and link is not None:
             self.lost(link)
+
+    def _write_ready(self, link: _Link, is_more: bool = False) -> bool:
+        """Writes the frames that may be sent now; returns whether the connection takes them. The caller locks."""
+        try:
+            while frame := self._sending.next_frame():
+                link.connection.write(frame, is_more)
+        except PulsarError:
+            return False
+        return True
 
     def flush(self) -> None:
         """Sends what waits for more."""
@@ -155,6 +174,8 @@ class EntryProducer:
                 self._sending.receipt(command.send_receipt)
             elif command.type == Command.SEND_ERROR:
                 is_to_open = self._sending.fail(command.send_error)
+            if not is_to_open:
+                self._write_ready(link)  # a chunk, or what had to wait for them; a lost connection says so itself
         if command.type == Command.CLOSE_PRODUCER:
             link.connection.detach(link.producer_id)
             self.lost(link)
@@ -214,9 +235,9 @@ class EntryProducer:
                 self._epoch += 1
                 self.name = self.name or bytes(answer.producer_name)
                 self.schema_version = bytes(answer.schema_version) if self._schema is not None else b""
-                with suppress(PulsarError):  # then the link is lost, too
-                    for frame in self._sending.open(link.producer_id, answer.last_sequence_id):
-                        connection.write(frame)
+                self._sending.producer = self.name
+                self._sending.open(link.producer_id, answer.last_sequence_id, connection.max_message_bytes)
+                self._write_ready(link)  # a lost connection says so itself
         if not link.is_open:
             link.close()
             if not self._is_closed.is_set():
@@ -236,6 +257,16 @@ class EntryProducer:
             **fields,
         )
         return answer
+
+
+def _check_size(entry: Outgoing, most: int) -> None:
+    """Raises EntryTooLargeError if a broker that takes so many bytes does not take an entry, not even in chunks."""
+    if isinstance(entry, LargeMessage):
+        if not entry.can_be_sent(most):
+            n_bytes = len(entry.metadata)
+            raise EntryTooLargeError(f"keys and properties have {n_bytes} bytes; the broker takes entries of {most}")
+    elif len(entry.data) > most:
+        raise EntryTooLargeError(f"an entry of {len(entry.data)} bytes; the broker takes {most}")
 
 
 class _Link:

@@ -113,12 +113,16 @@ def read_messages(
 def messages_in(topic: str, entry: ReceivedEntry) -> Iterator[ReadMessage]:
     """Yields the messages of an entry that the service itself may have sent, without their payloads.
 
+    A message in chunks is in the entry of the last one: the service sends that when the others have arrived.
+
     Args:
         topic: the topic partition.
     """
     if isinstance(entry.envelope, EntryError):
         return
     metadata = entry.envelope.metadata
+    if entry.envelope.is_chunk and metadata.chunk_id != metadata.n_chunks - 1:
+        return
     for message in plain_messages(entry):
         with suppress(UnicodeDecodeError):
             producer, properties = metadata.producer_name.decode(), texts_of(message)
@@ -128,10 +132,10 @@ def messages_in(topic: str, entry: ReceivedEntry) -> Iterator[ReadMessage]:
 def plain_messages(entry: ReceivedEntry) -> Sequence[Message]:
     """Returns the messages of an entry; none of what the service never sends.
 
-    That is: chunks, what is compressed, encrypted, or damaged.
+    That is: what is compressed, encrypted, or damaged. A chunk stands for its message, of whose payload it has a part.
     """
     envelope = entry.envelope
-    if isinstance(envelope, EntryError) or envelope.is_chunk or envelope.metadata.encryption_keys:
+    if isinstance(envelope, EntryError) or envelope.metadata.encryption_keys:
         return ()
     if envelope.metadata.compression != NONE:
         return ()

@@ -163,9 +163,15 @@ class AdminClient:
         response = self._of_entry("GET", topic, ledger_id, entry_id, _CONTENT_SECONDS)
         return None if response is None else (response.headers, response.content)
 
-    def schema(self, topic: str, version: int) -> tuple[str, str, dict[str, str]] | None:
-        """Returns the type, definition and properties of a version of a topic's schema; None: there is none."""
-        response = self._admin.request("GET", f"{_schemas_path(topic)}/schema/{version}")
+    def schema(self, topic: str, version: int | None = None) -> tuple[str, str, dict[str, str]] | None:
+        """Returns the type, definition and properties of a topic's schema; None: there is none.
+
+        Args:
+            topic: full name of the topic.
+            version: None: the newest.
+        """
+        path = f"{_schemas_path(topic)}/schema"
+        response = self._admin.request("GET", path if version is None else f"{path}/{version}")
         if response.status_code == 404:
             return None
         found = self._admin.body(response)

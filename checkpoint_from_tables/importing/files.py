@@ -18,7 +18,7 @@ from checkpoint_from_tables.importing.columns import COLUMNS, IN_SECONDS, are_se
 from checkpoint_from_tables.importing.importer import Importer, ImportFailedError, sendable
 from checkpoint_from_tables.importing.meaning import with_meaning
 from conf.errors import one_line
-from streaming.release.outgoing import FIELD_BYTES
+from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.row_builder import MAX_PRODUCER_NAME_BYTES
 from tracker.due_time import MAX_TIME_MILLIS, TOO_FAR
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from broker.position import ENTRY_BITS, START, Position
 from checkpoint_from_tables.importing.schedule_keys import ImportedKeys
 from conf.errors import DelayLakeError
+from conf.message_size import max_delivered_bytes
 from conf.settings import Settings
 from status.alerts import NOT_SEEN_REASON
-from streaming.release.naming import max_size_bytes
 from streaming.release.outgoing import why_unsendable
 from tracker.commands.decode import resolve_topic
 from tracker.entry_log import entries_of
@@ -79,7 +79,7 @@ class Importer:
         self.source_topic = source
         self._on_progress = on_progress
         self.tables = Tables(settings.warehouse, settings.tracker.max_indexes_per_bucket_snapshot_segment)
-        self.max_size = max_size_bytes(settings, source)
+        self.max_size = max_delivered_bytes(settings, source)
         self.done = Imported()
         self._keys = ImportedKeys(settings, source)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.protocol.entries import SOURCE_POSITION
-from streaming.source.receiving.scheduling import MEANINGFUL, is_dropped, scheduling
+from broker.protocol.entries import SOURCE_POSITION, is_dropped
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT
 from tracker.messages import int64, with_columns
 from tracker.properties import RESERVED_PREFIX
+from tracker.scheduling import MEANINGFUL, scheduling
 
 _NAMES = pa.array(sorted(MEANINGFUL))
 

@@ -31,7 +31,7 @@ class _Waiting:
     """The message of a key that waits."""
 
     position: MessagePosition
-    until: int = _ALWAYS  # a message that was published after this time, ms since the epoch, begins the key anew
+    until: int = _ALWAYS  # a message that was published after this time, ms since the epoch, begins the key again
     since: int = 0  # when the first message of the key was published, ms since the epoch
     row: int | None = None  # its place among the messages that are decided on now; None: it is in the tables
 

@@ -94,7 +94,7 @@ class Commands:
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)
 
-        # The state has to remember a cancel until the message's last row is loaded. A row that was held back is never
+        # The state has to remember a cancel until the message's last row is loaded. A row that was parked is never
         # loaded. A paused schedule may be resumed, so its cancel stays.
         due = int64(delays, "deliver_at")
         loaded, resumable = where(delays, due < HELD_DELIVER_AT), where(delays, due == PAUSED_DELIVER_AT)
@@ -181,7 +181,7 @@ def _last_moves(moves: pa.Table) -> pa.Table:
 
 
 def _resumed(moves: pa.Table, now: int) -> pa.Table:
-    """Sets the time of moves that a resume has made to now: those of messages that were held back before.
+    """Sets the time of moves that a resume has made to now: those of messages that were parked before.
 
     No command names these messages, and no row has their new time: the MOVE row has the time of the row before it.
     """

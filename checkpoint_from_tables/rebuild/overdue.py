@@ -1,4 +1,4 @@
-"""Finds the time since which messages may have been sent and not written down: a lane may have waited for hours."""
+"""Finds the time since which messages may have been sent and not recorded: a lane may have waited for hours."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def first_overdue(
         for number in np.unique(int64(own, "subscription")).tolist():
             due = int64(own, "deliver_at")[int64(own, "subscription") == number]
             note(topic, number, due[due < now + CLOCKS_MILLIS])
-    # Messages that were held back for a subscription until it was resumed: their rows do not have the time of that.
+    # Messages that were parked for a subscription until it was resumed: their rows do not have the time of that.
     for row in tables.sql(_SQL("resumed")).to_pylist():
         topic, name = row["topic"], row["subscription"]
         if name in names.get(topic, ()):
@@ -90,7 +90,7 @@ def subscription_mask_of(
     for number, is_delivered in itertools.chain(delivered.find(rows), delivered.missed(rows)):
         masks[is_delivered] &= ~(1 << number)
         done = rows.filter(pa.array(is_delivered))  # a copy, because a slice would keep all rows in memory
-        # A row that was held back is never loaded.
+        # A row that was parked is never loaded.
         times = np.where(int64(done, "deliver_at") < HELD_DELIVER_AT, int64(done, "deliver_at"), 0)
         found.append(as_done(with_columns(done, deliver_at=pa.array(times)), np.full(done.num_rows, number)))
     return masks, found
@@ -110,6 +110,6 @@ def by_ledger(rows: pa.Table) -> pa.Table:
 
 
 def _was_held(tables: Tables, topic: str, name: str, number: int, delivered: Delivered) -> bool:
-    """Whether a subscription has messages that were held back and have not been delivered."""
+    """Whether a subscription has messages that were parked and have not been delivered."""
     sql = _SQL("delays", condition=_SQL("held_for", topic=topic, subscription=name))
     return any(not delivered.contains(number, rows).all() for rows in tables.stream(sql))

@@ -39,7 +39,7 @@ from tracker.subscriptions import Subscriptions
 from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
-from warehouse.queries.first_answers import find_bodies
+from warehouse.queries.first_answers import find_bodies, find_message_bodies
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges
@@ -185,6 +185,7 @@ def _metadata(tables: Tables, names: dict[str, list[str]], found: Sealed, now: i
         "sealed": found.sealed.tolist(),
         "unwanted": found.unwanted.tolist(),
         "request_ids": find_bodies(tables, now),
+        "message_requests": find_message_bodies(tables, now),
         "paused": _paused(tables.sql(_SQL("pause_changes")), names),
         "released": found.first - 1,
         "shaped_until": _shaped_until(tables, now),
@@ -211,7 +212,7 @@ def _message_state(settings: Settings, changes: Changes) -> MessageState:
 def _write_changes(settings: Settings, tables: Tables, now: int) -> SubscriptionChanges:
     """Writes the subscriptions that were added to or removed from the settings to the tables, and returns them.
 
-    Added subscriptions do not get messages that have been taken in and are due by now.
+    Added subscriptions do not get messages that have been ingested and are due by now.
 
     Args:
         settings: with the missing routes.
@@ -253,7 +254,7 @@ def _remove_not_durable(tables: Tables, durable: dict[str, Position]) -> None:
         elif row["ledger_id"] == last.ledger_id:
             conditions.append(f"(ledger_id = {row['ledger_id']} AND entry_id > {last.entry_id})")
     if conditions:
-        # Moved rows stay, because they do not come again. A recurring message makes its rows anew.
+        # Moved rows stay, because they do not come again. A recurring message makes its rows again.
         is_made = "(sequence IS NULL OR occurrence IS NOT NULL)"
         tables.delete("delayed_index", f"operation = 'DELAY' AND {is_made} AND ({' OR '.join(conditions)})")
 

@@ -31,7 +31,7 @@ def warn_of_trimmed(
         admin: asks the broker.
         tables: of the warehouse; `deliveries` says whether the destination had earlier messages than the broker has.
         partitions: the topic partitions of the destination.
-        since: the earliest time at which a message may have been sent and not written down, ms since the epoch.
+        since: the earliest time at which a message may have been sent and not recorded, ms since the epoch.
         topic: the source topic.
         subscription: the subscription of the destination.
 

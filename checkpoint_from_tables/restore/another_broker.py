@@ -168,7 +168,7 @@ class BrokerChange:
     Attributes:
         renumbering: of the warehouse's ids, which has been done.
         known: the number of the other broker's entries that are in the backup.
-        new: the number of the other broker's entries that are taken in.
+        new: the number of the other broker's entries that are ingested.
         unclear: the number of new entries that may be in the backup all the same.
         missing: the number of the backup's entries that the other broker lacks.
     """

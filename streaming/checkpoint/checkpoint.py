@@ -21,8 +21,10 @@ from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
 # The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
-# version is of release 0.1.0, and has version 1.
-VERSION = 2
+# version is of release 0.1.0, and has version 1. In version 3 payloads may be in files, which an earlier program would
+# take for none.
+VERSION = 3
+OLDEST_VERSION = 2  # from which this program goes on
 
 REPAIR = "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
 
@@ -71,6 +73,11 @@ class Checkpoint:
     def release_folder(self) -> Path:
         """The folder of `ReleaseFiles`: the rows of large releases that are on their way."""
         return self._query / "releases"
+
+    @property
+    def payload_folder(self) -> Path:
+        """The folder of `PayloadFiles`: large payloads to which state, input and releases refer."""
+        return self._query / "payloads"
 
     @property
     def time_zones_folder(self) -> Path:
@@ -146,13 +153,16 @@ class Checkpoint:
             self._syncing = self._background.submit(self._sync_new)
 
     def sync_done(self) -> None:
-        """Syncs Spark's offsets, commits and state so far to the disk (fsync), and returns when they are there."""
+        """Syncs Spark's offsets, commits and state so far to the disk (fsync), and returns when they are there.
+
+        Also the payloads to which the state refers.
+        """
         self._background.submit(self._sync_new).result()
 
     def _sync_new(self) -> None:
         files = {
             os.path.join(folder, name)
-            for part in ("offsets", "commits", "state")
+            for part in ("offsets", "commits", "state", "payloads")
             for folder, _, names in os.walk(self._query / part)
             for name in names
         }

@@ -23,7 +23,7 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"drains", "drained_before", "large", "max_bytes", "max_delay_millis", "rejects_to"}
+_NEWER = {"drains", "drained_before", "large", "max_bytes", "max_delay_millis", "max_file_bytes", "rejects_to"}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -83,6 +83,7 @@ class Offset:
     time_zone_data: str = ""  # version of the time zones for recurring messages; "": the offset of an earlier program
     large: dict[str, Any] = field(default_factory=dict)  # as `LargeRows.to_json`; empty: of an earlier program
     max_bytes: int = 0  # as in `tracker.tick.Tick`; 0: the offset of an earlier program
+    max_file_bytes: int = 0  # likewise
     max_delay_millis: int = 0  # as `tracker.max_delay_millis` in the settings; commands name no later times
     lane_set: int = 0  # how often the clock was set back: messages from before may wait in their lanes for long
 
@@ -165,6 +166,7 @@ class Offset:
             sending=json.dumps(sending, sort_keys=True),
             unwritable=self.unwritable,
             max_bytes=self.max_bytes,
+            max_file_bytes=self.max_file_bytes,
             large=self.large,
             drains=self.drains,
             places=self.places,

@@ -77,6 +77,8 @@ class Operator:
             raise NoTickError(f"a batch without a tick for the shard of key {key}")
         offset = Offset.from_json(received[InputKind.TICK])
 
+        store = SparkStore(self._state)
+
         def shard_on(store: Store) -> Shard:
             return Shard(
                 store,
@@ -89,13 +91,13 @@ class Operator:
 
         with using(received.get(InputKind.TIME_ZONES)):
             tick_input = self._tick_input(offset, received)
-            effects = apply_without_failing_rows(SparkStore(self._state), shard_on, offset.to_tick(), tick_input)
+            effects = apply_without_failing_rows(store, shard_on, offset.to_tick(), tick_input)
         if InputKind.REBUILT_OUTCOMES in received:
             effects.outcomes = concat([received[InputKind.REBUILT_OUTCOMES], effects.outcomes], OUTCOME_ROWS)
         for row in output_rows(number, offset.tick, effects):
             yield _output(*row)
         millis = round((time.perf_counter() - started) * 1000)
-        yield _output(*status_row(_status(number, offset, effects, millis)))
+        yield _output(*status_row(replace(_status(number, offset, effects, millis), payload_files=sorted(store.files))))
 
     def _tick_input(self, offset: Offset, received: Mapping[InputKind, Any]) -> TickInput:
         """Makes the tracker's input. Its look-ups read the tables at the versions that the offset records."""

@@ -116,6 +116,8 @@ class FailedProducer:
     is_behind: bool = False  # a message had to wait for one of another producer, which has failed
     is_slow: bool = False  # the broker has answered, but too late
     is_alone: bool = False  # no other recipient shares its connection
+    # The broker counts a message as published of which it has some chunks only: the name can't be used for it any more.
+    is_partly_sent: bool = False
     is_untouched: bool = False  # none of its messages can be at the broker
 
 

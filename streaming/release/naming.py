@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from conf.settings import Settings
 from warehouse.message_schemas import version_number
-
-# Bytes of a delivered message beyond those of the source message, and without the names of topic and subscription: the
-# delaylake properties, a schema version, Pulsar's metadata, which counts towards the broker's limit, and 150 bytes that
-# broker and bookie add.
-OWN_BYTES = 2_048
 
 # The most messages of a producer batch.
 BATCH_MESSAGES = 500
@@ -18,13 +12,6 @@ BATCH_MESSAGES = 500
 # (source topic, subscription). The subscription "" stands for the source topic's rejects topic; that of dead letters is
 # what `tracker.subscriptions.dead_letters_of` returns.
 Recipient = tuple[str, str]
-
-
-def max_size_bytes(settings: Settings, topic: str) -> int:
-    """Returns the most bytes of payload, keys and properties together with which a message can be delivered."""
-    route = settings.route(topic)
-    longest = max((len(s.name.encode()) for s in route.subscriptions), default=0) if route is not None else 0
-    return settings.pulsar.max_message_size_bytes - OWN_BYTES - len(topic.encode()) - longest
 
 
 def producer_name(app_id: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:

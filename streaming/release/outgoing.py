@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from broker.protocol.building import OutgoingMessage, encoded_property
 from conf.errors import DelayLakeError, one_line
+from conf.message_size import FIELD_BYTES
 from tracker.messages import MESSAGES
 from tracker.properties import (
     ATTEMPT,
@@ -27,12 +28,11 @@ from tracker.properties import (
     is_position,
     position_of,
 )
+from tracker.store import StateLostError
 
 # A larger rejected message is sent without payload, keys and own properties, which the table `rejects` has. A larger
 # retry is sent without the reasons, for which there may be no room.
 MAX_REJECTED_BYTES = 1024 * 1024
-
-FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and value
 
 _MAX_EVENT_TIME = (1 << 63) - 1
 _MAX_REASON = 1_000  # characters
@@ -71,7 +71,7 @@ def delivered(
         properties[DEAD_LETTER_OF] = dead_letter_of
     if columns["attempt"][row] is not None:
         properties[ATTEMPT] = str(columns["attempt"][row])
-        if _bytes(columns, row) <= MAX_REJECTED_BYTES:
+        if content_bytes(columns, row) <= MAX_REJECTED_BYTES:
             properties[REASONS] = columns["retry_reasons"][row] or "[]"
     if columns["occurrence"][row] is not None:
         properties[OCCURRENCE] = str(columns["occurrence"][row])
@@ -90,7 +90,7 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> Out
         columns: of `tracker.messages.MESSAGES`, by name; the row's `reason` is not None.
         row: the index of the row.
         sequence_id: of the message.
-        max_size: as `naming.max_size_bytes` returns it for the source topic.
+        max_size: as `conf.message_size.max_size_bytes` returns it for the source topic.
 
     Returns:
         the message; only position and reason if it is larger, or has a field with a value that no message can have.
@@ -101,10 +101,10 @@ def rejected(columns: Columns, row: int, sequence_id: int, max_size: int) -> Out
         REASON: columns["reason"][row][:_MAX_REASON],
     }
     try:
-        if _bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
+        if content_bytes(columns, row) <= min(MAX_REJECTED_BYTES, max_size - _MAX_REASON_BYTES):
             return _built(columns, row, _properties(columns, row) | own, sequence_id, columns["payload"][row])
         return _built(columns, row, own, sequence_id, None, has_keys=False)
-    except MemoryError:
+    except (MemoryError, StateLostError):
         raise
     except Exception:
         return OutgoingMessage(sequence_id, None, _encoded(own))
@@ -194,7 +194,8 @@ def _encoded(properties: Mapping[str, str]) -> list[bytes]:
         raise
 
 
-def _bytes(columns: Columns, row: int) -> int:
+def content_bytes(columns: Columns, row: int) -> int:
+    """Returns the bytes of payload, keys and properties of a row of MESSAGES, as they are in an entry."""
     texts = [columns["key"][row], columns["ordering_key"][row]]
     properties = columns["properties"][row] or ()
     texts += [text for pair in properties for text in pair]

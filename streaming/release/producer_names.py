@@ -1,8 +1,9 @@
-"""Remembers producers that took another name, because somebody else has published under theirs.
+"""Remembers producers that took another name, because under theirs a message would be lost.
 
 A broker with deduplication drops messages whose sequence id is not above the producer's last one. Anybody who may
 produce to a destination can publish under any producer name, with a high sequence id. Then the broker would drop all
-messages that the job sends under that name, and confirm them.
+messages that the job sends under that name, and confirm them. So it does with a message of which it has some chunks
+only, and counts it as published, because it has loaded the topic again since.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def read_generations(checkpoint: Path) -> dict[tuple[str, str], Generation]:
     return {(topic, name): Generation(number, tick) for topic, name, number, tick in known}
 
 
+def _needs_another(failed: FailedProducer) -> bool:
+    return failed.foreign_id is not None or failed.is_partly_sent
+
+
 class ProducerNames:
     """Gives producers other names. A name is in a file of the checkpoint before it is used. Thread-safe."""
 
@@ -51,24 +56,25 @@ class ProducerNames:
             return dict(self._generations)
 
     def renew(self, failed: list[FailedProducer], tick: int) -> list[FailedProducer]:
-        """Gives another name to producers that failed because of a foreign sequence id; returns the other ones.
+        """Gives another name to producers under whose name a message would be lost; returns the other ones.
 
         Args:
             failed: the failed producers.
             tick: messages of releases up to this tick may have been sent under the earlier name.
         """
         with self._lock:
-            foreign = [one for one in failed if one.foreign_id is not None]
-            for one in foreign:
+            renamed = [one for one in failed if _needs_another(one)]
+            for one in renamed:
                 key = (one.topic, one.producer)
                 number = self._generations.get(key, Generation(0, 0)).number + 1
                 self._generations[key] = Generation(number, tick)
                 _log.warning("%s: %s; it goes on as %s-%d", one.topic, one.reason, one.producer, number)
-                text = f"{one.reason}: nothing is lost, but whoever it was may produce there"
-                self._alerts.begin(FOREIGN_PRODUCER, one.topic, text)
-            if foreign:
+                if one.foreign_id is not None:
+                    text = f"{one.reason}: nothing is lost, but whoever it was may produce there"
+                    self._alerts.begin(FOREIGN_PRODUCER, one.topic, text)
+            if renamed:
                 self._write()
-        return [one for one in failed if one.foreign_id is None]
+        return [one for one in failed if not _needs_another(one)]
 
     def _write(self) -> None:
         content = [[*key, value.number, value.tick] for key, value in sorted(self._generations.items())]

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from status.batch_status import BatchStatus
 from streaming.batch_schema import BatchOutput, OutputKind, ShardStatus
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.payload_files import PayloadFiles, PayloadSweep
 from streaming.free_memory import giving_back_memory
 from streaming.release.driver.releaser import Releaser
 from streaming.release.driver.run_context import DispatchedBatch
@@ -33,6 +34,7 @@ class BatchSink:
         checkpoint: of the job; the sink syncs its files.
         run_id: of this run; releases of a tick that another run has made are not submitted.
         on_batch: called with the figures of the batch when it has been written.
+        sweep: removes files with payloads that nobody needs any more; None: they stay.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class BatchSink:
         checkpoint: Checkpoint,
         run_id: str,
         on_batch: Callable[[BatchStatus], None],
+        sweep: PayloadSweep | None = None,
     ) -> None:
         self._tables = tables
         self._releaser = releaser
@@ -51,6 +54,8 @@ class BatchSink:
         self._app_id = checkpoint.app_id
         self._run_id = run_id
         self._on_batch = on_batch
+        self._payloads = PayloadFiles(checkpoint.payload_folder)
+        self._sweep = sweep
 
     @giving_back_memory
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -90,14 +95,18 @@ class BatchSink:
             applied_at = time.time_ns() // 1_000_000
             self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
             self._outcomes.publish(outcomes, tick, applied_at)
-        bucket, cancels = in_order(output.rows(OutputKind.BUCKET)), output.rows(OutputKind.CANCELS)
+        bucket = in_order(self._payloads.bring_back(output.rows(OutputKind.BUCKET)))
+        cancels = output.rows(OutputKind.CANCELS)
         index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
         self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
         entries = output.rows(OutputKind.ENTRIES)
         if entries.num_rows:
             self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar may delete them
         self._append("entries", entries, tick)
-        self._append("rejects", to_rejects(output.rows(OutputKind.REJECTS), tick), tick)
+        rejects = self._payloads.bring_back(output.rows(OutputKind.REJECTS))
+        self._append("rejects", to_rejects(rejects, tick), tick)
+        if self._sweep is not None:
+            self._sweep.sweep(tick, {file for status in statuses for file in status.payload_files})
 
         self._checkpoint.sync_soon()
         totals = {name: sum(status.counts[name] for status in statuses) for name in first.counts}

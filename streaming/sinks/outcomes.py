@@ -25,6 +25,7 @@ from streaming.release.attempt import Generation
 from streaming.release.last_sent import ProducerLookup, latest_possible_tick
 from streaming.release.sequence_ids import before_first, sequence_id_of, tick_of
 from tracker.messages import int64, typed, where, with_columns
+from tracker.requests import OPERATION
 from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome
 
@@ -53,7 +54,7 @@ _SUMMED_BY = ["request_id", "topic", "subscription", "result", "reason", "operat
 PUBLISHED = pa.schema(
     [
         *(OUTCOME_ROWS.field(name) for name in (*_SUMMED_BY, "ledger_id", "entry_id", "batch_index")),
-        *(OUTCOME_ROWS.field(name) for name in ("superseded_by", "schedule_key", "occurrence")),
+        *(OUTCOME_ROWS.field(name) for name in ("superseded_by", "schedule_key", "occurrence", "deliver_at")),
         ("has_more", pa.bool_()),
         ("n_named", pa.int64()),
         OUTCOME_ROWS.field("is_repeat"),
@@ -282,6 +283,7 @@ def _outcome(row: dict[str, Any], now: int) -> ControlOutcome:
         result=row["result"],
         applied_at=now,
         occurrence=row["occurrence"] or 0,
+        deliver_at=row["deliver_at"] or 0 if row["operation"] == OPERATION else 0,
         has_more=row["has_more"],
         n_named=row["n_named"],
         is_repeat=row["is_repeat"],

@@ -11,11 +11,11 @@ from streaming.release.feedback import Feedback
 from streaming.source.receivers import MAX_COMMAND_BYTES
 from tracker.schemas import MAX_ANSWERS
 
-# About how many bytes are loaded, or handed out and not written down, before batches take in less; and by how much
+# About how many bytes are loaded, or dispatched and not recorded, before batches take in less; and by how much
 # less at most: so that a topic with little goes on. With so many times as much they take nothing.
-MAX_HANDED_OUT_BYTES = 128 << 20
+MAX_DISPATCHED_BYTES = 128 << 20
 _LEAST_PART = 16
-_MOST_HANDED_OUT = 2
+_MOST_DISPATCHED = 2
 
 
 class Source(Protocol):
@@ -41,7 +41,7 @@ class Waiting(NamedTuple):
 
 def is_too_much(feedback: Feedback) -> bool:
     """Whether so many bytes are on their way to the senders that batches take in nothing."""
-    return feedback.in_flight_bytes > _MOST_HANDED_OUT * MAX_HANDED_OUT_BYTES
+    return feedback.in_flight_bytes > _MOST_DISPATCHED * MAX_DISPATCHED_BYTES
 
 
 class BatchShares:
@@ -102,7 +102,7 @@ class BatchShares:
         """Returns about how many bytes a batch takes in: less where many are on their way to the senders."""
         most = self._limits.max_bytes_per_batch
         on_their_way = feedback.in_flight_bytes + feedback.large_bytes
-        return max(most // _LEAST_PART, min(most, MAX_HANDED_OUT_BYTES - on_their_way))
+        return max(most // _LEAST_PART, min(most, MAX_DISPATCHED_BYTES - on_their_way))
 
     def _max_command_bytes(self, partitions: int) -> int:
         """Returns the most bytes that a batch takes of each partition of the control topic.

@@ -16,9 +16,9 @@ from tracker.buckets.time_slots import SLOT_MILLIS
 _MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
-# What large messages may have, in bytes, that are loaded, or handed out and not written down; what a tick loads of
+# What large messages may have, in bytes, that are loaded, or dispatched and not recorded; what a tick loads of
 # them; and with how much room a tick is made for more of them.
-MAX_LARGE_BYTES = 64 << 20
+MAX_LARGE_BYTES = 96 << 20
 _MAX_LOADED_BYTES = 32 << 20
 _ROOM_FOR_MORE = 8 << 20
 
@@ -238,7 +238,7 @@ class Clock:
     def _is_set_back(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether the machine's clock was set back: no lookahead reaches from now to the last cutoff.
 
-        Then the cutoff goes back, too. Else messages that come in and are due before the old cutoff would be handed out
+        Then the cutoff goes back, too. Else messages that come in and are due before the old cutoff would be dispatched
         long before their time, and hold up due messages in their lanes.
         """
         limits = self._settings
@@ -246,7 +246,7 @@ class Clock:
         return last.cutoff > now + most + SLOT_MILLIS
 
     def lookahead(self, feedback: Feedback) -> int:
-        """Returns how long before its time a message is handed out, ms."""
+        """Returns how long before its time a message is dispatched, ms."""
         return feedback.lookahead_millis or self._settings.lookahead_millis
 
     def _has_due(self, last: Offset, cutoff: int, feedback: Feedback) -> bool:

@@ -22,6 +22,7 @@ from streaming.batch_schema import InputKind, InputRow, input_rows
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.payload_files import PayloadFiles
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.release.feedback import Feedback, FeedbackFile
 from streaming.source.barriers import Barriers, Ends
@@ -34,8 +35,9 @@ from streaming.source.rejects_rounds import add_round
 from streaming.source.resumed_rounds import Since, resumed_rounds, without_unwritable
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.messages import concat, has_keys
+from tracker.messages import concat, has_keys, has_requests
 from tracker.packing import LARGE_BYTES
+from tracker.requests import first_of_tick
 from tracker.subscriptions import without_dead_letters
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import shared_by
@@ -45,6 +47,9 @@ from warehouse.routes import membership
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+
+# So many times as much of large payloads in files is dispatched in a tick: a sender alone reads them.
+_FILE_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,7 @@ class Intake:
         )
         checkpoint = Checkpoint(Path(local_path(settings.checkpoint)))
         self._input = BatchInput(checkpoint.input_folder)
+        self._payloads = PayloadFiles(checkpoint.payload_folder)
         self._time_zones = TimeZoneFiles(checkpoint.time_zones_folder)
         self._disk = DiskRoom(settings, alerts)
         self._receivers = Receivers(settings, tables, alerts, self._why_not_taking)
@@ -137,7 +143,7 @@ class Intake:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
 
         Raises:
-            NewClusterError: a topic was made anew, in another cluster.
+            NewClusterError: a topic was made again, in another cluster.
         """
         self._start(last)
         self._batch_ends.note_ready(time.monotonic())
@@ -191,6 +197,8 @@ class Intake:
         ]
         if has_keys(messages):
             content.append((InputKind.NOTES, messages.select(ENTRY_LOG_ROWS.names)))
+        if has_requests(messages):
+            content.append((InputKind.MESSAGE_REQUESTS, first_of_tick(messages)))
         return [row for kind, of_kind in content for row in input_rows(kind, of_kind, self._shard_keys)]
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
@@ -227,8 +235,10 @@ class Intake:
             self._start(last)
             return received
         self._start(first)
+        messages = self._received_rows(first, last, is_control=False)
         received = Received(
-            self._received_rows(first, last, is_control=False), self._received_rows(first, last, is_control=True)
+            self._payloads.put_aside(messages, last.tick, is_synced=True),
+            self._received_rows(first, last, is_control=True),
         )
         self._input.write(last, received)
         return received
@@ -292,6 +302,7 @@ class Intake:
             lanes=self._settings.release.lanes,
             batch_millis=self._settings.release.batch_millis,
             max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
+            max_file_bytes=max(1, _FILE_SHARE * self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_delay_millis=self._settings.tracker.max_delay_millis,
             keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
             time_zone_data=TIME_ZONE_DATA_VERSION,
@@ -337,7 +348,7 @@ class Intake:
         before = last.known_routes
         routes = before.updated_to(self._settings)
         reinstated = [list(pair) for pair in routes.reinstated_since(before)] if before.routes else []
-        # After a rebuild (no run yet) messages that are due from the load horizon on are handed out again.
+        # After a rebuild (no run yet) messages that are due from the load horizon on are dispatched again.
         handed_out = last.cutoff if last.run_id else last.load_horizon - 1
         changed = membership.changes(before, routes, handed_out, last.positions)
         # Subscriptions that are new since before a rebuild are new to the commands, too.
@@ -348,7 +359,7 @@ class Intake:
 def _pairs(unwritable: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
     """Returns the recipients (source topic, subscription) whose due messages wait, as the destination can't be written.
 
-    Dead letters do not wait: they are handed out, and stay open.
+    Dead letters do not wait: they are dispatched, and stay open.
     """
     return {
         (topic, name)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -20,8 +20,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from conf.settings import Settings, local_path
 from status.alerts import Alerts
-from streaming.batch_schema import InputKind, InputRow, command_copies, input_rows
+from streaming.batch_schema import InputKind, InputRow, Rows, command_copies, input_rows
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.payload_files import PayloadFiles
 from streaming.checkpoint.prepared import PreparedState
 from streaming.free_memory import give_back_memory
 from streaming.operator.schemas import INPUT_SCHEMA
@@ -32,7 +33,7 @@ from streaming.source.rejects_rounds import spans_of_round
 from tracker.buckets.large_rows import NONE_LARGE, LargeKey, LargeRows, LargeRule
 from tracker.commands.decode import Limits, decode
 from tracker.message_state.parking import Rounds
-from tracker.messages import concat
+from tracker.messages import MESSAGES, concat
 from tracker.packing import pack, unpack
 from tracker.schemas import COMMAND_ROWS
 from warehouse.delta.tables import Tables
@@ -46,15 +47,25 @@ from warehouse.routes.known_routes import KnownRoutes
 _TASK_BYTES = 32 << 20
 
 
+class Part(InputPartition):
+    """A part of a batch's input.
+
+    Attributes:
+        tick: of the batch.
+    """
+
+    tick = 0
+
+
 @dataclass
-class TickPart(InputPartition):
+class TickPart(Part):
     """Input that is in the source process: ticks and new messages."""
 
     rows: list[InputRow]
 
 
 @dataclass
-class CommandsPart(InputPartition):
+class CommandsPart(Part):
     """Messages of the control topic, and the versions of the tables in which to find the messages that they name."""
 
     messages: bytes  # MESSAGES, packed
@@ -66,7 +77,7 @@ class CommandsPart(InputPartition):
 
 
 @dataclass
-class RebuiltPart(InputPartition):
+class RebuiltPart(Part):
     """The first batch after a rebuild: the state that it has prepared, and the first of what was parked."""
 
     version: int  # of delayed_index
@@ -74,7 +85,7 @@ class RebuiltPart(InputPartition):
 
 
 @dataclass
-class HeldPart(InputPartition):
+class HeldPart(Part):
     """The first of the messages that are parked for subscriptions to which messages go out again."""
 
     version: int  # of delayed_index
@@ -82,7 +93,7 @@ class HeldPart(InputPartition):
 
 
 @dataclass
-class DrainPart(InputPartition):
+class DrainPart(Part):
     """The first of the messages that are still parked for resumed subscriptions, and for slow destinations."""
 
     version: int  # of delayed_index
@@ -91,7 +102,7 @@ class DrainPart(InputPartition):
 
 
 @dataclass
-class RejectsPart(InputPartition):
+class RejectsPart(Part):
     """Rejected messages that rejects topics lack, because they could not be written: those of a round."""
 
     version: int  # of the table rejects
@@ -99,7 +110,7 @@ class RejectsPart(InputPartition):
 
 
 @dataclass
-class SegmentPart(InputPartition):
+class SegmentPart(Part):
     """A segment: the rows of delayed_index that are due from `start` to before `end`, ms since the epoch."""
 
     version: int  # of delayed_index
@@ -109,7 +120,7 @@ class SegmentPart(InputPartition):
 
 
 @dataclass
-class LargePart(InputPartition):
+class LargePart(Part):
     """The large rows of delayed_index for which there is room now."""
 
     version: int  # of delayed_index
@@ -159,6 +170,7 @@ class SourceReader:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
+        self._tick = 0  # of the part that is read
 
     def initial_offset(self) -> dict[str, Any]:
         """Returns the offset before the first batch: of a rebuild, or an empty one."""
@@ -175,7 +187,7 @@ class SourceReader:
         if first.tick == last.tick:
             return []
         rows = self._intake.parts(first, last)
-        parts: list[InputPartition] = [TickPart(of_task) for of_task in _for_tasks(rows)]
+        parts: list[Part] = [TickPart(of_task) for of_task in _for_tasks(rows)]
         if self._intake.has_segment(first, last):
             rule = last.large_rows.rule
             parts.append(SegmentPart(last.index_version, first.load_horizon, last.load_horizon, rule))
@@ -194,7 +206,9 @@ class SourceReader:
             messages = pack(self._intake.control_messages(first, last))
             limits = Limits(last.max_delay_millis, last.newest_ledgers)
             parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed, limits))
-        return parts
+        for part in parts:
+            part.tick = last.tick
+        return list(parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a part, each as a record batch with the columns of INPUT_SCHEMA.
@@ -202,6 +216,9 @@ class SourceReader:
         Raises:
             TypeError: the part is of another source.
         """
+        if not isinstance(partition, Part):
+            raise TypeError(f"a part of another source: {type(partition).__name__}")
+        self._tick = partition.tick
         if isinstance(partition, SegmentPart):
             rows = read_light_segment(self._tables, partition.version, partition.start, partition.end, partition.rule)
             parts = self._rows(InputKind.SEGMENT, rows)
@@ -222,10 +239,8 @@ class SourceReader:
         elif isinstance(partition, RejectsPart):
             rows = concat(find_rejects(self._tables, partition.version, span) for span in partition.spans)
             parts = self._rows(InputKind.REJECTED, rows)
-        elif isinstance(partition, TickPart):
-            parts = partition.rows
         else:
-            raise TypeError(f"a part of another source: {type(partition).__name__}")
+            parts = cast(TickPart, partition).rows
         return _given_back(to_batches(parts))
 
     def _read_rebuilt(self, partition: RebuiltPart) -> list[InputRow]:
@@ -263,6 +278,9 @@ class SourceReader:
         ]
 
     def _rows(self, kind: InputKind, content: Any) -> list[InputRow]:
+        """Packs content; large payloads of messages go to a file."""
+        if isinstance(kind.body, Rows) and kind.body.schema is MESSAGES:
+            content = self._payloads.put_aside(content, self._tick)
         return input_rows(kind, content, self._shard_keys)
 
     def _first_rounds(self, version: int, routes: KnownRoutes, subscriptions: Mapping[str, int]) -> list[InputRow]:
@@ -297,6 +315,10 @@ class SourceReader:
     @cached_property
     def _settings(self) -> Settings:
         return Settings(**json.loads(self._options["settings"]))
+
+    @cached_property
+    def _payloads(self) -> PayloadFiles:
+        return PayloadFiles.of(self._settings)
 
     @cached_property
     def _rebuilt(self) -> PreparedState:

@@ -17,11 +17,11 @@ from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
+from conf.message_size import max_delivered_bytes
 from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
-from streaming.release.naming import max_size_bytes
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
@@ -159,7 +159,7 @@ class Receivers:
         settings, topic = self._settings, source.topic
         return Acceptance(
             settings.tracker.max_delay_millis,
-            max_size_bytes(settings, topic),
+            max_delivered_bytes(settings, topic),
             details=None if is_control else MessageDetails(source, self._schemas),
             # One for all partitions of a topic.
             recurring=None if is_control else self._recurring.setdefault(topic, Recurring.of(settings, topic)),
@@ -174,7 +174,7 @@ class Receivers:
     def has_read_old_commands(self) -> bool:
         """Whether batches have all commands that were sent before this start.
 
-        Until then batches take no messages: an overdue message would be handed out before its command is read.
+        Until then batches take no messages: an overdue message would be dispatched before its command is read.
         """
         for name in list(self._old_commands):
             receiver = self.open[name]
@@ -189,7 +189,7 @@ class Receivers:
         return True
 
     def check(self) -> None:
-        """Raises NewClusterError where a topic was made anew, in another cluster."""
+        """Raises NewClusterError where a topic was made again, in another cluster."""
         if self._new_cluster is not None:
             raise self._new_cluster
 
@@ -245,7 +245,7 @@ class Receivers:
                     _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
 
     def _check_ends(self) -> None:
-        """Notices that a topic ends before the last entry received: it was made anew, in another cluster."""
+        """Notices that a topic ends before the last entry received: it was made again, in another cluster."""
         for name, receiver in list(self.open.items()):
             try:
                 end = receiver.topic_end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tests.parity.clock import Clock, handed_out
 from tests.support.tracker.messages import messages, positions
 from tracker.in_flight import Release
@@ -78,11 +80,11 @@ class FailingStore(MemoryStore):
         self.values = dict(store.values)
         self._writes = writes
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         self._writes -= 1
         if self._writes < 0:
             raise OSError("injected")
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 def test_a_tick_that_fails_half_way_is_done_again_and_loses_nothing() -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tracker.messages import BoolArray, int64
 from tracker.packing import fitting, payload_sizes, row_sizes
+from tracker.payload_refs import lengths
 
 MAX_ID = (1 << 63) - 1
 
@@ -111,27 +112,33 @@ class Budget:
     Args:
         n_bytes: about the bytes of large rows. At least one of them fits.
         are_large: tells which rows are large: bool, (rows,).
+        file_bytes: instead, those of large rows with a payload in a file, which does not pass through Spark; 0: they
+            count as the others.
     """
 
-    def __init__(self, n_bytes: int, are_large: Callable[[pa.Table], BoolArray]) -> None:
+    def __init__(self, n_bytes: int, are_large: Callable[[pa.Table], BoolArray], file_bytes: int = 0) -> None:
         self._left = n_bytes
+        self._file_left = file_bytes
+        self._has_file_bytes = file_bytes > 0
         self._rows_left = _RELEASE_ROWS
         self._are_large = are_large
 
     @property
     def is_spent(self) -> bool:
         """Whether no large row fits any more."""
-        return self._left <= 0 or self._rows_left <= 0
+        return self._left <= 0 or self._rows_left <= 0 or (self._has_file_bytes and self._file_left <= 0)
 
     def fitting(self, rows: pa.Table) -> BoolArray:
         """Tells which rows fit, bool, (rows,): of the large ones the first; what they have is taken off the budget."""
         large = self._are_large(rows)
         fits: BoolArray = ~large
-        if large.any() and self._left > 0:
+        if large.any() and not self.is_spent:
             sizes = row_sizes(rows)[large]
-            n = fitting(sizes, self._left)
+            of_files = np.where(lengths(rows)[large] > 0, sizes, 0) if self._has_file_bytes else np.zeros_like(sizes)
+            n = min(fitting(sizes - of_files, self._left), fitting(of_files, self._file_left or 1))
             fits[np.flatnonzero(large)[:n]] = True
-            self._left -= int(sizes[:n].sum())
+            self._left -= int((sizes - of_files)[:n].sum())
+            self._file_left -= int(of_files[:n].sum())
         fits &= np.cumsum(fits) <= self._rows_left
         self._rows_left -= int(fits.sum())
         return fits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tracker.messages import MESSAGES, concat, int64
-from tracker.packing import pack, payload_sizes, unpack
-from tracker.store import Store, get_present
+from tracker.packing import payload_sizes
+from tracker.store import Store, get_rows, put_rows
 
 
 class Chunks:
@@ -29,13 +29,13 @@ class Chunks:
     def add_rows(self, rows: pa.Table) -> None:
         """Adds rows as one value; does nothing if there are none."""
         if rows.num_rows:
-            self._store.put(self._table, (self.n_chunks, 0), pack(rows))
+            put_rows(self._store, self._table, (self.n_chunks, 0), rows)
             self.n_chunks += 1
             self.n_rows += rows.num_rows
 
     def all_rows(self) -> pa.Table:
         """Returns all rows, and keeps them."""
-        chunks = (unpack(get_present(self._store, self._table, (chunk, 0))) for chunk in range(self.n_chunks))
+        chunks = (get_rows(self._store, self._table, (chunk, 0)) for chunk in range(self.n_chunks))
         return concat(chunks, self._schema)
 
     def take_all(self) -> pa.Table:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from tracker.buckets.large_rows import NONE_LARGE, Budget, LargeRule
 from tracker.messages import concat, in_order, int64, where
-from tracker.packing import LARGE_BYTES, in_parts, pack, payload_sizes, unpack
-from tracker.store import Store, get_present
+from tracker.packing import LARGE_BYTES, in_parts, payload_sizes
+from tracker.store import Store, get_rows, put_rows
 
 # About the duration of a quick batch: narrower slots cost more store calls; of wider ones more rows are written again.
 SLOT_MILLIS = 200
@@ -109,7 +109,7 @@ class TimeSlots:
             if not of_slot.num_rows:
                 continue
             chunks, count = self.meta.get(slot, (0, 0))
-            self._store.put(_TABLE, (slot, chunks), pack(of_slot))
+            put_rows(self._store, _TABLE, (slot, chunks), of_slot)
             self.meta[slot] = (chunks + 1, count + of_slot.num_rows)
             sizes = payload_sizes(of_slot)
             if n_bytes := int(sizes[sizes >= LARGE_BYTES].sum()):
@@ -172,7 +172,7 @@ class TimeSlots:
         pile = self.piles.get(slot, _NO_PILE)
         parts = list(in_parts(rows, most_bytes=_PILE_BYTES))
         for number, part in enumerate(parts, pile.end):
-            self._store.put(_PILES, (slot, number), pack(part))
+            put_rows(self._store, _PILES, (slot, number), part)
         self.piles[slot] = Pile(
             pile.first,
             pile.end + len(parts),
@@ -204,13 +204,13 @@ class TimeSlots:
         parts = list(in_parts(concat(kept), most_bytes=_PILE_BYTES))
         for part in reversed(parts):
             number -= 1
-            self._store.put(_PILES, (slot, number), pack(part))
+            put_rows(self._store, _PILES, (slot, number), part)
         if number < pile.end:
             self.piles[slot] = Pile(number, pile.end, pile.rows - gone, pile.n_bytes - n_bytes)
         return due
 
     def _get(self, table: str, slot: int, number: int) -> pa.Table:
-        return unpack(get_present(self._store, table, (slot, number)))
+        return get_rows(self._store, table, (slot, number))
 
 
 _NO_PILE = Pile(0, 0, 0, 0)
@@ -313,9 +313,9 @@ class WaitingRows:
     def _put(self, rows: pa.Table) -> list[int]:
         """Stores a piece; returns its item of `_pieces`."""
         due, number = int64(rows, "deliver_at"), self._next
-        self._store.put(_QUEUES, (number, 0), pack(rows))
+        put_rows(self._store, _QUEUES, (number, 0), rows)
         self._next += 1
         return [number, rows.num_rows, int(due.min()), int(due.max())]
 
     def _get(self, number: int) -> pa.Table:
-        return unpack(get_present(self._store, _QUEUES, (number, 0)))
+        return get_rows(self._store, _QUEUES, (number, 0))

@@ -43,11 +43,15 @@ class RequestLog:
 
     Args:
         store: where the log is kept.
+        name: begins the names of its tables in the store; one name's logs differ in their scopes.
+        scope: 64 bits.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, name: str = "", scope: int = 0) -> None:
         self._store = store
-        saved = store.get(_LIST, (0, 0))
+        self._scope = scope
+        self._table, self._body_table, self._list = f"{name}{_TABLE}", f"{name}{_BODIES}", f"{name}{_LIST}"
+        saved = store.get(self._list, (0, scope))
         # [number, count of ids, when the last id was added, when the first was]; earlier versions lack the last value.
         self._chunks: list[list[int]] = json.loads(saved) if saved else []
 
@@ -70,7 +74,7 @@ class RequestLog:
         for number, n, last, *_ in self._chunks:
             if last < now - KEPT_MILLIS:
                 continue
-            known = np.frombuffer(self._store.get(_TABLE, (number, 0)) or b"", np.int64)
+            known = np.frombuffer(self._store.get(self._table, (number, self._scope)) or b"", np.int64)
             is_found = wanted[np.minimum(np.searchsorted(wanted, known), len(wanted) - 1)] == known
             if is_found.any():
                 chunk_bodies = np.frombuffer(self._bodies(number, n), np.int64)
@@ -93,24 +97,26 @@ class RequestLog:
             first = begun[0] if begun else last
         data = bodies_before = b""
         if before < _CHUNK_REQUESTS and now - first < _CHUNK_MILLIS:
-            data, bodies_before = self._store.get(_TABLE, (number, 0)) or b"", self._bodies(number, before)
+            data = self._store.get(self._table, (number, self._scope)) or b""
+            bodies_before = self._bodies(number, before)
             self._chunks.pop()
         else:
             number, before, first = number + 1, 0, now
-        self._store.put(_TABLE, (number, 0), data + _hashes(bodies).tobytes())
-        self._store.put(_BODIES, (number, 0), bodies_before + np.array(list(bodies.values()), np.int64).tobytes())
+        self._store.put(self._table, (number, self._scope), data + _hashes(bodies).tobytes())
+        bodies_after = bodies_before + np.array(list(bodies.values()), np.int64).tobytes()
+        self._store.put(self._body_table, (number, self._scope), bodies_after)
         self._chunks.append([number, before + len(bodies), now, first])
         total = sum(chunk[1] for chunk in self._chunks)
         while total - self._chunks[0][1] >= KEPT_REQUESTS or self._chunks[0][2] < now - KEPT_MILLIS:
             oldest, n, *_ = self._chunks.pop(0)
-            self._store.remove(_TABLE, (oldest, 0))
-            self._store.remove(_BODIES, (oldest, 0))
+            self._store.remove(self._table, (oldest, self._scope))
+            self._store.remove(self._body_table, (oldest, self._scope))
             total -= n
-        self._store.put(_LIST, (0, 0), json.dumps(self._chunks, separators=(",", ":")).encode())
+        self._store.put(self._list, (0, self._scope), json.dumps(self._chunks, separators=(",", ":")).encode())
 
     def _bodies(self, number: int, n: int) -> bytes:
         """Returns the body hashes of a chunk of n ids; 0 for ids of earlier versions, which kept no bodies."""
-        return (self._store.get(_BODIES, (number, 0)) or b"").rjust(8 * n, b"\0")
+        return (self._store.get(self._body_table, (number, self._scope)) or b"").rjust(8 * n, b"\0")
 
 
 def _hashes(request_ids: Iterable[str]) -> Int64Array:

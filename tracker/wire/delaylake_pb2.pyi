@@ -167,7 +167,7 @@ class SkipEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., partition: _Optional[int] = ..., deliver_at: _Optional[int] = ..., schedule_key: _Optional[str] = ...) -> None: ...
 
 class ControlOutcome(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key", "occurrence", "is_repeat")
+    __slots__ = ("request_id", "topic", "subscription", "ledger_id", "entry_id", "batch_index", "result", "reason", "applied_at", "operation", "has_more", "n_named", "superseded_by", "schedule_key", "occurrence", "is_repeat", "deliver_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class ControlOutcome(_message.Message):
     SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCE_FIELD_NUMBER: _ClassVar[int]
     IS_REPEAT_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     topic: str
     subscription: str
@@ -200,4 +201,5 @@ class ControlOutcome(_message.Message):
     schedule_key: str
     occurrence: int
     is_repeat: bool
-    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ..., occurrence: _Optional[int] = ..., is_repeat: _Optional[bool] = ...) -> None: ...
+    deliver_at: int
+    def __init__(self, request_id: _Optional[str] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., reason: _Optional[str] = ..., applied_at: _Optional[int] = ..., operation: _Optional[str] = ..., has_more: _Optional[bool] = ..., n_named: _Optional[int] = ..., superseded_by: _Optional[str] = ..., schedule_key: _Optional[str] = ..., occurrence: _Optional[int] = ..., is_repeat: _Optional[bool] = ..., deliver_at: _Optional[int] = ...) -> None: ...

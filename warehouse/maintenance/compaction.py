@@ -30,7 +30,7 @@ FAN_IN = 8
 
 # The size of a full file: small enough to sort it in memory and to read its footer in some ms.
 FILE_ROWS = 500_000
-FILE_BYTES = 128 << 20
+FILE_BYTES = 64 << 20
 
 # The maximum number of runs in one merge. Each file that a merge writes takes a row group or two of every run: with
 # full files 1.7 times the rows that are written, with a thousand runs 12 times.

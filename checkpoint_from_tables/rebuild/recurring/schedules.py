@@ -193,14 +193,14 @@ class Schedules:
             self._add(found, recurring, number, next_at, by_rule)
             due = next_at
         elif _is_resumed(command, row) and command["occurrence"] == number:
-            # As the command has done: an occurrence that is late by then counts as held back.
+            # As the command has done: an occurrence that is late by then counts as parked.
             was_due = by_rule if by_rule < self._now else None
             self._add(found, recurring, number, max(by_rule, self._now), by_rule, was_due)
             due = command["deliver_at"]
         else:
             due = self._pending(found, recurring, _Next(number, before, by_rule), last, moved)
         found.done += passed_over
-        if paused is not None:  # occurrences that were handed out before the pause are sent first
+        if paused is not None:  # occurrences that were dispatched before the pause are sent first
             found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
         self._note(found, source["topic"], message[0], due)
 
@@ -229,14 +229,13 @@ class Schedules:
             if moved is None or moved["sequence"] <= row["sequence"] or moved["occurrence"] != number:
                 self._keep(found, message, row)
                 return int(row["deliver_at"])
-            if (
-                recurring.rule.misfire is not Misfire.ALL or number == 1
-            ):  # the occurrence was held back until shortly before
+            # The occurrence was parked until shortly before.
+            if recurring.rule.misfire is not Misfire.ALL or number == 1:
                 self._add(found, recurring, number, self._now, by_rule)
                 return by_rule
         if number == 1:
             return int(recurring.source["deliver_at"])
-        # A row of the last occurrence that is done: the tracker passes it over, and goes on with the next one.
+        # A row of the last occurrence that is done: the tracker skips it, and goes on with the next one.
         self._add(found, recurring, number - 1, self._now, following.before)
         return by_rule
 

@@ -17,6 +17,7 @@ from streaming.release.naming import Recipient
 from tracker.in_flight import IN_ORDER, SENDING
 from tracker.messages import MESSAGES, Int64Array, int64, order_keys
 from tracker.packing import row_sizes
+from tracker.payload_refs import files_of
 from tracker.shaping.token_bucket import spans
 from tracker.subscriptions import without_dead_letters
 from warehouse.schemas import DELIVERIES
@@ -45,6 +46,7 @@ class LaneRelease:
     keys: Mapping[tuple[str, bytes], tuple[int, int]] = field(default_factory=dict, compare=False)
     # Source topics with messages that can't be parked any more: what was to come after them does already.
     passed: frozenset[str] = field(default=frozenset(), compare=False)
+    payload_files: Mapping[str, int] = field(default_factory=dict, compare=False)  # as `files_of` returns them
 
     @property
     def id(self) -> ReleaseId:
@@ -168,7 +170,16 @@ def lane_release_of(tick: int, kind: int, assignments: list[Assignment], now: in
         is_in_order=is_in_order or bool(keys),
         keys=keys,
         passed=frozenset().union(*(_passed(table) for table in tables)),
+        payload_files=_files(tables),
     )
+
+
+def _files(tables: Iterable[pa.Table]) -> dict[str, int]:
+    ends: dict[str, int] = {}
+    for rows in tables:
+        for name, end in files_of(rows).items():
+            ends[name] = max(ends.get(name, 0), end)
+    return ends
 
 
 def _passed(rows: pa.Table) -> frozenset[str]:

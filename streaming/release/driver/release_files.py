@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.release.attempt import Assignment
 from streaming.release.driver.lane_release import LaneRelease, lane_release_of
 from tracker.messages import concat
@@ -26,10 +27,12 @@ class ReleaseFiles:
         app_id: of the checkpoint.
         folder: for the files, which all machines of the job share; what an earlier run has left in it is removed.
             None: bodies go with the tasks.
+        payloads: keeps the files with payloads of a release as long as anybody has it.
     """
 
-    def __init__(self, app_id: str, folder: Path | None) -> None:
+    def __init__(self, app_id: str, folder: Path | None, payloads: PayloadSweep | None = None) -> None:
         self._app_id = app_id
+        self._payloads = payloads
         # A folder for each run: an earlier one in this process may still remove its files.
         self._folder = None if folder is None else folder / uuid.uuid4().hex
         if folder is not None and self._folder is not None:
@@ -44,12 +47,17 @@ class ReleaseFiles:
             kind: of the release.
             of_shards: by shard the parts of its release, packed, in order.
             now: the tick that hands it out, as for `lane_release_of`.
+
+        Raises:
+            StateLostError: a file with payloads of the release is not there.
         """
         assignments = [self._assignment(shard, tick, kind, parts) for shard, parts in of_shards.items()]
         release = lane_release_of(tick, kind, assignments, now)
         for assignment in assignments:
             if assignment.file:
                 weakref.finalize(release, _remove, assignment.file)
+        if self._payloads is not None:
+            self._payloads.pin(release, release.payload_files)
         return release
 
     def _assignment(self, shard: int, tick: int, kind: int, parts: Sequence[bytes]) -> Assignment:

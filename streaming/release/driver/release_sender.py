@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -17,11 +18,13 @@ from streaming.release.driver.run_context import RunStates, Sending
 from streaming.release.driver.transitions import ReleaseEvent
 from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.task.order_signal import write_signal
+from tracker.store import StateLostError
 
 _log = logging.getLogger(__name__)
 
 _ROWS_A_TASK = 4_000  # one task sends a release of up to so many rows, a task for each shard a larger one
 _RETRY_SECONDS = 1.0
+_LOST = re.compile(rf"{StateLostError.__name__}: (.*)")
 
 
 class OrderSignals:
@@ -102,6 +105,7 @@ class ReleaseSender:
 
         Raises:
             FencedError: another job has taken the warehouse over.
+            StateLostError: the payload of a message is not where the tracker's state says.
         """
         with self._lock:
             lately_slow = self._destinations.lately_slow(Moment.now())
@@ -117,6 +121,8 @@ class ReleaseSender:
                 tasks = len(release.assignments) if release.rows > _ROWS_A_TASK and not release.is_in_order else 1
                 reports = self._spark_jobs.run(release.assignments, tasks, attempt, checked_at)
             except Exception as error:
+                if lost := _LOST.search(str(error)):
+                    raise StateLostError(lost[1]) from None
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", release.tick, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)

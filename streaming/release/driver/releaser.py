@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.alerts import Alerts
+from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.lane_release import SentRelease
 from streaming.release.driver.lookahead import Lookahead
@@ -51,6 +52,7 @@ class Run:
         routes: of the last batch of the run before; None: there was none.
         folder: of this run, where tasks run on this machine, too; None: they run on other machines.
         release_folder: for the rows of large releases, as `ReleaseFiles` has it.
+        payloads: as `ReleaseFiles` has it.
     """
 
     app_id: str
@@ -58,6 +60,7 @@ class Run:
     routes: KnownRoutes | None = None
     folder: Path | None = None
     release_folder: Path | None = None
+    payloads: PayloadSweep | None = None
 
 
 class Releaser:
@@ -102,7 +105,7 @@ class Releaser:
             lookahead_ceiling_millis=settings.release.lookahead_ceiling_millis,
             gone=routes.gone | {(topic, dead_letters_of(name)) for topic, name in routes.gone},
         )
-        self._files = ReleaseFiles(run.app_id, run.release_folder)
+        self._files = ReleaseFiles(run.app_id, run.release_folder, run.payloads)
         self._on_deliveries = on_deliveries
         self._threads = RunThreads()
         self._releases = Releases()
@@ -186,21 +189,30 @@ class Releaser:
         self._spark_jobs.use_pool()
         written = self._records.last_tick(self._records.writer(lane))
         while not self._stopped.is_set():
-            with self._lock:
-                if (release := self._releases.begin_next(lane)) is None:
-                    self._lock.wait(60)
-                    continue
-            if release.tick <= written:
-                self._end(SentRelease(release), ReleaseEvent.WRITTEN_BEFORE)
-                continue
-            is_far = release.first_due > self._lookahead.farthest()
-            self._wait_until(release.first_due - self._lookahead.lead_millis)
-            with self._lock:
-                self._releases.note(release, ReleaseEvent.TIME)
-            if is_far:
-                self._feedback.write()  # its messages count as in flight from now on
-            if (finished := self._release_sender.send(release)) is not None:
-                self._end(finished, ReleaseEvent.COMPLETE)
+            self._send_next(lane, written)  # a thread that waits has no release: its files stay as long as it does
+
+    def _send_next(self, lane: str, written: int) -> None:
+        """Sends the next release of a lane; waits for a while where there is none.
+
+        Args:
+            lane: its name.
+            written: the last tick of the lane that an earlier run has written.
+        """
+        with self._lock:
+            if (release := self._releases.begin_next(lane)) is None:
+                self._lock.wait(60)
+                return
+        if release.tick <= written:
+            self._end(SentRelease(release), ReleaseEvent.WRITTEN_BEFORE)
+            return
+        is_far = release.first_due > self._lookahead.farthest()
+        self._wait_until(release.first_due - self._lookahead.lead_millis)
+        with self._lock:
+            self._releases.note(release, ReleaseEvent.TIME)
+        if is_far:
+            self._feedback.write()  # its messages count as in flight from now on
+        if (finished := self._release_sender.send(release)) is not None:
+            self._end(finished, ReleaseEvent.COMPLETE)
 
     def _end(self, finished: SentRelease, event: ReleaseEvent) -> None:
         with self._lock:
@@ -218,12 +230,13 @@ class Releaser:
             with self._lock:
                 self._lock.wait_for(lambda: self._releases.has_sent or self._stopped.is_set())
             is_last = self._stopped.wait(_WRITE_SECONDS)
-            with self._lock:
-                finished = self._releases.take_named(self._destinations.open_remainders())
-            if finished:
-                self._write(finished)
+            self._write_sent()
 
-    def _write(self, finished: list[SentRelease]) -> None:
+    def _write_sent(self) -> None:
+        with self._lock:
+            finished = self._releases.take_named(self._destinations.open_remainders())
+        if not finished:
+            return
         rows = concat([one.deliveries for one in finished], DELIVERIES)
         versions: dict[str, int] = {}
         for one in finished:

@@ -6,14 +6,14 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker.client import PulsarError
-from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
+from broker.protocol.building import OutgoingMessage, batch_entry, large_message, single_entry
 from broker.protocol.producer import EntryProducer, EntryTooLargeError
-from broker.protocol.sending import RefusedEntry, is_refusal
+from broker.protocol.sending import Outgoing, RefusedEntry, is_refusal
 from conf.errors import DelayLakeError
 from streaming.release.sequence_ids import last_sequence_id, tick_of
 from streaming.release.task.lag import Lag
@@ -24,6 +24,10 @@ from warehouse.delivery_key import Key
 _BUSY_SECONDS = 0.1  # between two attempts to get a producer
 _CLOSE_SECONDS = 5.0  # how long the broker is waited for to end a producer
 
+# A line hands over so many bytes of large messages ahead of the broker's answers: what is handed over is in memory.
+_UNANSWERED_BYTES = 8 << 20
+
+LARGE_BYTES = 32_768  # of a payload; the producer may cut a larger one into chunks
 TOO_LARGE = "MessageTooBig"  # how the reason begins why a message is rejected that the broker takes none of its size
 
 
@@ -37,6 +41,18 @@ class Send(Protocol):
     pace: Pace | None  # the bucket from which it takes the places of its batch; None: it needs no place
     n_places: int
     line: Line
+
+
+class Large(NamedTuple):
+    """A message that may have been sent in chunks.
+
+    Attributes:
+        n_bytes: the most bytes that it has as one entry.
+        key: of its delivery.
+    """
+
+    n_bytes: int
+    key: Key
 
 
 class NotOpenError(DelayLakeError):
@@ -89,10 +105,14 @@ class Line:
     is_slow: bool = False  # the broker answers, but too late
     is_behind: bool = False  # a message had to wait for one of another line, which has failed
     foreign_id: int | None = None  # a sequence id that somebody else has published under this name
+    is_partly_sent: bool = False  # the broker counts the last message as published, and does not have all its chunks
     recipient: tuple[str, str] = ("", "")
     read_arrived_keys: Callable[[], frozenset[Key]] | None = None  # reads which messages have arrived under other names
-    # Reads which messages have arrived, where the destination now refuses their schema: the broker can't be asked.
-    read_arrived_if_refused: Callable[[], frozenset[Key]] | None = None
+    # The same, where the broker does not tell: the destination now refuses their schema, so that it can't be asked, or
+    # the broker may have some chunks only of the last message.
+    read_arrived_if_unclear: Callable[[], frozenset[Key]] | None = None
+    large: Mapping[int, Large] = field(default_factory=dict)  # messages that may have been sent before, by sequence id
+    max_entry_bytes: int = 0  # by the settings: a message that is larger may have been sent in chunks
     arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
     waiting: deque[int] = field(default_factory=deque)  # indexes of due entries that the producer has not got yet
     wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
@@ -100,8 +120,10 @@ class Line:
     of_topic: Sequence[Line] = ()
     ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
     _handed: int = -1  # the highest sequence id that was handed to the producer last
+    # Of large messages that were handed over, and may not have arrived: the sequence id, and the bytes.
+    _unanswered: deque[tuple[int, int]] = field(default_factory=deque)
     _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
-    _last_seen: int = -2  # the producer's last sequence id then
+    _last_seen: tuple[int, int] = (-2, 0)  # the producer's last sequence id then, and number of answers
     _is_closed: bool = False
     _wait_closed: Callable[[float], None] | None = None
     _making_since: float | None = None  # since when the broker is asked for the producer; None: it is not
@@ -115,7 +137,7 @@ class Line:
     @property
     def arrived_to(self) -> int:
         """The last sequence id that has arrived, as far as the broker has said; -1: none."""
-        if self.foreign_id is not None:
+        if self.foreign_id is not None or self.is_partly_sent:
             return -1
         return self.resume_after if self.producer is None else max(self.resume_after, self.producer.last_sequence_id)
 
@@ -126,7 +148,15 @@ class Line:
             return False
         if self.of_topic and all(line.producer is not None or line.error for line in self.of_topic):
             self.of_topic = ()
-        return not self.of_topic
+        return not self.of_topic and (not self._unanswered or self._unanswered_bytes(self.producer) < _UNANSWERED_BYTES)
+
+    def _unanswered_bytes(self, producer: Producer) -> int:
+        """Returns the bytes of large messages that were handed over and have not been answered."""
+        if not producer.n_pending:
+            self._unanswered.clear()
+        while self._unanswered and self._unanswered[0][0] <= producer.last_sequence_id:
+            self._unanswered.popleft()
+        return sum(n_bytes for _, n_bytes in self._unanswered)
 
     def open(self) -> None:
         """Begins to make the producer, in a thread of its own."""
@@ -140,8 +170,8 @@ class Line:
                 producer = self.create()
                 self._making_since = None
                 before = producer.last_sequence_id
-                is_refusing = isinstance(producer, RefusingProducer)
-                read_arrived = self.read_arrived_keys or (self.read_arrived_if_refused if is_refusing else None)
+                is_unclear = isinstance(producer, RefusingProducer) or self._may_be_in_part(producer, before)
+                read_arrived = self.read_arrived_keys or (self.read_arrived_if_unclear if is_unclear else None)
                 if read_arrived is not None:
                     self.arrived_keys = read_arrived()  # may take long
             except Exception as error:
@@ -158,6 +188,11 @@ class Line:
                 producer.close()
                 self._found_foreign(before)
                 return
+            if self._may_be_in_part(producer, before) and self.large[before].key not in self.arrived_keys:
+                producer.close()
+                self.is_partly_sent = True
+                self.fail(f"{self.topic} has some chunks only of message {before} of {self.key}")
+                return
             self.remembered = before
             self.resume_after = max(self.resume_after, before)
             self.opened_at = time.time_ns() // 1_000_000
@@ -167,6 +202,14 @@ class Line:
                 producer.close()
             self.wake.set()
             return
+
+    def _may_be_in_part(self, producer: Producer, last: int) -> bool:
+        """Whether the broker may have some chunks only of the message with its last sequence id.
+
+        A broker that loads a topic counts each chunk as the whole message. A later message is sent after all chunks.
+        """
+        most = min(self.max_entry_bytes, producer.max_message_bytes)
+        return last in self.large and self.large[last].n_bytes > most
 
     def _is_too_long(self) -> bool:
         """Whether the broker has not given a producer for `patience_seconds`."""
@@ -222,15 +265,19 @@ class Line:
         if producer is None:
             raise NotOpenError(f"{self.topic}: the producer {self.key} is not open yet")
         now = time.time_ns() // 1_000_000
+        entry: Outgoing
         if is_batched:
             entry = batch_entry(messages, producer.name, now, producer.schema_version)
         else:
-            entry = single_entry(messages[0], producer.name, now, producer.schema_version)
+            encoded = large_message if len(messages[0].payload or b"") > LARGE_BYTES else single_entry
+            entry = encoded(messages[0], producer.name, now, producer.schema_version)
         try:
             producer.send(entry, is_more=True)
         except EntryTooLargeError as error:
             raise NotTakenError(f"{TOO_LARGE}: {error}") from None
         self._handed = entry.highest_sequence_id
+        if (n_bytes := sum(len(message.payload or b"") for message in messages)) >= LARGE_BYTES:
+            self._unanswered.append((self._handed, n_bytes))
         self.lag.note_given(self._handed)
 
     def flush(self) -> None:
@@ -252,13 +299,18 @@ class Line:
         seen = producer.last_sequence_id
         if producer.is_open and producer.n_pending and (why := self.lag.why_slow(seen, self.ids, self.n_bytes)):
             self.fail_slow(why)
-        elif self.ends_at and now > self.ends_at and not self.has_arrived():
+        elif self._is_turn_over(producer, now):
             self.fail_slow(f"{len(self.ids) - bisect_right(self.ids, seen):,} messages of its turn are left")
-        elif seen != self._last_seen or (producer.is_open and not producer.n_pending):
-            self._last_seen, self._progress_at = seen, now
+        elif (seen, producer.n_answers) != self._last_seen or (producer.is_open and not producer.n_pending):
+            self._last_seen, self._progress_at = (seen, producer.n_answers), now
         elif now - self._progress_at > self.patience_seconds:
             self.fail(f"the broker has not answered for {self.patience_seconds:.0f} s")
         return producer.take_refused()
+
+    def _is_turn_over(self, producer: Producer, now: float) -> bool:
+        """Whether the line has had its time. The chunks of its first message come, however long they take."""
+        is_first = producer.is_in_chunks and producer.last_sequence_id <= self.resume_after
+        return bool(self.ends_at) and now > self.ends_at and not self.has_arrived() and not is_first
 
     def has_arrived(self) -> bool:
         """Whether everything that was handed over is at the broker."""

@@ -15,8 +15,10 @@ from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import one_line
+from conf.message_size import OWN_BYTES
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
+from streaming.release.outgoing import content_bytes
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.connections import Connections
@@ -24,9 +26,10 @@ from streaming.release.task.lag import Lag
 from streaming.release.task.planning.destinations import target_of
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.planning.sending_order import Pending
-from streaming.release.task.producer_line import Line, Producer
+from streaming.release.task.producer_line import LARGE_BYTES, Large, Line, Producer
 from streaming.release.task.refusing_producer import RefusingProducer
-from warehouse.delivery_key import Key, key_of
+from tracker.messages import Int64Array
+from warehouse.delivery_key import Key, key_of, key_of_row
 from warehouse.message_schemas import UnknownSchemaError, version_number
 
 _MARGIN_MILLIS = 60_000  # the most by which the clocks of machines differ
@@ -60,10 +63,12 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
             resume_after=attempt.arrived_to.get(key, -1),
             lag=Lag(attempt.slow_after_seconds),
             ends_at=ends_at,
+            max_entry_bytes=settings.pulsar.max_message_size_bytes,
         )
         since = send.at - _MARGIN_MILLIS  # ms since the epoch: no message of the line was sent before
         if not attempt.is_first:
-            line.read_arrived_if_refused = functools.partial(_arrived, settings, topic, producer, since)
+            line.read_arrived_if_unclear = functools.partial(_arrived, settings, topic, producer, since)
+            line.large = _large_of(pending, of_line)
         if key in attempt.generations and min(ticks) <= generation.tick:
             # A message may have been sent under an earlier name. Only the topic says what has arrived: the noted
             # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
@@ -78,6 +83,23 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
         of_topic.append(line)
         line.of_topic = of_topic
     return lines
+
+
+def _large_of(pending: Pending, of_line: Int64Array) -> dict[int, Large]:
+    """Returns the messages of a line that are not in batches and may be too large for one entry, by sequence id.
+
+    Args:
+        pending: all messages.
+        of_line: the indexes of the line's messages.
+    """
+    found = {}
+    for i in of_line.tolist():
+        send, plan = pending[i]
+        is_large = plan.payload_bytes[send.row] > LARGE_BYTES and send.row not in plan.unsendable
+        if is_large and not send.is_batched:
+            n_bytes = OWN_BYTES + content_bytes(plan.columns, send.row)
+            found[send.sequence_id] = Large(n_bytes, key_of_row(plan.columns, send.row, send.subscription is None))
+    return found
 
 
 def _producer(
@@ -102,7 +124,7 @@ def _taking_producer(
     if send.is_dead:
         dead_letter_subscription.ensure_subscription(
             brokers, send.topic
-        )  # each time, because the topic may have been made anew
+        )  # each time, because the topic may have been made again
     schema = None
     version = plan.columns["schema_version"][send.row] if send.subscription is not None else None
     if version is not None:

@@ -13,15 +13,16 @@ import pyarrow as pa
 from broker.client import NoAnswerError, PulsarError
 from broker.protocol.building import single_entry
 from broker.protocol.producer import EntryProducer
+from conf.message_size import max_size_bytes
 from conf.settings import Settings, rejects_topic
 from streaming.release import outgoing
-from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.producer_line import TOO_LARGE
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import MESSAGES, concat, typed, with_columns
 from tracker.packing import pack
+from tracker.payload_refs import COLUMN
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ def packed_by_release(messages: list[Refused]) -> dict[tuple[int, int], bytes]:
 
 def _packed(messages: list[Refused]) -> bytes:
     rows = concat([typed(plan.rows.slice(send.row, 1), MESSAGES) for send, plan, _ in messages])
+    payloads = pa.array([plan.columns["payload"][send.row] for send, plan, _ in messages], pa.binary())
+    rows = with_columns(rows, payload=payloads, **{COLUMN: pa.nulls(len(messages), pa.string())})
     names = [send.subscription for send, *_ in messages]
     reasons = [_reason(send, why) for send, _, why in messages]
     return pack(with_columns(rows, subscription=pa.array(names, pa.string()), reason=pa.array(reasons, pa.string())))

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from broker.client import PulsarError
-from broker.protocol.building import OutgoingEntry
-from broker.protocol.sending import RefusedEntry
+from broker.protocol.sending import Outgoing, RefusedEntry
 
 
 class NotTakenError(PulsarError):
@@ -28,12 +27,15 @@ class RefusingProducer:
     last_sequence_id = -1  # the broker was not asked
     repeated_to = -1
     n_pending = 0
+    n_answers = 0
+    is_in_chunks = False
+    max_message_bytes = 0
     has_arrived = True
 
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def send(self, entry: OutgoingEntry, is_more: bool = False) -> NoReturn:
+    def send(self, entry: Outgoing, is_more: bool = False) -> NoReturn:
         """Refuses an entry.
 
         Raises:

@@ -14,9 +14,11 @@ from broker.protocol.sending import RefusedEntry
 from streaming.release.outgoing import cause_of
 from streaming.release.task.producer_line import Line, Send
 from streaming.release.task.shared_paces import Pace
+from tracker.store import StateLostError
 from warehouse.delta.fencing import PauseWatch
 
 _BUILT_AT_ONCE = 20  # messages, which takes 0.1 ms; a message that comes due meanwhile is late by that time
+_BUILT_BYTES = 8 << 20  # of payloads that are built and not handed over, about: the others are read when they are due
 _SENT_AT_ONCE = 500  # messages, or one entry, until the lines are looked after again
 _POLL_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 0.5  # between two checks of the watch
@@ -40,10 +42,23 @@ class _Entry:
         places: the indexes of its messages.
         after: entries that have to arrive before.
         built: the messages; None: they are not built yet.
+        n_bytes: of the payloads of messages that are built ahead.
         is_gone: nothing of it is sent, so that no other has to wait for it.
     """
 
-    __slots__ = ("after", "at", "built", "first_id", "is_batched", "is_gone", "line", "n_places", "pace", "places")
+    __slots__ = (
+        "after",
+        "at",
+        "built",
+        "first_id",
+        "is_batched",
+        "is_gone",
+        "line",
+        "n_bytes",
+        "n_places",
+        "pace",
+        "places",
+    )
 
     def __init__(self, send: Send) -> None:
         self.at = send.at
@@ -55,6 +70,7 @@ class _Entry:
         self.places: list[int] = []
         self.after: list[_Entry] = []
         self.built: list[_Built] | None = None
+        self.n_bytes = 0
         self.is_gone = False
 
 
@@ -139,6 +155,7 @@ class _Sending:
         self._lines = list({id(entry.line): entry.line for entry in entries}.values())
         # Messages are built while there is time: once they are due, only handing over is left.
         self._n_built = 0
+        self._built_bytes = 0
         self._n_due = 0  # the number of entries that have been handed over, or wait in their lines
         self._unflushed: set[Line] = set()
         self.sent_at = [0] * len(sends)
@@ -203,14 +220,16 @@ class _Sending:
         return any(self._is_ready(line) for line in self._lines)
 
     def build_some(self) -> bool:
-        """Builds some of the next messages; returns False if all are built."""
+        """Builds some of the next messages; returns False if all are built, or as many bytes as are built ahead."""
         left = _BUILT_AT_ONCE
         self._n_built = max(self._n_built, self._n_due)
-        while left > 0 and self._n_built < len(self._entries):
+        while left > 0 and self._n_built < len(self._entries) and self._built_bytes < _BUILT_BYTES:
             entry = self._entries[self._n_built]
             self._n_built += 1
             if entry.built is None and entry.line.producer is not None and not entry.line.error:
                 entry.built = self._built(entry)
+                entry.n_bytes = sum(len(one.payload or b"") for one in entry.built if isinstance(one, OutgoingMessage))
+                self._built_bytes += entry.n_bytes
                 left -= len(entry.places)
         return left < _BUILT_AT_ONCE
 
@@ -258,10 +277,13 @@ class _Sending:
         return [self._build_alone(place) for place in entry.places]
 
     def _build_alone(self, place: int) -> _Built:
-        """Builds a message; whatever `build` raises, only this message can't be sent."""
+        """Builds a message; whatever `build` raises, only this message can't be sent.
+
+        A payload that is not where it was put is no fault of the message: a rebuild has it.
+        """
         try:
             return self._build(place)
-        except MemoryError:
+        except (MemoryError, StateLostError):
             raise
         except Exception as error:
             return _Unsendable(cause_of(error))
@@ -269,6 +291,8 @@ class _Sending:
     def _send(self, i: int, now: int) -> None:
         entry = self._entries[i]
         built, entry.built = self._built(entry) if entry.built is None else entry.built, []
+        self._built_bytes -= entry.n_bytes
+        entry.n_bytes = 0
         for place, message in zip(entry.places, built, strict=True):
             self.sent_at[place] = now
             if isinstance(message, _Unsendable):

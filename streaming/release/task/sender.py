@@ -15,11 +15,11 @@ from pyspark import TaskContext
 
 from broker.client import PulsarError
 from broker.protocol.building import OutgoingMessage
+from conf.message_size import max_size_bytes
 from conf.settings import Settings
 from streaming.free_memory import give_back_memory
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
-from streaming.release.naming import max_size_bytes
 from streaming.release.task import process_clients
 from streaming.release.task.connections import Connections
 from streaming.release.task.deliveries import delivery_rows, traced_delivery
@@ -182,6 +182,7 @@ def _failed(line: Line, connections: Connections) -> FailedProducer:
         reason=line.error,
         is_refused=line.is_refused,
         foreign_id=line.foreign_id,
+        is_partly_sent=line.is_partly_sent,
         arrived_to=line.arrived_to,
         is_behind=line.is_behind,
         is_slow=line.is_slow,

@@ -36,7 +36,7 @@ _SCATTER_SECONDS = 0.02  # how much the time from hand-over to publication varie
 
 @dataclass(frozen=True)
 class RateLimit:
-    """A subscription's rate when a release was handed out.
+    """A subscription's rate when a release was dispatched.
 
     Attributes:
         rate: messages a second.

@@ -22,7 +22,7 @@ class Acknowledgements:
     Args:
         topic: the topic partition's name.
         chunks: has the messages that are not whole yet.
-        after: the last entry that an earlier run has taken in.
+        after: the last entry that an earlier run has ingested.
         lock: guards all attributes, and `chunks`.
     """
 
@@ -35,7 +35,7 @@ class Acknowledgements:
         self._entries = EntrySet()  # the entries after `_acknowledged` that have come
         self._acknowledged = START
         self._seen = START
-        self._taken_in_to = after  # entries up to this one were taken in before, and are dropped when they come again
+        self._taken_in_to = after  # entries up to this one were ingested before, and are dropped when they come again
 
     def saw(self, position: Position) -> Position:
         """Notes that the broker has sent this run all entries up to one that it sends at all.
@@ -53,7 +53,7 @@ class Acknowledgements:
         return position in self._entries
 
     def was_taken_in(self, position: Position) -> bool:
-        """Whether an entry that comes now was taken in before and is to be dropped; notes that it has come."""
+        """Whether an entry that comes now was ingested before and is to be dropped; notes that it has come."""
         if position > self._taken_in_to:
             return False
         if position > self._acknowledged:

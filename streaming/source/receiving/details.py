@@ -13,7 +13,7 @@ from warehouse.message_schemas import VERSION_BYTES, MessageSchema, SchemaKeeper
 
 
 class NotKnownYetError(DelayLakeError):
-    """Broker or warehouse do not answer, so the message has to be taken in later. Control flow: it is caught."""
+    """Broker or warehouse do not answer, so the message has to be ingested later. Control flow: it is caught."""
 
 
 class MessageDetails:

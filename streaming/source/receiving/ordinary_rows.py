@@ -1,8 +1,8 @@
 """Makes rows of ordinary messages, many at once: columns from the bytes that came, without an object a message.
 
 A message is ordinary when all that is to be said of it is where its fields lie and when it is due. What is not (a
-schedule key, a rule, a retry, an ordering key, text that is no UTF-8, a time that is refused, ...) is left to
-`RowBuilder`, which looks at each message by itself.
+schedule key, a rule, a retry, a request id, an ordering key, text that is no UTF-8, a time that is refused, ...) is
+left to `RowBuilder`, which looks at each message by itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.protocol.batches import find_messages
-from broker.protocol.entries import is_batch
+from broker.protocol.entries import is_batch, is_dropped
 from broker.protocol.fields import OF_ENTRY, PADDING, Fields, Spans, read_fields
 from broker.protocol.unpacking import UnpackedEntry
-from streaming.release.outgoing import FIELD_BYTES
-from streaming.source.receiving.scheduling import MEANINGFUL, is_dropped
+from conf.message_size import FIELD_BYTES
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, BoolArray, Int64Array
 from tracker.properties import BASE64
+from tracker.scheduling import MEANINGFUL
 
 _MOST_DIGITS = 15  # of a time that is read here
 _MOST_COUNTED = 1 << 20  # pairs of message and property name that are counted in a table

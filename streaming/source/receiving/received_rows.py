@@ -55,7 +55,7 @@ class ReceivedRows:
 
     Args:
         topic: the topic partition's name.
-        after: the last entry that an earlier run has taken in.
+        after: the last entry that an earlier run has ingested.
 
     Attributes:
         read_to: all entries up to this one have come in.

@@ -12,12 +12,19 @@ import pyarrow as pa
 
 from broker.entries.continuity import Part
 from broker.position import EntrySet, SourceTopic
-from broker.protocol.entries import EntryError, Message, batched_message, is_acknowledged, is_batch, messages_of
+from broker.protocol.entries import (
+    EntryError,
+    Message,
+    batched_message,
+    is_acknowledged,
+    is_batch,
+    is_dropped,
+    messages_of,
+)
 from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import RuleCost
-from streaming.source.receiving.scheduling import Scheduling, is_dropped, scheduling
 from streaming.source.receiving.unreadable_messages import (
     ACKNOWLEDGED,
     MAX_EVENT_TIME,
@@ -34,6 +41,7 @@ from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
+from tracker.scheduling import Scheduling, scheduling
 from warehouse.message_schemas import VERSION_BYTES
 
 _log = logging.getLogger(__name__)
@@ -280,7 +288,7 @@ class RowBuilder:
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text
         if reason is not None:  # a release waits until it is sent: no reject may keep its lane
-            given = Scheduling(min(published, self._now), reason)
+            given = Scheduling(min(published, self._now), reason, request_id=given.request_id)
         return (
             *entry.received.position,
             message.batch_index,
@@ -308,6 +316,8 @@ class RowBuilder:
             None,
             given.occurrence,
             None,
+            None,
+            given.request_id,
         )
 
 

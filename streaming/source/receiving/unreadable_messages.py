@@ -12,7 +12,7 @@ from typing import Any
 from broker.protocol.encryption import Decryptor
 from broker.protocol.entries import Message
 from conf.errors import one_line
-from streaming.release.outgoing import FIELD_BYTES
+from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.recurring import Recurring
 from tracker.messages import MESSAGES

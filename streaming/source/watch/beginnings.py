@@ -1,6 +1,6 @@
 """Keeps in a file of the checkpoint where each topic partition began for the job, also one that was empty.
 
-A run begins after the last offset, which has no position for a topic partition of which no message was taken in. Its
+A run begins after the last offset, which has no position for a topic partition of which no message was ingested. Its
 subscription alone does not tell where it began: the broker moves it on when messages expire.
 """
 
@@ -18,7 +18,7 @@ from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder: the job of a new warehouse begins anew. A rebuild takes the file over.
+# Inside the query's folder: the job of a new warehouse begins again. A rebuild takes the file over.
 BEGINNINGS_FILE = Path("query/beginnings.json")
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from broker.position import Position
 
-STANDING_MILLIS = 60_000  # a topic stands still after so long without a message taken in
+STANDING_MILLIS = 60_000  # a topic stands still after so long without a message ingested
 
 
 @dataclass(frozen=True)
 class _Stand:
-    position: Position  # the last entry that was taken in
-    waits_since: int | None  # ms since the epoch; None: all that it has is taken in
+    position: Position  # the last entry that was ingested
+    waits_since: int | None  # ms since the epoch; None: all that it has is ingested
 
 
 class StalledTopics:
-    """Remembers for each topic partition since when it has had messages and none was taken in.
+    """Remembers for each topic partition since when it has had messages and none was ingested.
 
     Args:
         after_millis: how long that lasts until the topic partition counts as standing still.
@@ -31,7 +31,7 @@ class StalledTopics:
 
         Args:
             name: of the topic partition.
-            position: the last entry that was taken in.
+            position: the last entry that was ingested.
             has_more: whether it has messages after `position`, or may have some.
             now: ms since the epoch.
 

@@ -11,6 +11,7 @@ import pulsar
 import pytest
 
 from broker.standalone import EmbeddedBroker
+from streaming.checkpoint.checkpoint import Checkpoint
 from tests.support.service.harness import Collector, Job, now, wait_until
 from warehouse.audit.accounts import run_audit
 
@@ -29,6 +30,70 @@ def send(client: pulsar.Client, topic: str, n: int, due: int, size: int) -> set[
     producer.flush()
     producer.close()
     return set(names)
+
+
+def test_payloads_in_files_arrive_as_they_were_over_a_kill_a_reschedule_and_a_lost_checkpoint(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    """Due soon (in the state alone), due later (sealed), and moved; some are in flight when the job is killed."""
+    destination, rejects = f"{topic}-a", f"{topic}-rejects"
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    folder = Checkpoint(tmp_path / "checkpoint").payload_folder
+    for one in (destination, rejects):
+        collector.collect(one)
+    sent: dict[int, bytes] = {}
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+
+    def send_at(due: int | str, n: int, size: int = 200_000) -> list[pulsar.MessageId]:
+        ids = []
+        for _ in range(n):
+            number = len(sent)
+            sent[number] = os.urandom(size)
+            properties = {"deliverAt": str(due), "number": str(number)}
+            ids.append(producer.send(sent[number], properties=properties))
+        return ids
+
+    def came(name: str) -> dict[int, bytes]:
+        return {int(m.properties["number"]): m.payload for m in list(collector.received[name])}
+
+    try:
+        job.start()
+        soon = now() + round(12_000 * job.pace)
+        send_at(soon, 6)
+        send_at("not a time", 1)
+        later = soon + round(30_000 * job.pace)
+        ids = send_at(later, 6)
+        wait_until(lambda: list(folder.glob("*")), 30, f"payloads in files\n{job.log}")
+        wait_until(lambda: sum(e["in_flight"] for e in job.progress[-1:]) > 0 or now() > soon, 60, "some in flight")
+        job.kill9()
+        job.stop()
+        job.start()
+        wait_until(lambda: len(came(destination)) >= 6 and came(rejects), 120, f"those due soon\n{job.log}")
+
+        entry = f"{ids[0].ledger_id()}:{ids[0].entry_id()}"
+        moved = job.command(
+            "topics", "reschedule", topic, "-s", "a", "--messageId-triplet", entry, "--deliver-after=5s"
+        )
+        assert moved.returncode == 0, moved.stderr
+        wait_until(lambda: len(came(destination)) >= 7, 60, f"the moved one\n{job.log}")
+        job.kill9()
+        job.stop()
+        job.rebuild()
+        job.start()
+        wait_until(lambda: len(came(destination)) >= 12, 180, f"all\n{job.log}")
+        assert came(destination) | came(rejects) == sent
+        assert len(collector.received[destination]) == 12, "each once"
+        assert len(collector.received[rejects]) == 1
+
+        def are_files_gone() -> bool:
+            producer.send(b"makes a batch", properties={"deliverAt": str(now()), "number": "0"})
+            return not list(folder.glob("*"))
+
+        wait_until(are_files_gone, 60, "no file stays")
+        wait_until(lambda: run_audit(job.settings).is_clean, 60, "an audit without findings")
+        assert job.terminate() == 0
+    finally:
+        job.stop()
 
 
 @pytest.mark.long

@@ -61,6 +61,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "forged properties": plain(properties={"delaylake.source": "theirs", "delaylake.attempt": "3", "own": "1"}),
     "event time": plain(event_time=1_700_000_000_123),
     "chunked": plain(size=1_500_000, chunk=400_000),
+    "chunked, larger than an entry": plain(size=6_000_000, chunk=400_000, key="", properties={"a": "1"}),
+    "larger than an entry, to a partition": plain(
+        topic=f"{NAMESPACE}/parted", size=9_000_000, chunk=4_000_000, key_bytes=b64(b"\xff\xfe")
+    ),
+    "larger than an entry when decompressed": plain(size=6_500_000, compression="ZSTD", ordering_key=b64(b"\xff\0")),
     "partitioned": plain(topic=f"{NAMESPACE}/parted", key="k7"),
     "partitioned, empty key": plain(topic=f"{NAMESPACE}/parted", key=""),
     "partitioned, bytes key": plain(topic=f"{NAMESPACE}/parted", key_bytes=b64(b"\xff\xfe\xfd")),
@@ -82,6 +87,7 @@ ROWS: dict[str, dict[str, Any]] = {
     # Its time is not a property, but Pulsar's own.
     "native time": plain(native=True),
     "native time in a batch": plain(native=True, batch=3, compression="LZ4", key="k"),
+    "encrypted, larger than an entry": plain(encrypted=["own"], size=5_800_000, chunk=2_000_000, event_time=1_700),
     "native time of chunks": plain(native=True, size=1_500_000, chunk=400_000),
     "native time, encrypted": plain(native=True, encrypted=["own"], size=5_000, compression="ZSTD"),
 }
@@ -89,7 +95,7 @@ ROWS: dict[str, dict[str, Any]] = {
 # Of these nothing comes.
 ABORTED = plain(transaction="abort")
 REJECTED = {
-    "chunked, too large": plain(size=6_000_000, chunk=400_000),
+    "chunked, too large": plain(size=11_000_000, chunk=4_000_000),
 }
 # Nothing of these can be read.
 ENCRYPTED = {
@@ -302,7 +308,7 @@ def rejected(arrived: Arrived, row: str) -> list[dict[str, Any]]:
 def test_what_is_larger_than_can_be_sent_is_rejected_with_its_payload(arrived: Arrived) -> None:
     for row in rejected(arrived, "chunked, too large"):
         assert "too many" in row["reason"]
-        assert row["payload"] == filled(6_000_000)
+        assert row["payload"] == filled(11_000_000)
 
 
 @pytest.mark.parametrize("row", ENCRYPTED)

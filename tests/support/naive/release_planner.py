@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from broker.client import PulsarError
+from conf.message_size import OWN_BYTES
 from conf.partitions import java_string_hash, partition_name
 from conf.settings import Settings
 from streaming.release.attempt import Assignment, Attempt, FailedProducer
-from streaming.release.naming import BATCH_MESSAGES, OWN_BYTES, Recipient, producer_name, schema_suffix
+from streaming.release.naming import BATCH_MESSAGES, Recipient, producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
 from streaming.release.task.planning.destinations import Destination, Destinations
 from streaming.release.task.shared_paces import RateLimit

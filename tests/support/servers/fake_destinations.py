@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from broker.client import PulsarError
 from broker.position import Position
-from broker.protocol.building import OutgoingEntry, OutgoingMessage, single_entry
+from broker.protocol.building import LargeMessage, OutgoingEntry, OutgoingMessage, single_entry
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import Message, messages_of, open_envelope
-from broker.protocol.sending import RefusedEntry
+from broker.protocol.sending import Outgoing, RefusedEntry
 
 
 class Seen(NamedTuple):
@@ -50,10 +50,14 @@ class FakeProducer:
     error: PulsarError | None = None
     repeated_to: int = -1
     n_pending: int = 0
+    n_answers: int = 0
+    is_in_chunks: bool = False
+    max_message_bytes: int = 5 << 20
     has_arrived: bool = True
     refused: list[RefusedEntry] = field(default_factory=list)
 
-    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+    def send(self, entry: Outgoing, is_more: bool = False) -> None:
+        entry = entry.whole() if isinstance(entry, LargeMessage) else entry
         if not self.brokers.take(self.topic, self.name.decode(), entry):
             self.repeated_to = entry.highest_sequence_id
         self.last_sequence_id = max(self.last_sequence_id, entry.highest_sequence_id)

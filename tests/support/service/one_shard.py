@@ -17,6 +17,7 @@ from streaming.checkpoint.prepared import PreparedState
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.warehouse.rebuilt import of_all_shards, of_one_shard
 from tracker.messages import MESSAGES, concat, where
+from tracker.requests import first_of_tick
 from tracker.schemas import PauseChange
 from tracker.shard import Shard, StateOptions
 from tracker.store import MemoryStore, Store
@@ -26,6 +27,7 @@ from tracker.tick_failures import apply_without_failing_rows
 from warehouse.audit.accounts import Audit, run_audit
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import first_rounds
+from warehouse.queries.first_answers import find_first_answers
 from warehouse.queries.index_rows import (
     cancels_to_index,
     find_keyed_messages,
@@ -117,6 +119,8 @@ class Service:
             commands=ordered,
             request_ids={str(order["request_id"]): 1} if order else {pause.request_id: 1} if pause else {},
             pause_changes=[pause] if pause else [],
+            message_requests=first_of_tick(new),
+            first_answers=lambda ids: find_first_answers(self.tables, None, ids, self.now),
             find_keyed=partial(find_keyed_messages, self.tables, version),
             **changes,
         )

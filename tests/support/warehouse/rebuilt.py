@@ -50,6 +50,7 @@ def of_all_shards(found: PreparedState) -> Rebuilt:
         cancelled=tables[InputKind.REBUILT_CANCELLED],
         delivered=tables[InputKind.REBUILT_DELIVERED],
         request_ids=meta["request_ids"],
+        message_requests=meta["message_requests"],
         moved=tables[InputKind.REBUILT_MOVED],
         paused=meta["paused"],
         waiting=tables[InputKind.REBUILT_WAITING],

@@ -471,8 +471,6 @@ def test_a_client_says_what_it_lacks() -> None:
     for seconds in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="timeout_seconds"):
             Client("http://127.0.0.1:1", timeout_seconds=seconds)
-    with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="broker"):
-        client.schedule("orders", b"", at=NOON)
     with Client(broker="pulsar://127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="admin API"):
             list(client.pending("orders"))

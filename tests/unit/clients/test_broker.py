@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from delaylake import (
     Outcome,
     TooLate,
     Unavailable,
+    broker,
 )
 from delaylake.broker import CONTROL_TOPIC, Broker
 from delaylake.commands import cancel, command
@@ -92,6 +94,8 @@ class SilentPulsar(FakePulsar):
 def client_of(fake: Any, timeout: float = 5.0, kind: type[Any] = Client) -> Any:
     client = kind(broker="pulsar://127.0.0.1:1", timeout_seconds=20)
     client._broker._client = fake
+    # What has a route; others are asked for.
+    client._broker._asked_again = {f"persistent://public/default/{name}": math.inf for name in ("orders", "missing")}
     if not isinstance(fake, SilentPulsar):
         for topic in (CONTROL_TOPIC, "persistent://public/default/orders"):
             client._broker._producer(topic, time.monotonic() + 20)
@@ -132,6 +136,75 @@ def test_a_message_is_sent_with_its_time_and_its_id_knows_it() -> None:
     assert (topic, payload) == ("persistent://public/default/orders", "ü".encode())
     assert more["properties"] == {"region": "eu", "deliverAt": str(NOON_MILLIS)}
     assert (more["partition_key"], more["event_timestamp"]) == ("k", NOON_MILLIS)
+
+
+class AnsweringPulsar(FakePulsar):
+    """A job answers each command: no route has the topic, or it has no such subscription."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes: set[str] = set()
+
+    def create_producer(self, topic: str, **more: Any) -> Any:
+        producer = super().create_producer(topic, **more)
+        if topic != CONTROL_TOPIC:
+            return producer
+
+        def send_async(payload: bytes, answered: Any, **_: Any) -> None:
+            producer.send_async(payload, answered)
+            asked = ControlCommand.FromString(payload)
+            known = asked.topic in self.routes
+            self.outcomes.append(
+                ControlOutcome(
+                    request_id=asked.request_id,
+                    topic=asked.topic,
+                    subscription=asked.subscriptions[0] if known else "",
+                    ledger_id=-1,
+                    entry_id=-1,
+                    batch_index=-1,
+                    result=Result.NOT_FOUND,
+                    schedule_key=asked.skip.entries[0].schedule_key,
+                    reason="the topic has no such subscription" if known else f"no route has the topic {asked.topic!r}",
+                )
+            )
+
+        return SimpleNamespace(send_async=send_async)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_topic_without_a_route_is_not_found_and_asked_for_once(kind: type[Any]) -> None:
+    fake = AnsweringPulsar()
+    other = "persistent://public/default/other"
+    with both(client_of(fake, kind=kind)) as lake:
+        with pytest.raises(NotFound, match=f"no route has the topic {other}"):
+            lake.schedule("other", b"x", at=NOON)
+        assert {topic for topic, _, _ in fake.sent} == {CONTROL_TOPIC}
+        fake.routes.add(other)
+        for _ in range(3):
+            lake.schedule("other", b"x", at=NOON)
+    assert [topic for topic, _, _ in fake.sent] == [CONTROL_TOPIC] * 2 + [other] * 3
+
+
+def test_where_no_job_answers_a_message_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_ROUTE_SECONDS", 0.05)
+    fake = FakePulsar()
+    with client_of(fake) as lake:
+        for _ in range(2):
+            lake.schedule("other", b"x", at=NOON)
+    other = "persistent://public/default/other"
+    assert [topic for topic, _, _ in fake.sent] == [CONTROL_TOPIC, other, other]
+
+
+def test_a_request_id_is_a_property_and_a_repeated_call_is_the_same_message() -> None:
+    fake = FakePulsar()
+    with client_of(fake) as lake:
+        for _ in range(2):
+            lake.schedule("orders", b"x", after=timedelta(seconds=5), request_id="mine")
+    first, again = [more["properties"] for _, _, more in fake.sent]
+    assert first == again == {"requestId": "mine", "deliverAfter": "5000"}
+    with client_of(FakePulsar("Timeout")) as lake, pytest.raises(NoAnswer) as raised:
+        lake.schedule("orders", b"x", at=NOON, request_id="mine")
+    assert raised.value.request_id == "mine"
 
 
 def test_producers_go_on_counting_when_a_partition_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +26,7 @@ from delaylake import (
     Forbidden,
     Gone,
     Invalid,
+    MessageId,
     NoAnswer,
     NotAllowed,
     NotFound,
@@ -408,3 +414,92 @@ def test_a_re_drive_is_one_call_that_can_be_repeated(ask: Ask) -> None:
     assert counted == Redriven(3)
     with pytest.raises(DelayLakeError, match="another"):
         ask([httpx.Response(409, json={"reason": "another"})], "redrive", "orders", subscription="a")
+
+
+SCHEDULED = {"messageId": "7:5:2:-1", "deliverAt": NOON_MILLIS}
+
+
+def test_without_a_broker_the_api_sends_a_message_once(ask: Ask) -> None:
+    answers: Answers = [httpx.ReadTimeout("slow"), httpx.Response(504), httpx.Response(201, json=SCHEDULED)]
+    found, api = ask(
+        answers,
+        "schedule",
+        "orders",
+        "ü",
+        at=NOON,
+        key="k",
+        ordering_key="o",
+        event_time=NOON,
+        properties={"region": "eu"},
+        schedule_key="s",
+        schedule_mode="debounce",
+        debounce_max=timedelta(seconds=5),
+    )
+    assert (found, found.deliver_at) == (MessageId(7, 5, 2), NOON)
+    assert api.asked[0].url.path == "/admin/v2/persistent/public/default/orders/delayed"
+    [key] = {request.headers["Idempotency-Key"] for request in api.asked}
+    [body] = {request.content for request in api.asked}
+    assert re.fullmatch("[0-9a-f]{32}", key)
+    assert json.loads(body) == {
+        "payloadBase64": base64.b64encode("ü".encode()).decode(),
+        "deliverAt": NOON_MILLIS,
+        "key": "k",
+        "orderingKey": "o",
+        "eventTime": NOON_MILLIS,
+        "properties": {"region": "eu"},
+        "scheduleKey": "s",
+        "scheduleMode": "debounce",
+        "debounceMax": 5_000,
+    }
+
+
+def test_a_call_that_is_made_again_with_its_request_id_is_the_same(ask: Ask) -> None:
+    bodies = set()
+    for _ in range(2):
+        _, api = ask(
+            [httpx.Response(201, json=SCHEDULED)],
+            "schedule",
+            "orders",
+            b"",
+            after=timedelta(minutes=1),
+            request_id="mine",
+            repeat="@every 90s",
+            repeat_times=3,
+            repeat_until=NOON + timedelta(days=20_000),
+            time_zone="UTC",
+            misfire="all",
+        )
+        assert api.asked[0].headers["Idempotency-Key"] == "mine"
+        bodies.add(api.asked[0].content)
+    [body] = bodies
+    assert json.loads(body)["deliverAfter"] == 60_000
+    assert json.loads(body)["repeatTimes"] == 3
+
+
+def test_what_is_not_scheduled_is_an_error(ask: Ask) -> None:
+    for status, error in ((404, NotFound), (403, Forbidden), (413, Invalid), (422, Invalid)):
+        with pytest.raises(error, match="the reason"):
+            ask([httpx.Response(status, json={"reason": "the reason"})], "schedule", "orders", b"", at=NOON)
+    with pytest.raises(NoAnswer) as raised:
+        ask([httpx.ReadTimeout("slow")], "schedule", "orders", b"", at=NOON, request_id="mine")
+    assert raised.value.request_id == "mine"
+    for wrong in ("", "two words", "ü", "x" * 129):
+        with pytest.raises(ValueError, match="request_id"):
+            ask([httpx.Response(201, json=SCHEDULED)], "schedule", "orders", b"", at=NOON, request_id=wrong)
+    with pytest.raises(ValueError, match="requestId"):
+        ask([httpx.Response(201, json=SCHEDULED)], "schedule", "orders", b"", at=NOON, properties={"requestId": "r"})
+
+
+def test_to_schedule_over_http_httpx_is_enough() -> None:
+    program = """
+        import sys
+        from datetime import timedelta
+        sys.modules.update(dict.fromkeys(["google", "google.protobuf", "pulsar", "_pulsar"]))
+        import httpx
+        from delaylake import Client
+        answer = httpx.Response(201, json={"messageId": "7:5:-1:-1", "deliverAt": 1000})
+        with httpx.Client(transport=httpx.MockTransport(lambda _: answer)) as http:
+            print(Client("http://127.0.0.1:1", http=http).schedule("orders", b"x", after=timedelta(minutes=1)))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (str(MessageId(7, 5)), "")

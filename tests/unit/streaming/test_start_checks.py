@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streaming.checkpoint.checkpoint import VERSION, CheckpointError
+from streaming.checkpoint.checkpoint import OLDEST_VERSION, VERSION, CheckpointError
 from streaming.start_checks import (
     CheckpointFacts,
     StartError,
@@ -33,7 +33,8 @@ GOES_ON = ""
         (RUN_BEFORE, {}, GOES_ON),
         (REBUILT, {}, GOES_ON),
         (RUN_BEFORE, {"version": VERSION + 1}, rf"a newer delaylake .*/checkpoint \(version {VERSION + 1}"),
-        (RUN_BEFORE, {"version": VERSION - 1}, "an older delaylake .*rebuild --discard-checkpoint"),
+        (RUN_BEFORE, {"version": OLDEST_VERSION}, GOES_ON),
+        (RUN_BEFORE, {"version": OLDEST_VERSION - 1}, "an older delaylake .*rebuild --discard-checkpoint"),
         (RUN_BEFORE, {"version": None}, r"an older delaylake .*\(version 1,"),  # 0.1.0 did not say any
         (RUN_BEFORE, {"version": VERSION + 1, "shards": 4}, "a newer delaylake"),  # its shards may mean something else
         (RUN_BEFORE, {"shards": 4}, "of 4 shards, and tracker.shards is 2"),

@@ -5,6 +5,7 @@ The model knows subscriptions by their names, the shard by numbers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ from tests.support.tracker.messages import TOPIC, batches, command, commands, re
 from tracker.commands.kinds import CANCEL, POSTPONE, RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.messages import MESSAGES, concat, int64, with_columns
+from tracker.packing import unpack
+from tracker.payload_refs import PayloadRef, files_of
 from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard
-from tracker.store import MemoryStore
+from tracker.store import Key, MemoryStore
 from tracker.tick import Effects, Tick, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.routes.known_routes import KnownRoutes
@@ -75,12 +78,28 @@ def keyed(incoming: list[tuple[int, int, int, int, int]]) -> pa.Table:
     return with_columns(rows, key=pa.array(keys, pa.string()))
 
 
+def aside(rows: pa.Table, file: str) -> pa.Table:
+    """The rows of every other entry with a payload in a file, as they come in."""
+    refs = [None if n // 2 % 2 else str(PayloadRef(file, n, 100_000, 0)) for n in rows["entry_id"].to_pylist()]
+    payloads = [None if ref else b"here" for ref in refs]
+    return with_columns(rows, payload=pa.array(payloads, pa.binary()), payload_at=pa.array(refs, pa.string()))
+
+
 def sent_back(entry: Entry) -> pa.Table:
     """The message of such an entry, as it comes in: its time is yet to be decided."""
     properties = list((entry.sent_back or {}).items())
     reasons = json.dumps(entry.reason)
     row = (1, entry.entry_id, -1, 1, 0)
     return batches([row], attempt=entry.attempt, retry_reasons=reasons, properties=properties)
+
+
+def unpacked(store: MemoryStore) -> dict[tuple[str, Key], pa.Table]:
+    """The values of a store that are rows."""
+    found = {}
+    for key, value in store.values.items():
+        with contextlib.suppress(pa.ArrowInvalid, OSError):
+            found[key] = unpack(value)
+    return found
 
 
 class ShardModel(RuleBasedStateMachine):
@@ -348,17 +367,18 @@ class ShardModel(RuleBasedStateMachine):
             sending=json.dumps({"tick": self.tick}),
         )
         tick_input = TickInput(
-            messages=sent_back(new[0]) if new and new[0].sent_back else keyed(incoming),
-            segment=segment,
+            messages=aside(sent_back(new[0]) if new and new[0].sent_back else keyed(incoming), f"{self.tick}-new"),
+            segment=aside(segment, f"{self.tick}-segment"),
             commands=commands(rows),
             request_ids={str(row["request_id"]): 1 for row in rows}
             | {change.request_id: 1 for change in pause_changes},
             known_messages=self.found(rows),
-            payload_rows=stored.filter(
-                pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64()))
+            payload_rows=aside(
+                stored.filter(pc.is_in(stored["entry_id"], pa.array([row["entry_id"] for row in rows], pa.int64()))),
+                f"{self.tick}-named",
             ),
             pause_changes=pause_changes,
-            **self.rounds(pause_changes, stored, back),
+            **self.rounds(pause_changes, aside(stored, f"{self.tick}-drained"), back),
             reinstated={topic for topic, _ in back},
         )
         state = dict(self.store.values)
@@ -366,6 +386,10 @@ class ShardModel(RuleBasedStateMachine):
         self.replay(state, tick, tick_input, effects)
         if effects.bucket.num_rows:
             self.sealed.append(effects.bucket)
+        for out in (effects.bucket, *(release.rows for release in effects.releases)):
+            is_aside = int64(out, "entry_id") // 2 % 2 == 0
+            assert pc.is_valid(out["payload_at"]).to_pylist() == is_aside.tolist()
+            assert pc.is_valid(out["payload"]).to_pylist() == (~is_aside).tolist()
         self.check_releases(effects)
         for entry_id in effects.entries["entry_id"].to_pylist():
             assert entry_id not in self.durable
@@ -423,6 +447,12 @@ class ShardModel(RuleBasedStateMachine):
                     assert row["attempt"] == entry.attempts.get((i, s), entry.attempt)
                     assert json.loads(row["retry_reasons"] or "[]") == entry.reasons.get((i, s), entry.reason)
                     entry.handed_out.add((i, s))
+
+    @invariant()
+    def each_file_to_which_a_value_refers_is_noted(self) -> None:
+        referred = {key: set(files_of(rows)) for key, rows in unpacked(self.store).items()}
+        noted = {key: set(files) for key, files in self.store.files.items() if files}
+        assert noted == {key: files for key, files in referred.items() if files}
 
     @invariant()
     def nothing_is_lost_and_the_count_is_right(self) -> None:

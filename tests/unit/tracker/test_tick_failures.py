@@ -78,9 +78,10 @@ def test_a_message_that_fails_as_it_comes_in_is_rejected_and_the_others_are_take
 ) -> None:
     plant(monkeypatch, MessageState, "count_unwanted_new", has_bad, error)
     job, first = Job(), max(0, BAD - n // 2)
-    effects = job.step(10, messages=messages([(1, first + i, 20) for i in range(n)], payload=b"x"))
+    came = messages([(1, first + i, 20) for i in range(n)], payload=b"x", payload_at="1-a:0:70000:1")
+    effects = job.step(10, messages=came)
     [reject] = effects.rejects.to_pylist()
-    assert (reject["entry_id"], reject["payload"]) == (BAD, b"x")
+    assert (reject["entry_id"], reject["payload"], reject["payload_at"]) == (BAD, b"x", "1-a:0:70000:1")
     assert reject["reason"].startswith(f"it fails with {type(error).__name__}: ")
     assert "\n" not in reject["reason"]
     assert effects.failures == [(TOPIC, f"1:{BAD}:-1:-1", reject["reason"])]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _MAX_LONG = 2**63 - 1
 _MAX_INT = 2**31 - 1
 
@@ -34,6 +36,12 @@ def check_texts(**texts: str | None) -> None:
     for name, text in texts.items():
         if text is not None:
             check_text(name, text)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises ValueError for a request id that the admin API does not allow."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise ValueError(f"request_id must be 1 to 128 characters of ASCII without spaces: {request_id[:200]!r}")
 
 
 def check_number(name: str, number: int, least: int, most: int = _MAX_LONG) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delaylake.commands import Command
+from delaylake.commands import SKIP, Command
 from delaylake.errors import DelayLakeError, Forbidden, Invalid, NoAnswer, NotFound, Unavailable
 from delaylake.message_ids import MessageId, Outcome
 from delaylake.threads import in_thread
@@ -33,6 +35,11 @@ OUTCOME_TOPIC = "persistent://public/default/delaylake-outcomes"
 _POLL_MILLIS = 300
 _CONNECT_SECONDS = 10.0  # for one of the broker's addresses
 _ISSUED_BY = "delaylake-client"
+
+_ROUTE_SECONDS = 2.0  # that a topic's first message waits to learn whether a route has the topic
+_ROUTE_AGAIN_SECONDS = 60.0  # after which it is asked again where no job has answered
+_NOBODY = "-"  # a subscription that no topic has, so that the question changes nothing
+_NO_ROUTE = "no route has the topic"  # the job's reason
 
 # Without an initial sequence id Pulsar's client counts from 0 again when a partition is added to the topic, and the
 # broker drops its messages as repeated. The client takes 0 for none.
@@ -75,6 +82,7 @@ class Broker:
         self._client: pulsar.Client | None = None
         self._producers: dict[str, Future[pulsar.Producer]] = {}  # by topic; not done while it connects
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
+        self._asked_again: dict[str, float] = {}  # by topic: when it is asked next whether it has a route
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
         self._process = 0  # id of the process that has connected; 0: none
@@ -109,14 +117,16 @@ class Broker:
 
         Raises:
             Unavailable, NotFound, Forbidden: the broker can't be reached, or takes no messages for this topic.
+            NotFound: no route has the topic.
         """
+        self._check_route(message.topic, deadline)
         sent: Future[MessageId] = Future()
 
         def answered(result: Any, message_id: Any) -> None:
             # In a thread of Pulsar's client, which an exception would hang.
             with contextlib.suppress(Exception):
                 if result.name != "Ok":
-                    sent.set_exception(_error(result.name, message.topic, was_sent=True))
+                    sent.set_exception(_error(result.name, message.topic, True, message.request_id))
                 else:
                     position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
                     sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
@@ -159,6 +169,33 @@ class Broker:
 
         producer.send_async(request.command.SerializeToString(), answered)
         return answer.outcomes
+
+    def _check_route(self, topic: str, deadline: float) -> None:
+        """Asks the job whether a route has a topic, for its first message.
+
+        Nothing is known where no job runs, or the control topic is not open to this client.
+
+        Raises:
+            NotFound: no route has the topic, so nobody would read its messages.
+        """
+        now = time.monotonic()
+        if self._asked_again.get(topic, 0.0) > now:
+            return
+        until = min(deadline, now + _ROUTE_SECONDS)
+        question = Command(SKIP, topic, None, _NOBODY, 0, uuid.uuid4().hex, schedule_key=uuid.uuid4().hex)
+        self._asked_again[topic] = now + _ROUTE_AGAIN_SECONDS
+        try:
+            answer = self.send(question, until)
+            concurrent.futures.wait([answer], max(until - time.monotonic(), 0))
+            if not answer.cancel():
+                answer.result()
+        except NotFound as error:
+            if _NO_ROUTE in str(error):
+                del self._asked_again[topic]
+                raise NotFound(f"{_NO_ROUTE} {topic}") from None
+            self._asked_again[topic] = math.inf
+        except (DelayLakeError, RuntimeError):
+            return
 
     def _connected(self) -> pulsar.Client:
         import pulsar
@@ -217,7 +254,7 @@ class Broker:
             return Unavailable(f"{topic}: the broker {self._url} does not answer", request_id=request_id)
         if topic == self.control_topic:
             return NoAnswer("no answer (does the job run?)", request_id=request_id)
-        return NoAnswer(f"{topic}: the broker has not confirmed the message")
+        return NoAnswer(f"{topic}: the broker has not confirmed the message", request_id=request_id)
 
     def _is_connected(self, topic: str) -> bool:
         """Whether anything could be sent to a topic yet."""

@@ -39,6 +39,7 @@ class Connections(Generic[_Http]):
     Args:
         url: URL of the admin API. Without it commands go over the control topic, and pending messages can't be listed.
         broker: URL of Pulsar, such as `pulsar://localhost:6650`, to which messages are sent. Needs the extra `pulsar`.
+            Without it the admin API sends them.
         token: Pulsar token for both; a function is called for it each time.
         timeout_seconds: time for a call with all its repetitions: connecting, and the whole answer.
         http: an httpx client of your own, with proxies or certificates; it is not closed.
@@ -118,6 +119,10 @@ class Connections(Generic[_Http]):
             raise ValueError("what waits is listed by an admin API: give its url")
         return self._url
 
+    def _goes_without_broker(self) -> bool:
+        """Whether messages are sent by the admin API."""
+        return self._broker is None
+
     def _pulsar(self) -> Broker:
         self._check_open()
         if self._broker is None:
@@ -144,8 +149,14 @@ class BlockingConnections(Connections[httpx.Client]):
         return httpx.Client()
 
     def _send(self, make: Callable[[], Scheduled]) -> MessageId:
-        message, broker = make(), self._pulsar()
-        return self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
+        message = make()
+        if self._goes_without_broker():
+            call = rest.schedule(message)
+            return rest.scheduled_id(call, self._call(call))
+        broker = self._pulsar()
+        return self._in_time(
+            partial(broker.schedule, message), partial(broker.not_in_time, message.topic, message.request_id)
+        )
 
     def _do(self, make: Callable[[], Command]) -> list[Outcome]:
         command = make()
@@ -222,8 +233,14 @@ class AsyncConnections(Connections[httpx.AsyncClient]):
         return httpx.AsyncClient()
 
     async def _send(self, make: Callable[[], Scheduled]) -> MessageId:
-        message, broker = make(), self._pulsar()
-        return await self._in_time(partial(broker.schedule, message), partial(broker.not_in_time, message.topic))
+        message = make()
+        if self._goes_without_broker():
+            call = rest.schedule(message)
+            return rest.scheduled_id(call, await self._call(call))
+        broker = self._pulsar()
+        return await self._in_time(
+            partial(broker.schedule, message), partial(broker.not_in_time, message.topic, message.request_id)
+        )
 
     async def _do(self, make: Callable[[], Command]) -> list[Outcome]:
         command = make()

@@ -47,6 +47,7 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
         repeat_until: datetime | None = None,
         repeat_times: int | None = None,
         misfire: Misfire | None = None,
+        request_id: str | None = None,
     ) -> _Sent:
         """Sends a message that is delivered later, or with `repeat` again and again.
 
@@ -64,21 +65,28 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
             repeat_until: no occurrence is later.
             repeat_times: the number of occurrences.
             misfire: what happens to missed occurrences: `once` (one delivery for all), `all`, or `skip`.
+            request_id: of a topic's messages with the same id the first is delivered, and its repetitions are among
+                the topic's rejects. The job remembers ids for a day.
 
         Returns:
-            the message's id, with its time if one was given.
+            the message's id, with its time if one was given. From the admin API that of the first message under the
+            request id, with its time.
 
         Raises:
             ValueError: the named argument is wrong, or a property is reserved. Rules are checked only roughly here; a
                 rule that the service can't read puts the message among the topic's rejects.
-            NoAnswer: the message may have been sent. Sending it again may make a second message.
-            Unavailable, NotFound, Forbidden, Invalid: the broker does not take the message.
+            NoAnswer: the message may have been sent. Sent again with the error's `request_id`, or the one that you
+                gave, it is delivered once; over a broker without one there may be a second message.
+            NotFound: the topic has no route.
+            Unavailable, Forbidden, Invalid: the message is not taken, or another one has had the request id.
         """
 
         def make() -> Scheduled:
             recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
             keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
-            return scheduled(topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed)
+            return scheduled(
+                topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed, request_id
+            )
 
         return self._send(make)
 

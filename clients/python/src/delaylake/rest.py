@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import random
-import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from delaylake.arguments import check_number, check_text, check_texts, checked_properties
+from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import (
     CANCEL,
     END_SCHEDULE,
@@ -39,7 +39,8 @@ from delaylake.errors import (
     Unavailable,
 )
 from delaylake.message_ids import MessageId, Outcome, Redriven
-from delaylake.times import millis
+from delaylake.scheduled import PROPERTIES_WITH_FIELDS, Scheduled
+from delaylake.times import millis, moment
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 3.0
@@ -56,6 +57,7 @@ _STATUS_ERRORS: dict[int, type[DelayLakeError]] = {
     412: Invalid,
     413: Invalid,
     421: Invalid,
+    422: Invalid,
     429: Unavailable,
     502: Unavailable,
     503: Unavailable,
@@ -68,7 +70,6 @@ _PROXY_STATUSES = frozenset({401, 403, 413, 429, 502, 503, 504})
 _NO_PATH = "no such path"  # the admin API's reason for a path that it never has; a missing topic has another reason
 _WHOSE = "is it delaylake's admin API?"
 _MAX_URL = 60_000  # characters of path and query; httpx's limit is a little higher
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 # The ends of the operations' paths, where they are not the operations' names.
 _PATHS = {
@@ -112,18 +113,13 @@ class Call:
         return {"Prefer": "return=representation", "Idempotency-Key": self.command.request_id}
 
 
-def _check_request_id(request_id: str) -> None:
-    if not _REQUEST_ID.fullmatch(request_id):
-        raise ValueError(f"request_id must be 1 to 128 characters of ASCII without spaces: {request_id[:200]!r}")
-
-
 def call(command: Command) -> Call:
     """Returns the call for a command.
 
     Raises:
         ValueError: the API does not allow such a request id.
     """
-    _check_request_id(command.request_id)
+    check_request_id(command.request_id)
     subscriptions = [command.subscription] if command.subscription else []
     # No "*" for schedules: subscriptions that are added later get nothing of a schedule that has begun.
     if not subscriptions and command.operation not in SCHEDULE_OPERATIONS:
@@ -268,7 +264,7 @@ def redrive(
     check_texts(key=key, reason=reason, request_id=request_id)
     check_number("limit", limit, 1)
     if request_id is not None:
-        _check_request_id(request_id)
+        check_request_id(request_id)
     if messages is not None and (isinstance(messages, str | bytes) or not isinstance(messages, Iterable)):
         raise TypeError(f"messages is no list of ids: {messages!r}")
     ids = None if messages is None else [MessageId.of(one) for one in messages]
@@ -297,6 +293,40 @@ def redriven(call: Call, response: httpx.Response) -> Redriven:
     content = content_of(response, "matched", call.request_id)
     names = ("redriven", "alreadyRedriven", "refused", "unreadable")
     return Redriven(content["matched"], *(content.get(name, 0) for name in names))
+
+
+def schedule(message: Scheduled) -> Call:
+    """Returns the call that schedules a message; one without a request id gets one, so that the call is repeatable."""
+    content: dict[str, Any] = {"payloadBase64": base64.b64encode(message.payload).decode()}
+    own = {}
+    for name, value in message.properties.items():
+        if name in PROPERTIES_WITH_FIELDS:
+            content[name] = int(value) if name in _NUMBERS else value
+        else:
+            own[name] = value
+    fields = {
+        "key": message.key,
+        "orderingKey": message.ordering_key,
+        "properties": own or None,
+        "eventTime": message.event_time or None,
+    }
+    content |= {name: value for name, value in fields.items() if value is not None}
+    content.pop("requestId", None)  # the header has it
+    path = f"{topic_path(message.topic)}/delayed"
+    return Call("POST", path, {}, content, request_id=message.request_id or uuid.uuid4().hex)
+
+
+_NUMBERS = frozenset({"deliverAt", "deliverAfter", "debounceMax", "repeatUntil", "repeatTimes"})
+
+
+def scheduled_id(call: Call, response: httpx.Response) -> MessageId:
+    """Reads the answer to a call that schedules a message: its id, or that of the first under its request id.
+
+    Raises:
+        DelayLakeError: the message is not scheduled.
+    """
+    content = content_of(response, "messageId", call.request_id)
+    return replace(MessageId.of(content["messageId"]), deliver_at=moment(content["deliverAt"]))
 
 
 class Attempts:

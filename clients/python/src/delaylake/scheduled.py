@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
-from delaylake.arguments import check_number, check_text, check_texts, checked_properties
+from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import checked_key, full_name
 from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment
 
@@ -17,8 +17,11 @@ Misfire = Literal["once", "all", "skip"]
 ScheduleMode = Literal["replace", "keep", "debounce"]
 
 _DELIVER_AT = "deliverAt"
-_RESERVED = (
-    *(_DELIVER_AT, "deliverAfter"),
+_DELIVER_AFTER = "deliverAfter"
+_REQUEST_ID = "requestId"
+# The properties that arguments set; the admin API has a field for each.
+PROPERTIES_WITH_FIELDS = (
+    *(_DELIVER_AT, _DELIVER_AFTER, _REQUEST_ID),
     *("scheduleKey", "scheduleMode", "debounceMax"),
     *("repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire"),
 )
@@ -46,6 +49,7 @@ class Scheduled:
     ordering_key: str | None
     properties: dict[str, str]
     event_time: int  # ms since the epoch; 0: none
+    request_id: str = ""  # given by the caller; empty: none
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,7 @@ def scheduled(
     event_time: datetime | None,
     repeat: Repeat | None = None,
     key_rule: KeyRule | None = None,
+    request_id: str | None = None,
 ) -> Scheduled:
     """Makes a message; a text is sent as UTF-8.
 
@@ -204,13 +209,18 @@ def scheduled(
         raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
     check_texts(payload=payload if isinstance(payload, str) else None, key=key, ordering_key=ordering_key)
     given = checked_properties(properties)
-    if wrong := [name for name in given if name in _RESERVED or name.startswith(_OURS)]:
+    if wrong := [name for name in given if name in PROPERTIES_WITH_FIELDS or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
     for rule in (repeat, key_rule):
         if rule is not None:
             given.update(rule.properties)
     deliver_at = None if repeat is not None and at is None and after is None else due(at, after)
-    if deliver_at is not None:
+    if request_id is not None:
+        check_request_id(request_id)
+        given[_REQUEST_ID] = request_id
+    if deliver_at is not None and after is not None and request_id is not None:
+        given[_DELIVER_AFTER] = str(duration_millis("after", after))  # a repetition of the call is the same message
+    elif deliver_at is not None:
         given[_DELIVER_AT] = str(deliver_at)
     if repeat is not None and repeat.until is not None:
         first = millis("at", datetime.now(timezone.utc)) if deliver_at is None else deliver_at
@@ -224,4 +234,5 @@ def scheduled(
         ordering_key,
         given,
         0 if event_time is None else millis("event_time", event_time),
+        request_id or "",
     )

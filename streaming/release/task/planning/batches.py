@@ -23,7 +23,7 @@ def cut_batches(
 ) -> None:
     """Puts messages that are due within the same `batch_millis` into a batch, which is sent when the last one is due.
 
-    Messages that were held back are all due now; for them the earlier time counts. A batch has no more messages than
+    Messages that were parked are all due now; for them the earlier time counts. A batch has no more messages than
     the burst of their rate.
 
     The broker remembers only the first sequence id of a batch. So the ends of batches must follow from the release

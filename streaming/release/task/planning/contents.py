@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming.release.naming import OWN_BYTES
+from conf.message_size import OWN_BYTES
 from streaming.release.outgoing import cause_of
 from streaming.release.task.planning.partitions import java_string_hashes
 from tracker.messages import BoolArray, Int64Array

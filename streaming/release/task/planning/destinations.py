@@ -38,7 +38,7 @@ class _Route(NamedTuple):
 
     subscription: str | None  # None: of rejected messages
     destination: str | None  # None: there is none, because the settings no longer have the subscription
-    is_new: bool = False  # the settings had another destination when the message was handed out
+    is_new: bool = False  # the settings had another destination when the message was dispatched
 
 
 class Destinations:
@@ -46,7 +46,7 @@ class Destinations:
 
     Args:
         settings: the settings now; their routes name the destinations.
-        sending: routes, partitions and retries from the offset with which the messages were handed out.
+        sending: routes, partitions and retries from the offset with which the messages were dispatched.
         attempt: says which recipients to leave out.
         partitions_now: returns the number of a topic's partitions, 0: it is not partitioned, or the exception where the
             look-up fails. Called where the settings have another destination than the offset, or the offset does not
@@ -158,7 +158,7 @@ def _routes(settings: Settings, recorded: Mapping[str, Sequence[Sequence[str]]])
 
     Args:
         settings: the settings now.
-        recorded: by source topic [subscription's name, destination] when the messages were handed out.
+        recorded: by source topic [subscription's name, destination] when the messages were dispatched.
     """
     by_number: dict[str, list[_Route]] = {
         topic: [_Route(name, destination) for name, destination in subscriptions]

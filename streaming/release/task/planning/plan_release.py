@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from broker.client import PulsarError
 from conf.partitions import partition_name
 from conf.settings import Settings
+from streaming.checkpoint.payload_files import PayloadFiles, Payloads
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
@@ -25,6 +26,7 @@ from streaming.release.task.planning.send_plan import Plan, PlannedLine, Sends, 
 from streaming.release.task.shared_paces import RateLimit
 from tracker.in_flight import IN_ORDER, PLACE, SENDING, SUBSCRIPTION_MASK
 from tracker.messages import Int64Array, int64, is_rejected, order_keys, readable
+from tracker.payload_refs import has_refs, refs_of
 from tracker.shaping.token_bucket import SHAPED
 
 
@@ -67,7 +69,7 @@ def plan_release(
         tick=assignment.tick,
         kind=assignment.kind,
         rows=release.rows,
-        columns=columns_of(release.rows, release.blank, CONTENT),
+        columns=release.columns(settings),
         lines=lines,
         sends=sends,
         payload_bytes=release.contents.payload_bytes,
@@ -86,7 +88,7 @@ class _Release:
 
     Attributes:
         rows: as they were packed; what can't be read is null.
-        sending: lanes, partitions and routes from the offset with which the rows were handed out.
+        sending: lanes, partitions and routes from the offset with which the rows were dispatched.
         batch_millis: messages that are due within so many ms may be in one producer batch; 0: there are no batches.
         contents: of the rows.
         order_keys: the order key of each row, of a release that has to come in order; None: of another release.
@@ -104,6 +106,14 @@ class _Release:
         self.contents, self.blank = contents_of(self.rows)
         self.unsendable |= self.blank
         self._lane = assignment.lane(self.sending.get("lanes", 1), self.sending.get("lane_set", 0))
+
+    def columns(self, settings: Settings) -> dict[str, Sequence[Any]]:
+        """Returns the columns of which messages are built; payloads in files are read when they are asked for."""
+        columns: dict[str, Sequence[Any]] = {**columns_of(self.rows, self.blank, CONTENT)}
+        if has_refs(self.rows):
+            refs = {row: ref for row, ref in refs_of(self.rows).items() if row not in self.blank}
+            columns["payload"] = Payloads(columns["payload"], refs, PayloadFiles.of(settings))
+        return columns
 
     def addressed(self, destinations: Destinations) -> tuple[Int64Array, Int64Array, list[tuple[str, Destination]]]:
         """Finds the destinations of all rows.
@@ -235,7 +245,7 @@ def _put_off(
         sends: the messages; changed.
         lines: of these messages.
         by: how much later, ms, by source topic and subscription.
-        handed_out: when the messages were handed out, ms since the epoch: overdue ones are put off from this time.
+        handed_out: when the messages were dispatched, ms since the epoch: overdue ones are put off from this time.
     """
     of_lines = [by.get((line.source, line.subscription), 0) if line.subscription is not None else 0 for line in lines]
     millis = np.array(of_lines, np.int64)[sends.line]

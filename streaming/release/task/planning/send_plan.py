@@ -44,7 +44,7 @@ class Sends:
     due: Int64Array
     sequence_id: Int64Array
     at: Int64Array  # when it is handed to the producer: when the last message of its batch is due
-    was_at: Int64Array  # the same by the time before it was held back; else as `at`
+    was_at: Int64Array  # the same by the time before it was parked; else as `at`
     first_id: Int64Array  # the sequence id of the first message of its batch
     is_last: BoolArray  # it is the last message of its batch
     is_large: BoolArray  # the client may refuse it
@@ -151,7 +151,7 @@ class Plan:
     payload_bytes: Int64Array  # of each row
     skipped: set[Recipient]  # recipients of `Attempt.skipped` for which the assignment has messages
     failed: Sequence[FailedProducer]  # recipients whose destination can't be looked up
-    has_held: bool  # whether some messages were held back
+    has_held: bool  # whether some messages were parked
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
     order_keys: Sequence[bytes] | None  # of each row of a release that has to come in order; None: of another
     dropped: Sequence[PlannedSend] = ()  # messages for subscriptions that the settings no longer have

@@ -82,8 +82,8 @@ class Pending(Sequence[tuple[PlannedSend, Plan]]):
 def by_time(plans: list[Plan]) -> Pending:
     """Returns the messages of all plans in the order in which producers get them.
 
-    Messages are ordered by `at`, and if any was held back, then by `was_at`. Messages of one producer stay in the order
-    of their sequence ids, also across ticks; messages of one key stay in the order in which they were handed out. For
+    Messages are ordered by `at`, and if any was parked, then by `was_at`. Messages of one producer stay in the order
+    of their sequence ids, also across ticks; messages of one key stay in the order in which they were dispatched. For
     that, `at` and `was_at` of some messages are set to later times.
 
     Args:

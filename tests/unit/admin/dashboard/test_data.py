@@ -215,6 +215,12 @@ def test_what_one_call_did_alike_is_one_line_of_the_log_and_is_opened_to_its_mes
     cut = {(r["request"], r["n"], r["is_cut"]) for r in changes_log(settings, [TOPIC], {"result": "APPLIED"}, 10, 4)}
     assert cut == {("alone", 1, False), ("bulk", 3, True)}
     assert not any(r["is_cut"] for r in changes_log(settings, [TOPIC], {}, 10, 100))
+    # Answers to messages may be many: who asks for them sees them.
+    answer = {**one, "operation": "SCHEDULE", "subscription": None, "request_id": "scheduled-message-r@t"}
+    tables.append("outcomes", rows("outcomes", [{**answer, "applied_at": 30}]), {})
+    assert lines()[0] == ("alone", "APPLIED", 1)
+    shown = [("scheduled-message-r@t", "APPLIED", 1)]
+    assert lines(operation="SCHEDULE") == lines(request_id="scheduled-message-r@t") == shown
 
 
 def test_who_may_see_no_topic_sees_none(tables: Tables) -> None:

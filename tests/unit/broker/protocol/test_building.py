@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.position import START, Position
 from broker.protocol import building
-from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, send_frame, single_entry
+from broker.protocol.building import (
+    Chunks,
+    OutgoingMessage,
+    batch_entry,
+    encoded_property,
+    large_message,
+    send_frame,
+    single_entry,
+)
+from broker.protocol.chunks import ChunkAssembler
 from broker.protocol.entries import Message, is_batch, messages_of, open_envelope
 from broker.protocol.frames import FrameDecoder
 from broker.protocol.wire.pulsar_pb2 import Command
@@ -71,6 +81,36 @@ def test_a_batch_is_read_as_it_was_given_with_first_and_highest_sequence_id(
     assert (entry.sequence_id, entry.highest_sequence_id, entry.n_messages) == (first, last, len(messages))
     assert (envelope.metadata.sequence_id, envelope.metadata.highest_sequence_id) == (first, last)
     assert is_batch(envelope.metadata)
+
+
+@given(message=MESSAGES, size=st.integers(0, 40_000), max_bytes=st.integers(2_000, 30_000))
+@settings(max_examples=examples(200), deadline=None)
+def test_a_large_message_is_read_from_its_chunks_as_it_was_given(
+    message: dict[str, Any], size: int, max_bytes: int
+) -> None:
+    payload = b"%d" % size * (size // 2)
+    given = outgoing(message | {"payload": payload}, 7)
+    large = large_message(given, b"p", 1_700_000_000_123, b"\1")
+    if not large.can_be_sent(max_bytes) or large.is_one_entry(max_bytes):
+        assert large.whole() == single_entry(given, b"p", 1_700_000_000_123, b"\1")
+        assert len(large.whole().data) <= max_bytes or not large.can_be_sent(max_bytes)
+        return
+    chunks, assembler = Chunks(large, b"p", max_bytes), ChunkAssembler(1 << 20, 1 << 20)
+    n, whole = 0, None
+    while not chunks.is_last_sent:
+        assert whole is None
+        entry = chunks.next_entry()
+        assert (entry.sequence_id, entry.highest_sequence_id, entry.n_messages, entry.is_chunk) == (7, 7, 1, True)
+        assert len(entry.data) <= max_bytes
+        envelope = open_envelope(entry.data)
+        metadata = envelope.metadata
+        assert (metadata.chunked_size, metadata.uncompressed_size) == (len(payload), len(payload))
+        whole = assembler.add(Position(1, n), START, metadata, envelope.payload, 0.0)
+        n += 1
+    assert whole is not None
+    assert (whole.payload, whole.metadata.n_chunks) == (payload, n)
+    assert messages_of(whole.metadata, payload) == [arrived(message | {"payload": payload}, -1)]
+    assert (whole.metadata.sequence_id, whole.metadata.producer_name) == (7, b"p")
 
 
 def test_a_frame_says_which_producer_sends_and_with_which_ids() -> None:

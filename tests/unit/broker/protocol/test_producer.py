@@ -12,7 +12,7 @@ import pytest
 from broker.client import NoAnswerError
 from broker.protocol import producer
 from broker.protocol.brokers import Brokers
-from broker.protocol.building import OutgoingEntry, OutgoingMessage, single_entry
+from broker.protocol.building import OutgoingEntry, OutgoingMessage, encoded_property, large_message, single_entry
 from broker.protocol.frames import encode
 from broker.protocol.producer import EntryProducer, EntryTooLargeError
 from broker.protocol.session import DisconnectedError, RefusedError
@@ -197,6 +197,9 @@ def test_an_entry_that_is_too_large_is_refused_before_it_is_sent(broker: Broker,
     producer = brokers.produce(TOPIC, "p")
     with pytest.raises(EntryTooLargeError, match="an entry of 52429"):
         producer.send(entry(1, 5 << 20))
+    texts = [encoded_property("large", "x" * (3 << 20))]
+    with pytest.raises(EntryTooLargeError, match="keys and properties have 31457"):
+        producer.send(large_message(OutgoingMessage(1, b"x" * (3 << 20), texts), b"p", 1))
     send(producer, 2)
     assert broker.arrived == [2]
 

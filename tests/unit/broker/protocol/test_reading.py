@@ -103,6 +103,19 @@ def test_only_what_the_service_can_have_sent_is_a_message() -> None:
     ]
 
 
+def test_a_message_in_chunks_has_arrived_with_its_last_one() -> None:
+    """The service sends that when the others have arrived; some chunks alone are no message."""
+    parts: dict[str, Any] = {"n_chunks": 3, "chunked_size": 3}
+    topic: Any = Topic(
+        entry(0, {"a": "1"}, uuid=b"first", chunk_id=0, **parts),
+        entry(1, {"a": "1"}, uuid=b"first", chunk_id=1, **parts),
+        *(entry(2 + i, {"a": "1"}, uuid=b"again", chunk_id=i, **parts) for i in range(3)),
+        entry(5, {"b": "2"}, uuid=b"other", chunk_id=0, **parts),
+    )
+    found = list(read_messages(topic, TOPIC))
+    assert [(one.position, one.properties) for one in found] == [(Position(1, 4), {"a": "1"})]
+
+
 def test_a_property_that_is_no_text_leaves_out_its_message() -> None:
     one = entry(0, {"a": "1"})
     one.envelope.metadata.properties[0].value = b"\xff"

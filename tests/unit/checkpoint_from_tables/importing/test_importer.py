@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> Settings:
         warehouse=str(tmp_path / "warehouse"),
         routes=({"source": TOPIC, "subscriptions": [{"name": "a"}]},),  # type: ignore[arg-type]
         tracker={"max_delay_millis": 10**12},  # type: ignore[arg-type]
-        pulsar={"max_message_size_bytes": 65_536},  # type: ignore[arg-type]
+        pulsar={"max_message_size_bytes": 65_536, "max_chunked_message_bytes": 0},  # type: ignore[arg-type]
     )
     Tables(settings.warehouse).create()
     return settings

@@ -42,7 +42,7 @@ def settings(tmp_path: Path) -> Settings:
     settings = Settings(
         warehouse=str(tmp_path / "warehouse"),
         routes=tuple({"source": topic, "subscriptions": [{"name": "a"}]} for topic in (TOPIC, OTHER)),  # type: ignore[misc]
-        pulsar={"max_message_size_bytes": 65_536},  # type: ignore[arg-type]
+        pulsar={"max_message_size_bytes": 65_536, "max_chunked_message_bytes": 0},  # type: ignore[arg-type]
     )
     Tables(settings.warehouse).create()
     return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,16 @@ from conf.settings import Settings
 from streaming.batch_schema import ShardStatus, output_rows, status_row
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles, PayloadSweep
 from streaming.crash_recovery import begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start_checks import StartError
+from tests.support.tracker.messages import messages
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
+from tracker.messages import concat, with_columns
+from tracker.payload_refs import files_of
 from tracker.schemas import OUTCOME_ROWS
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
@@ -151,6 +156,16 @@ def test_the_number_of_shards_outlives_a_kill_in_mid_write(settings: Settings, t
     (tmp_path / "c" / "query" / "shards").write_text("")
     with pytest.raises(StartError, match=r"of 2 shards, and tracker\.shards is 3"):
         Start(more, tmp_path / "c")
+
+
+def test_a_checkpoint_without_payloads_in_files_is_gone_on_from_and_then_closed_to_earlier_programs(
+    settings: Settings, tmp_path: Path
+) -> None:
+    Start(settings, tmp_path / "c").batch(1)
+    version = tmp_path / "c" / "query" / "version"
+    version.write_text("2")
+    Start(settings, tmp_path / "c")
+    assert version.read_text() == "3"
 
 
 def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path: Path) -> None:
@@ -288,6 +303,48 @@ def test_nothing_of_a_batch_is_released_or_told_before_it_is_on_the_disk_nor_by_
         with pytest.raises(FencedError):
             sink(late, 1)
         assert not {"released", "told"} & set(synced)
+
+
+def test_large_payloads_are_in_the_tables_and_their_files_are_gone_when_nobody_needs_them(
+    settings: Settings, tmp_path: Path
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    payloads = [os.urandom(ASIDE_BYTES + i) for i in range(4)]
+    files = PayloadFiles(job.checkpoint.payload_folder)
+    aside = []
+    for tick, payload in enumerate(payloads, 1):
+        aside.append(files.put_aside(messages([(1, tick, 9_000)], payload=payload), tick))
+    names = [next(iter(files_of(rows))) for rows in aside]
+    releaser: Any = mock.Mock(lookahead_millis=0, sending=0)
+    sweep = PayloadSweep(job.checkpoint.payload_folder)
+    sink = BatchSink(job.tables, releaser, mock.Mock(), job.checkpoint, "r", lambda status: None, sweep)
+
+    def batch(tick: int, referred: list[str], **effects: pa.Table) -> None:
+        job.batch(tick)
+        status = ShardStatus(
+            shard=0,
+            tick=tick,
+            now=1,
+            cutoff=1,
+            run_id="r",
+            next_due=1,
+            counts={"large_bytes": 0},
+            payload_files=referred,
+        )
+        output = [*output_rows(0, tick, TickEffects(**effects)), status_row(status)]
+        listed = [dict(zip(OUTPUT_SCHEMA.names, row, strict=True)) for row in output]
+        sink(mock.Mock(toArrow=lambda: mock.Mock(to_pylist=lambda: listed)), tick)
+
+    batch(5, names)
+    rejected = with_columns(aside[2], reason=pa.array(["no"]))
+    batch(6, names[3:], bucket=concat(aside[:2]), rejects=rejected)
+    index = job.tables.query("delayed_index", "SELECT entry_id, payload, payload_bytes FROM delayed_index ORDER BY 1")
+    assert index["payload"].to_pylist() == payloads[:2]
+    assert index["payload_bytes"].to_pylist() == [ASIDE_BYTES, ASIDE_BYTES + 1]
+    assert job.tables.query("rejects", "SELECT payload FROM rejects")["payload"].to_pylist() == payloads[2:3]
+    assert len(list(job.checkpoint.payload_folder.iterdir())) == 4, "the batch may run again"
+    batch(7, names[3:])
+    assert [file.name for file in job.checkpoint.payload_folder.iterdir()] == names[3:]
 
 
 def test_who_is_overtaken_while_a_batch_is_carried_out_tells_nothing_of_it(

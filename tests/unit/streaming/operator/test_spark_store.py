@@ -69,3 +69,31 @@ def test_small_values_cost_one_question_more_a_batch() -> None:
         store.put("slots", (i, 0), b"small")
     assert [store.get("slots", (i, 1)) for i in range(3)] == [None] * 3
     assert state.calls == 4
+
+
+def test_it_knows_the_files_to_which_its_values_refer_also_in_the_next_batch() -> None:
+    state = MapState()
+    store = SparkStore(state)
+    store.put("slots", (1, 0), b"small", ["4-a", "4-b"])
+    store.put("slots", (2, 0), b"x" * 15, ["4-b"])
+    store.put("slots", (3, 0), b"none")
+    assert store.files == SparkStore(state).files == {"4-a", "4-b"}
+    again = SparkStore(state)
+    again.remove("slots", (1, 0))
+    again.put("slots", (2, 0), b"y" * 12, ["5-c"])
+    assert again.files == SparkStore(state).files == {"5-c"}
+    assert SparkStore(state).get("slots", (2, 0)) == b"y" * 12
+    again.put("slots", (2, 0), b"y")
+    assert SparkStore(state).files == set()
+    assert list(state.values) == [("slots", 3, 0), ("slots", 2, 0)]
+
+
+def test_parts_that_an_earlier_version_has_noted_are_read() -> None:
+    state = MapState()
+    state.values = {
+        ("parted", 0, 0): b'[["slots", 3, 1, 2]]',
+        ("slots/1", 3, 0): b"0123456789",
+        ("slots/1", 3, 1): b"x",
+    }
+    assert SparkStore(state).get("slots", (3, 1)) == b"0123456789x"
+    assert SparkStore(state).files == set()

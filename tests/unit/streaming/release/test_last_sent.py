@@ -14,7 +14,7 @@ import pytest
 
 from broker.client import PulsarError
 from broker.position import Position
-from broker.protocol.building import OutgoingMessage, encoded_property, single_entry
+from broker.protocol.building import Chunks, OutgoingMessage, encoded_property, large_message, single_entry
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import open_envelope
 from broker.pulsar_admin.answers import TopicLedgers
@@ -90,6 +90,15 @@ def test_what_the_job_has_sent_of_a_later_tick_counts() -> None:
     for tick in (5, 6, 7):
         destination.send(tick)
     assert last_tick(destination) == 7
+
+
+def test_what_the_job_has_sent_of_a_later_tick_counts_though_some_chunks_alone_came() -> None:
+    destination = Destination()
+    destination.send(6)
+    sequence_id, encoded = sequence_id_of(8, 0), [encoded_property(*one) for one in PROPERTIES.items()]
+    message = large_message(OutgoingMessage(sequence_id, bytes(10_000), encoded), OWN.encode(), 1)
+    destination.messages.append((OWN, sequence_id, Chunks(message, OWN.encode(), 4_000).next_entry().data))
+    assert last_tick(destination) == 8
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.sinks import outcomes as module
 from streaming.sinks.outcomes import OutcomePublisher, last_published, to_publish
 from tests.unit.streaming.release.test_last_sent import Destination
+from tracker.requests import OPERATION
 from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
@@ -61,6 +62,16 @@ def test_single_messages_of_an_entry_are_summed_up_unless_the_entry_was_named() 
         ("r", "a", 1, 1, 1, 3, False, 0),
         ("r", "a", -1, -1, -1, 1, False, 3),
     ]
+
+
+def test_the_answer_to_a_message_with_a_request_id_has_the_time_of_the_first() -> None:
+    fields = {"subscription": None, "operation": OPERATION, "deliver_at": 5_000, "superseded_by": "1:7:-1:-1"}
+    rows = [outcome(0, sum_up=None, **fields), outcome(1, operation="RESCHEDULE", deliver_at=6_000, sum_up=False)]
+    table = to_publish(pa.Table.from_pylist(rows, schema=OUTCOME_ROWS))
+    published = [
+        ControlOutcome.FromString(body) for _, body in module._readable_outcomes(table.to_pylist(), 9).values()
+    ]
+    assert [(one.superseded_by, one.deliver_at) for one in published] == [("1:7:-1:-1", 5_000), ("", 0)]
 
 
 def test_an_outcome_for_the_command_as_a_whole_has_no_number() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from broker.position import START, Position
 from conf.settings import Settings
 from streaming.release.feedback import Feedback
-from streaming.source.batch_shares import MAX_HANDED_OUT_BYTES, BatchShares, Waiting, is_too_much
+from streaming.source.batch_shares import MAX_DISPATCHED_BYTES, BatchShares, Waiting, is_too_much
+from streaming.source.clock import MAX_LARGE_BYTES
 from tracker.schemas import MAX_ANSWERS
 
 MIB = 1 << 20
@@ -61,11 +62,11 @@ def test_one_partition_alone_has_the_whole_batch() -> None:
 
 def test_with_much_on_its_way_a_batch_takes_little_and_at_last_nothing() -> None:
     alone = Receiver(100)
-    feedback = Feedback(in_flight_bytes=MAX_HANDED_OUT_BYTES, large_bytes=5 * MIB)
+    feedback = Feedback(in_flight_bytes=MAX_DISPATCHED_BYTES, large_bytes=5 * MIB)
     shares().take(1, [Waiting("alone", alone, False)], {}, 1, feedback)
     assert alone.taken == 1
     assert not is_too_much(feedback)
-    assert is_too_much(Feedback(in_flight_bytes=2 * MAX_HANDED_OUT_BYTES + 1))
+    assert is_too_much(Feedback(in_flight_bytes=2 * MAX_DISPATCHED_BYTES + 1))
 
 
 def test_commands_come_first_and_are_so_few_that_a_tick_can_answer_them() -> None:
@@ -74,3 +75,7 @@ def test_commands_come_first_and_are_so_few_that_a_tick_can_answer_them() -> Non
     shares(subscriptions=10).take(1, waiting, {"control": Position(1, 50)}, 2, Feedback())
     assert control.max_bytes == MAX_ANSWERS // 20
     assert much.taken == 15
+
+
+def test_what_others_send_goes_on_at_full_speed_while_large_messages_wait() -> None:
+    assert Settings().ingest.max_bytes_per_batch <= MAX_DISPATCHED_BYTES - MAX_LARGE_BYTES

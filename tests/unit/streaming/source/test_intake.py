@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ from streaming.batch_schema import InputKind
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
+from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles
 from streaming.release.feedback import Feedback, FeedbackFile
 from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until
@@ -31,6 +33,7 @@ from tests.support.service.intake import ORDERS, OTHER, POSITIONS, Client, Consu
 from tests.support.tracker.messages import messages
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.packing import unpack
+from tracker.payload_refs import files_of
 from warehouse.routes.known_routes import known_routes
 
 
@@ -125,6 +128,32 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     assert [kind for _, kind, _ in again.parts(last, later)] == [InputKind.TICK], "nothing of it comes in again"
     again.commit(later)
     assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
+
+
+def test_a_large_payload_is_in_a_file_before_its_batch_runs_and_the_same_when_it_runs_again(
+    start: Any, client: Client
+) -> None:
+    orders = settings(orders=["a"]).model_copy(update={"replicated": "all"})
+    payload = os.urandom(ASIDE_BYTES)
+    client.consumers[ORDERS] = Consumer([*one(6, 1, payload=payload), *one(7, 1, payload=b"small")])
+    intake = start(orders, "one")
+    first = last = offset(orders)
+    came: list[bytes] = []
+    while last.positions[ORDERS] != "1:7":
+        first, last = last, intake.next_offset(last)
+        had = intake.parts(first, last)
+        for body in (body for _, kind, body in had if kind == InputKind.MESSAGES):
+            rows = unpack(body)
+            assert len(body) < ASIDE_BYTES
+            assert {file.partition("-")[0] for file in files_of(rows)} <= {str(last.tick)}
+            came += PayloadFiles.of(orders).bring_back(rows)["payload"].to_pylist()
+    assert came == [payload, b"small"]
+    intake.stop()
+    client.consumers.clear()
+    again = start(orders, "two")
+    assert again.parts(first, last) == had
+    again.commit(last)
+    assert PayloadFiles.of(orders)._folder.is_dir(), "the state refers to it"
 
 
 def test_a_batch_has_the_time_zones_that_its_offset_names_where_the_program_has_others(start: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from hypothesis import given, settings
@@ -42,10 +42,10 @@ class NotingStore(MemoryStore):
             self.calls.append(("get", key[0]))
         return super().get(table, key)
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         if table == "index_bits":
             self.calls.append(("put", key[0]))
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 def test_what_was_added_is_known_and_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -110,9 +111,9 @@ class Counting(MemoryStore):
         self.n_read += len(found or b"")
         return found
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         self.n_written += len(value)
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 def large(entries: range, due: int, **columns: Any) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,9 @@ def test_rows_of_an_earlier_version_are_read_and_written_in_parts() -> None:
 class _CountingStore(MemoryStore):
     n_bytes = 0
 
-    def put(self, table: str, key: Key, value: bytes) -> None:
+    def put(self, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         self.n_bytes += len(value)
-        super().put(table, key, value)
+        super().put(table, key, value, files)
 
 
 @pytest.mark.slow

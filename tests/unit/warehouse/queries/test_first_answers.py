@@ -8,10 +8,12 @@ import pyarrow as pa
 
 from tests.support.warehouse.tables import DAY, HOUR, NOW, rows
 from tracker.commands.repeats import ANSWERS, OTHER_BODY
+from tracker.messages import FIRST_IMPORTED_LEDGER
+from tracker.requests import OPERATION, outcome_id
 from tracker.schemas import OUTCOME_ROWS
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
-from warehouse.queries.first_answers import find_bodies, find_first_answers
+from warehouse.queries.first_answers import find_bodies, find_first_answers, find_message_bodies
 from warehouse.queries.index_rows import outcomes_to_rows
 
 
@@ -70,6 +72,33 @@ def test_bodies_are_those_of_first_commands(tmp_path: Path) -> None:
     ]
     tables.append("outcomes", rows("outcomes", published), {})
     assert find_bodies(tables, NOW) == {"of an earlier version": 0, "r": -7}
+
+
+def test_messages_with_request_ids_are_found_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    topics = "persistent://public/default/a", "persistent://public/default/b"
+
+    def message(topic: str, request_id: str, entry_id: int, **given: object) -> dict[str, object]:
+        fields = {"topic": topic, "subscription": None, "operation": OPERATION, "command_hash": entry_id}
+        return outcome(outcome_id(topic, request_id), entry_id, **fields | given)
+
+    published = [
+        message(topics[0], "late@night", 1, applied_at=NOW - 1),
+        message(topics[0], "early", 2, applied_at=NOW - 2),
+        message(topics[1], "early", 3),
+        message(topics[0], "early", 4, result="ALREADY_APPLIED", superseded_by="1:2:-1:-1"),
+        message(topics[0], "wrong", 5, result="INVALID", reason="deliverAt is negative"),
+        message(topics[0], "old", 6, applied_at=NOW - DAY),
+        # A message that another broker's copy of the topic has, too.
+        message(topics[0], "of another broker", 7, ledger_id=FIRST_IMPORTED_LEDGER + 1),
+        outcome("a command", 8),
+    ]
+    tables.append("outcomes", rows("outcomes", published), {})
+    found = find_message_bodies(tables, NOW)
+    assert found == {topics[0]: {"early": 2, "late@night": 1}, topics[1]: {"early": 3}}
+    assert list(found[topics[0]]) == ["early", "late@night"]
+    assert find_bodies(tables, NOW).keys() == {"a command"}
 
 
 def test_what_is_published_again_is_not_written_down_again() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -199,3 +202,27 @@ def test_what_was_held_back_is_sent_by_one_task_for_all_shards_however_much_it_i
     job.releaser.submit(batch(1, [(shard, 1, False, body) for shard in range(2)]))
     job.has_confirmed(1)
     assert job.spark.tasks == [tasks]
+
+
+def test_nobody_keeps_a_release_that_is_written_because_its_files_stay_as_long_as_it_does(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make()
+    made: list[weakref.ref[Any]] = []
+    make_release = job.releaser._files.lane_release
+
+    def noted(*arguments: Any) -> Any:
+        release = make_release(*arguments)
+        made.append(weakref.ref(release))
+        return release
+
+    monkeypatch.setattr(job.releaser._files, "lane_release", noted)
+    job.submit(1, [1])
+    job.submit(2, [2])
+    job.has_confirmed(2)
+
+    def are_gone() -> bool:
+        gc.collect()
+        return len(made) == 2 and not any(one() for one in made)
+
+    wait_until(are_gone, 10, "they are gone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from broker.protocol.wire.pulsar_pb2 import ServerError
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
+from tests.support.service.harness import wait_until
 from warehouse.delta.fencing import PauseWatch
 
 PATIENCE_SECONDS = 0.3
@@ -64,7 +66,9 @@ class FakeProducer:
         self.is_open = True
         self.error: Exception | None = None
         self.repeated_to = -1
-        self.n_pending = 0
+        self.n_pending = self.n_answers = 0
+        self.max_message_bytes = 5 << 20
+        self.is_in_chunks = False
         self.refused: list[RefusedEntry] = []
 
     def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
@@ -447,6 +451,41 @@ def test_while_a_producer_looks_for_its_broker_nothing_is_given_to_it_and_the_ot
     assert max(sent_at[1::2]) < min(sent_at[::2])
 
 
+def test_a_turn_does_not_end_between_the_chunks_of_its_first_message() -> None:
+    lines, _ = lines_to([Topic()], patience_seconds=60, ends_at=time.monotonic())
+    line = lines[0]
+    line.open()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
+    producer = line.producer
+    assert isinstance(producer, FakeProducer)
+    producer.n_pending, producer.is_in_chunks = 1, True
+    line.look_after()
+    assert not line.error
+    producer.last_sequence_id = 1  # it has arrived, and the next one begins
+    line.look_after()
+    assert line.is_slow
+    assert "19 messages of its turn are left" in line.error
+
+
+@pytest.mark.slow
+def test_a_broker_that_answers_chunk_by_chunk_is_waited_for() -> None:
+    lines, _ = lines_to([Topic()], patience_seconds=0.2)
+    line = lines[0]
+    line.open()
+    wait_until(lambda: line.producer is not None, 20, "it is open")
+    producer = line.producer
+    assert isinstance(producer, FakeProducer)
+    producer.n_pending = 1
+    ends_at = time.monotonic() + 0.5
+    while time.monotonic() < ends_at:
+        producer.n_answers += 1
+        line.look_after()
+    assert not line.error
+    while not line.error:
+        line.look_after()
+    assert "has not answered" in line.error
+
+
 def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None:
     """Its messages would be rejected later, though they are there."""
     early, late = Topic(), Topic()
@@ -459,3 +498,63 @@ def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None
     watch.join()
     assert [line.error for line in lines] == ["", ""]
     assert early.entries == late.entries == list(range(1, 21))
+
+
+class LateProducer(FakeProducer):
+    """Answers in a thread, a millisecond after another; knows how many bytes were not answered at most."""
+
+    def __init__(self, topic: Topic, wake: threading.Event) -> None:
+        super().__init__(topic)
+        self._waiting: queue.Queue[OutgoingEntry] = queue.Queue()
+        self._wake = wake
+        self.n_bytes = self.most_bytes = 0
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def send(self, entry: OutgoingEntry, is_more: bool = False) -> None:
+        self.n_pending += 1
+        self.n_bytes += SIZE
+        self.most_bytes = max(self.most_bytes, self.n_bytes)
+        self._waiting.put(entry)
+
+    def _answer(self) -> None:
+        while True:
+            entry = self._waiting.get()
+            time.sleep(0.001)
+            self.n_bytes -= SIZE
+            self._take(entry)
+            self.n_pending -= 1
+            self._wake.set()
+
+
+SIZE = 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("not_allowed", [frozenset(), frozenset(range(1, 61)), frozenset([9, 10, 60])], ids=len)
+def test_of_large_messages_few_are_in_memory_and_all_arrive(not_allowed: frozenset[int]) -> None:
+    topic = Topic(not_allowed=not_allowed)
+    [line], items = lines_to([topic], 60, patience_seconds=60)
+    producers: list[LateProducer] = []
+
+    def create() -> Any:
+        producers.append(LateProducer(topic, line.wake))
+        return producers[-1]
+
+    line.create = create
+    refused: list[int] = []
+    built = most_built = 0
+
+    def build(i: int) -> OutgoingMessage:
+        nonlocal built, most_built
+        built += 1
+        sent = producers[0].last_sequence_id if producers else 0
+        most_built = max(most_built, built - max(sent, 0))
+        return OutgoingMessage(items[i].sequence_id, bytes(SIZE))
+
+    line.open()
+    send_on_time(items, build, lambda i, why: refused.append(i + 1), line.wake, PauseWatch(lambda: None))
+    assert topic.entries == [i for i in range(1, 61) if i not in not_allowed]
+    assert sorted(refused) == sorted(not_allowed)
+    assert 2 * SIZE < producers[0].most_bytes <= 9 * SIZE
+    if not not_allowed:
+        assert most_built <= 18, "eight that were handed over, eight that are ready, and the next"

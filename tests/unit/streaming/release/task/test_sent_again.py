@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker.position import START
@@ -20,7 +21,7 @@ from streaming.release.attempt import Assignment, Attempt
 from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.naming import producer_name
 from streaming.release.producer_names import read_generations
-from streaming.release.sequence_ids import last_sequence_id
+from streaming.release.sequence_ids import last_sequence_id, sequence_id_of
 from streaming.release.task import process_clients, producers
 from streaming.release.task.sender import send_releases
 from tests.support.servers.fake_destinations import FakeBrokers
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.slow
 DESTINATION = f"{TOPIC}-a"
 N = 6
 FORGED = 1 << 60
+LARGE_BYTES = 100_000
 
 
 @dataclass
@@ -65,13 +67,18 @@ class Job:
         self.folder, self.broker, self.tables = folder, broker, Tables()
         self.settings = Settings(
             checkpoint=f"file:{folder}",
+            pulsar={"max_message_size_bytes": LARGE_BYTES},  # type: ignore[arg-type]
             routes=[{"source": TOPIC, "subscriptions": [{"name": "a"}]}],  # type: ignore[arg-type]
         )
         self.producer = producer_name("app", TOPIC, "a", 0, "planned0", is_batched=False)
+        self.large_row = -1  # of each release: it is too large for one entry
 
     def body(self, tick: int, rows: int = N) -> bytes:
         """The first rows of a release."""
-        table = messages([(tick, i, 1_000 * tick + i) for i in range(rows)], **PASSED)
+        table = pa.concat_tables(
+            messages([(tick, i, 1_000 * tick + i)], payload=bytes(LARGE_BYTES if i == self.large_row else 1), **PASSED)
+            for i in range(rows)
+        )
         return pack(release_rows(table, sending='{"lanes": 1}'))
 
     def is_killed_after(self, tick: int, rows: int) -> None:
@@ -171,3 +178,30 @@ def test_somebody_takes_the_name_while_a_release_is_sent_and_keeps_it_busy(job: 
     job.broker.stolen_after = N // 2
     assert job.runs(1, 1) == [FOREIGN_PRODUCER]
     assert job.arrived() == all_of(1)
+
+
+@pytest.mark.parametrize("large_row", [1, 2, N - 1])
+def test_a_message_of_which_the_broker_has_some_chunks_and_counts_it_as_published_is_sent_under_another_name(
+    job: Job, large_row: int
+) -> None:
+    """The job and the broker were killed between its chunks."""
+    job.large_row = large_row
+    job.is_killed_after(1, N)
+    job.is_killed_after(2, large_row)
+    job.broker.last[DESTINATION, job.producer] = sequence_id_of(2, large_row)
+    assert job.runs(3, 1, 2, 3) == []
+    assert job.arrived() == all_of(1, 2, 3)
+    assert {key: one.number for key, one in read_generations(job.folder).items()} == {(DESTINATION, job.producer): 1}
+    job.is_killed_after(4, large_row)
+    job.broker.last[DESTINATION, f"{job.producer}-1"] = sequence_id_of(4, large_row)
+    assert job.runs(5, 4, 5) == []
+    assert job.arrived() == all_of(1, 2, 3, 4, 5)
+
+
+def test_a_large_message_that_has_arrived_last_keeps_its_producers_name(job: Job) -> None:
+    job.large_row = 2
+    job.is_killed_after(1, N)
+    job.is_killed_after(2, 3)
+    assert job.runs(3, 1, 2, 3) == []
+    assert job.arrived() == all_of(1, 2, 3)
+    assert read_generations(job.folder) == {}

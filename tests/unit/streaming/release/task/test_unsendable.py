@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from broker.protocol.building import OutgoingMessage
 from conf.settings import Settings
+from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.task import process_clients
@@ -19,6 +21,7 @@ from tests.support.tracker.messages import TOPIC, messages, release_rows
 from tracker.commands.outcomes import NOT_DELIVERED, NOT_TAKEN
 from tracker.messages import Int64Array, with_columns
 from tracker.packing import pack, payload_sizes, unpack
+from tracker.store import StateLostError
 
 N = 6
 NO_VALUE = [("region", None)]
@@ -81,6 +84,43 @@ def test_a_row_that_can_not_be_built_is_refused_alone_and_the_same_again(
         assert broker.positions(f"{TOPIC}-{name}") == [f"1:{i}:-1:-1" for i in good]
     rejects = [one for one in broker.arrived(f"{TOPIC}-rejects") if "delaylake.reason" in one.properties]
     assert len(rejects) == 2 * len(wrong), "once each"
+
+
+def in_a_file(folder: Path, n: int = N) -> tuple[Assignment, list[bytes]]:
+    """A release of large payloads, and the payloads."""
+    payloads = [os.urandom(ASIDE_BYTES + i) for i in range(n)]
+    rows = messages([(1, i, 1_000 + i) for i in range(n)])
+    rows = PayloadFiles.of(settings(folder)).put_aside(with_columns(rows, payload=pa.array(payloads, pa.binary())), 1)
+    return Assignment("app", 0, 1, True, pack(release_rows(rows, 1, '{"lanes": 1, "batch_millis": 1}'))), payloads
+
+
+def test_payloads_in_files_arrive_also_at_the_rejects_topic_and_in_the_report(broker: Broker, tmp_path: Path) -> None:
+    what, payloads = in_a_file(tmp_path)
+    assert len(what.body) < ASIDE_BYTES
+    [sent] = send_releases(settings(tmp_path).model_dump_json(), Attempt(), [what])
+    assert unpack(sent.deliveries).num_rows == N
+    assert [one.message.payload for one in broker.arrived(f"{TOPIC}-a")] == payloads
+
+    rows = with_columns(what.rows(), event_time=pa.array([-1] * N, pa.int64()))
+    wrong = Assignment("app", 0, 2, True, pack(rows))
+    [sent] = send_releases(settings(tmp_path).model_dump_json(), Attempt(), [wrong])
+    refused = unpack(sent.refused[2, True])
+    assert refused["payload"].to_pylist() == payloads
+    assert refused["payload_at"].null_count == N
+
+
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_a_payload_that_is_lost_fails_the_release_and_rejects_no_message(
+    broker: Broker, tmp_path: Path, is_rejected: bool
+) -> None:
+    what, _ = in_a_file(tmp_path, 1)
+    [file] = PayloadFiles.of(settings(tmp_path))._folder.iterdir()
+    file.write_bytes(bytes(file.stat().st_size))
+    if is_rejected:
+        what = Assignment("app", 0, 1, True, pack(with_columns(what.rows(), reason=pa.array(["no"]))))
+    with pytest.raises(StateLostError, match="is damaged: run `delaylake rebuild"):
+        list(send_releases(settings(tmp_path).model_dump_json(), Attempt(), [what]))
+    assert not any(broker.positions(topic) for topic in (f"{TOPIC}-a", f"{TOPIC}-rejects"))
 
 
 @pytest.mark.parametrize("step", ["delivered", "planned"])

@@ -27,7 +27,8 @@ SOURCE = SourceTopic("persistent://public/default/t-partition-3", "persistent://
 NOW = 1_790_000_000_000
 MAX_SIZE, MAX_DELAY = 2_000, 10**12
 
-_NAMES = "deliverAt deliverAt deliverAfter region € scheduleKey repeat retryOf delaylake.messageId delaylake.occurrence"
+_NAMES = "deliverAt deliverAt deliverAfter region € scheduleKey repeat retryOf requestId delaylake.messageId"
+_NAMES += " delaylake.occurrence"
 _TIMES = (NOW, NOW + MAX_DELAY, NOW + MAX_DELAY + 1, MAX_TIME_MILLIS + 1, 0, 10**15 - 1, 10**15, 10**19 - 1, 10**30)
 _TEXTS = ("00012", "0x1F", "+5", "-0", "-5", " 5", "5 ", "٣", "", "soon", "1e3", "eu", "x" * 200, "@every 90s")
 names = st.sampled_from([*_NAMES.split(), SOURCE_POSITION, "", "x" * 130]).map(str.encode) | st.sampled_from(

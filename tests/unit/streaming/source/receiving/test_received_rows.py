@@ -175,6 +175,25 @@ def test_what_is_sent_back_is_a_retry_whatever_time_and_key_it_has() -> None:
     assert (wrong["reason"][:11], wrong["attempt"], wrong["retry_reasons"]) == ("retryAfter ", None, None)
 
 
+def test_a_request_id_is_kept_also_of_what_is_rejected_and_not_of_copies() -> None:
+    retry = {"retryOf": "1:7:-1:-1", "retrySubscription": "a"}
+    for n in (1, 100):  # one by one, and in columns
+        given: list[dict[str, str]] = [
+            {"requestId": "r", "deliverAt": "7000"},
+            {"requestId": "s", "deliverAt": "soon"},
+            {"requestId": "t"} | retry,
+            {"requestId": "u", "delaylake.messageId": "7:0:-1:-1"},
+            {"requestId": ""},
+            {"region": "eu"},
+        ]
+        entries = [entry for i, props in enumerate(given) for entry in one(i, props=props)]
+        rows = rows_of(entries + [entry for i in range(n) for entry in one(10 + i, props={"region": "eu"})])
+        assert [row["request_id"] for row in rows] == ["r", "s", None, None, None, None, *[None] * n]
+        assert [row["reason"] is None for row in rows[:6]] == [True, False, True, True, False, True]
+        # It arrives as it was sent.
+        assert dict(rows[0]["properties"]) == given[0]
+
+
 def test_a_recurring_message_comes_with_its_first_occurrence() -> None:
     every, named, once = rows_of(
         [

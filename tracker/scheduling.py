@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from broker.protocol.entries import SOURCE_POSITION
 from conf.errors import one_line
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
-from tracker.properties import RESERVED_PREFIX, RETRY_OF, SCHEDULE_KEY, RetryProperties, schedule_key, sent_back
+from tracker.properties import (
+    REQUEST_ID,
+    RETRY_OF,
+    SCHEDULE_KEY,
+    RetryProperties,
+    request_id,
+    schedule_key,
+    sent_back,
+)
 from tracker.recurrence.columns import accepted_first, is_occurrence
 from tracker.recurrence.recurrence import REPEAT
 
 # A message without any of these properties is due at once, and nothing else is said of its delivery.
-MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF})
+MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF, REQUEST_ID})
 
 
 _MOST = 200  # characters of an error in a reason
@@ -23,10 +30,11 @@ class Scheduling(NamedTuple):
     """What a message's properties say of its delivery."""
 
     deliver_at: int  # ms since the epoch
-    reason: str | None = None  # why the message is rejected; the fields below are None then
+    reason: str | None = None  # why the message is rejected; the fields below are None then, but for `request_id`
     schedule_key: str | None = None
     occurrence: int | None = None  # 1: the message recurs
     retry: RetryProperties | None = None  # of a message that was sent back for a retry
+    request_id: str | None = None  # of a topic's messages with the same one the first counts
 
 
 def scheduling(
@@ -46,30 +54,28 @@ def scheduling(
         first: returns when the first occurrence of a recurring message is, by its properties and publish time, or
             raises BadScheduleError; None: as `accepted_first`.
     """
+    requested: str | None = None
     try:
         if RETRY_OF in properties:
             return Scheduling(min(published, now), retry=sent_back(properties))
+        requested = request_id(properties) if REQUEST_ID in properties else None
         due, occurrence = deliver_at(properties, published, now, max_delay_millis), None
         if is_occurrence(properties):
-            return Scheduling(due)
+            return Scheduling(due, request_id=requested)
         if REPEAT in properties:
             occurrence = 1
             due = first(properties, published) if first else accepted_first(properties, published, max_delay_millis)
         key = schedule_key(properties) if SCHEDULE_KEY in properties else None
     except BadScheduleError as error:
-        return Scheduling(min(published, now), str(error))
+        return Scheduling(min(published, now), str(error), request_id=requested)
     except Exception as error:  # so that the message fails alone, and keeps what could be read
         what = f"{type(error).__name__}: {one_line(error)[:_MOST]}"
-        return Scheduling(min(published, now), f"{_what_fails(properties)} fails with {what}")
-    return Scheduling(due, None, key, occurrence)
-
-
-def is_dropped(name: str) -> bool:
-    """Whether a property of a message that comes in is not passed on: the job gives it itself, or a broker did."""
-    return name.startswith(RESERVED_PREFIX) or name == SOURCE_POSITION
+        reason = f"{_what_fails(properties)} fails with {what}"
+        return Scheduling(min(published, now), reason, request_id=requested)
+    return Scheduling(due, None, key, occurrence, request_id=requested)
 
 
 def _what_fails(properties: Mapping[str, str]) -> str:
     """Names the property whose check has failed in a way that nobody expected."""
-    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER)
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER, REQUEST_ID)
     return next((name for name in names if name in properties), "its time")
