@@ -234,9 +234,18 @@ class EmbeddedBroker:
             "--metadata-dir",
             str(self.data_dir / "metadata"),
         ]
+        temporary = self.data_dir / "tmp"  # libraries that the JVM unpacks, also of brokers that were killed
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                [*jvm, "org.apache.pulsar.PulsarStandaloneStarter", *arguments, *folders],
+                [
+                    *jvm,
+                    f"-Djava.io.tmpdir={temporary}",
+                    "org.apache.pulsar.PulsarStandaloneStarter",
+                    *arguments,
+                    *folders,
+                ],
                 cwd=self.data_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from conf.errors import DelayLakeError, one_line
-from jobs.commands import api, demo, run, status, version
+from jobs.commands import api, demo, dev, run, status, version
 from jobs.commands import broker as broker_commands
-from jobs.commands.messages import pending, produce, schedules, topics
+from jobs.commands.messages import consume, pending, produce, schedules, topics
 from jobs.commands.tables import audit, backup, maintain, rebuild, sql
 from jobs.commands.tables import import_ as importing
 from jobs.logs import LogFormat
@@ -34,6 +34,7 @@ app.add_typer(broker_commands.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.add_typer(schedules.app, name="schedules")
 app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
 app.command("pending")(pending.pending)
 app.command("run")(run.run)
 app.command("status")(status.status)
@@ -45,6 +46,7 @@ app.command("sql")(sql.sql)
 app.command("audit")(audit.audit)
 app.command("api")(api.api)
 app.command("demo")(demo.demo)
+app.command("dev")(dev.dev)
 app.command("version")(version.version)
 
 

@@ -44,6 +44,10 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 # manager is not exclusive, so the job holds a lock of its own on the checkpoint.
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+# Sockets of the system between Spark's JVM and Python, in the temporary folder. The system limits the length of a path.
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_SOCKET_FOLDER_BYTES = 60
+
 _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -52,7 +56,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.maintenanceInterval": "15s",
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.hadoop.fs.permissions.umask-mode": f"{OWNER_ALONE:03o}",  # Hadoop sets modes itself
-    "spark.python.unix.domain.socket.enabled": "true",
+    _SOCKETS: "true",
     "spark.python.daemon.module": "streaming.daemon",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
@@ -149,21 +153,27 @@ def create_session(
             conf["spark.databricks.delta.snapshotPartitions"] = "2"
     if jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in jars)
+    if is_local:  # where this process has its temporary files, too, and not where each of Spark's parts would
+        conf["spark.local.dir"] = tempfile.gettempdir()
+        if len(os.fsencode(tempfile.gettempdir())) > _SOCKET_FOLDER_BYTES:
+            conf[_SOCKETS] = "false"
     own = submitted | {key: str(value) for key, value in settings.spark.conf.items()}
     conf |= own
     if not is_local:
         _check_secret(master, conf)
-    of_archive: list[str] = []
+    of_archive, of_process = [], []
     if home is not None and _JVM_OPTIONS_KEY not in own:
         of_archive = _archive_options(home, conf)
+        if " " not in tempfile.gettempdir():  # Spark would cut the option there
+            of_process = [f"-Djava.io.tmpdir={tempfile.gettempdir()}"]
     conf |= {"spark.app.name": name, "spark.master": _with_slots(master, settings) if is_job else master}
     try:
-        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_archive])})
+        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_process, *of_archive])})
     except PySparkRuntimeError:
         if not discard_archive(of_archive):
             raise
         _log.info("Spark's JVM did not start with the archive of its classes: started without")
-        spark = _start(conf)
+        spark = _start(conf | {_JVM_OPTIONS_KEY: " ".join([conf[_JVM_OPTIONS_KEY], *of_process])})
     if not is_local:
         spark.sparkContext.addPyFile(str(archive))
     return spark

@@ -19,6 +19,7 @@ from jobs.open_topics import warn_of_open_topics
 from jobs.options import Output, OutputOption, global_options
 from jobs.reporter import Reporter
 from jobs.spark_log import output_of_children, rotate, spark_log_of
+from jobs.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,6 +104,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     else:
         _log.warning("no broker at %s, trying again", settings.pulsar.service_url)
     with ExitStack() as sessions:  # ended last: that takes a second, for which no other job is to wait
+        sessions.enter_context(temporary_folder())
         spark = None
         if is_standby:
             spark = sessions.enter_context(_spark(settings, keeps_spark_log, stopping))

@@ -24,8 +24,8 @@ from broker.entries.message_ids import MessageRef, parse
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.settings import Settings, load_settings
+from jobs.child_service import ChildService
 from jobs.demo.consumers import Consumers
-from jobs.demo.job import DemoJob
 from jobs.demo.plan import (
     BATCHED,
     PARTITIONED,
@@ -73,7 +73,7 @@ class DemoRun:
         self._settings_file = folder / "settings.yaml"
         self._folder = folder
         self._broker = EmbeddedBroker(folder / "broker")
-        self._job = DemoJob(self._settings_file)
+        self._job = ChildService(["run"], self._settings_file, folder / "job.log")
         self._produced = 0
         self._scheduled_copies = 0
         self._intake_ended_at = 0
@@ -98,6 +98,7 @@ class DemoRun:
                 admin.create_partitioned_topic(PARTITIONED, PARTITIONS)
         with self._progress.step("starting the delivery job (Spark takes a while)"):
             self._job.start()
+            self._job.wait_until_ready()
         with Consumers(settings) as consumers:
             with self._progress.live(lambda: self._numbers(consumers)):
                 self._produce(settings)

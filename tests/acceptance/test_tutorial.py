@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.standalone import EmbeddedBroker
+from broker import standalone
 from tests.conftest import PROGRAM, RUN_SECONDS
 from tests.support.service.harness import wait_until
 
@@ -20,31 +21,31 @@ SENT = 101
 
 
 @pytest.fixture
-def environment(broker: EmbeddedBroker, tmp_path: Path, clean_environment: None) -> dict[str, str]:
+def environment(tmp_path: Path, clean_environment: None) -> dict[str, str]:
+    port, http_port = random.sample(standalone.FREE_PORTS, 2)
     return {
         **os.environ,
         "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}",
-        "DELAYLAKE_PULSAR__SERVICE_URL": broker.settings.service_url,
-        "DELAYLAKE_PULSAR__ADMIN_URL": broker.settings.admin_url,
-        "DELAYLAKE_WAREHOUSE": f"file:{tmp_path}/warehouse",
-        "DELAYLAKE_CHECKPOINT": f"file:{tmp_path}/checkpoint",
+        "DELAYLAKE_CONFIG": str(ROOT / "conf" / "delaylake.yaml"),
+        "DELAYLAKE_PULSAR__SERVICE_URL": f"pulsar://127.0.0.1:{port}",
+        "DELAYLAKE_PULSAR__ADMIN_URL": f"http://127.0.0.1:{http_port}",
         "DELAYLAKE_API__PORT": "0",
     }
 
 
-def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> None:
-    setup, start, send, look, change, check = BLOCKS
+def test_each_command_does_what_the_text_says(environment: dict[str, str], tmp_path: Path) -> None:
+    setup, arrive, send, look, change, check = BLOCKS
     assert "make setup" in setup
-    run, api = (line.split("#")[0].split() for line in start.splitlines())
-    assert (run, api) == (["delaylake", "run"], ["delaylake", "api"])
-    [topic] = re.findall(r"^orders=(\S+)$", send, re.M)
+    dev = setup.splitlines()[-1].split("#")[0].split()
+    assert dev == ["delaylake", "dev"]
+    [topic] = re.findall(r"^orders=(\S+)$", arrive, re.M)
 
     def sh(command: str) -> str:
         script = f"set -euo pipefail; orders={topic}; {command}"
         done = subprocess.run(
             ["bash", "-c", script],
             env=environment,
-            cwd=ROOT,
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=RUN_SECONDS,
@@ -53,20 +54,31 @@ def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> No
         assert done.returncode == 0, (command, done.stderr)
         return done.stdout
 
-    processes = [
-        subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        for command in (run, api)
-    ]
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            dev, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("broker  pulsar://127.0.0.1:")
+        assert process.stdout.readline().startswith("api     http://127.0.0.1:")
+        return process
+
+    process = start()
     try:
-        lines = [process.stdout.readline().strip() for process in processes if process.stdout]
-        assert lines[0] == "ready"
-        assert lines[1].startswith("http://127.0.0.1:")
+        [first, *arrived] = sh(arrive).splitlines()
+        for subscription, line in zip(
+            ["audit", "billing"], sorted(arrived, key=lambda line: line.split()[3]), strict=True
+        ):
+            time, late, millis, name, message, key, text = line.split()
+            assert (millis, name, message, key, text) == ("ms", subscription, first, "-", "hello")
+            assert late.startswith("+")
+            assert time.endswith("Z")
         ids = sh(send.replace("1m", "10m")).split()  # a busy machine takes its time
         assert len(ids) == SENT
         listing, schedule = look.splitlines()
         wait_until(lambda: sh(f"{listing} --limit 1000").count("customer-7") == SENT, 60, "all are listed")
         assert topic in sh(schedule)
-        skip, dry_run, cancel, cancelled, restore = (line for line in change.replace("7:0", ids[0]).splitlines())
+        skip, dry_run, cancel, cancelled, restore = (line for line in change.replace("7:1:-1:-1", ids[0]).splitlines())
         assert "APPLIED" in sh(skip)
         assert f"{SENT} messages match" in sh(dry_run)
         sh(cancel)
@@ -74,11 +86,14 @@ def test_each_command_does_what_the_text_says(environment: dict[str, str]) -> No
         assert sh(f"{cancelled} --limit 1000").count("customer-7") == SENT
         sh(restore)
         wait_until(lambda: sh(f"{listing} --limit 1000").count("customer-7") == SENT, 30, "all wait again")
-        os.killpg(processes[0].pid, signal.SIGKILL)
-        processes[0].wait()
+        process.kill()
+        process.communicate()
+        process = start()
+        assert sh(f"{listing} --limit 1000").count("customer-7") == SENT
         sh(check)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=RUN_SECONDS) == 0
     finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

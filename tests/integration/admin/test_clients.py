@@ -7,7 +7,7 @@ import re
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,19 @@ import fastapi_reminders
 import httpx
 import pulsar
 import pytest
-from delaylake import AsyncClient, Client, Invalid, MessageId, NotAllowed, NotFound, Outcome, Schedule, TooLate
+from delaylake import (
+    AsyncClient,
+    Client,
+    DelayLakeError,
+    Invalid,
+    MessageId,
+    NotAllowed,
+    NotFound,
+    Outcome,
+    Schedule,
+    TooLate,
+)
+from delaylake.testing import FakeClient
 from delaylake.times import moment
 
 from broker.jvm.jars import jars as broker_jars
@@ -55,7 +67,8 @@ class World:
 def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
     routes = [
-        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ("", "_reminders", "_tasks", "_java")
+        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS}
+        for use in ("", "_reminders", "_tasks", "_java", "_fake")
     ]
     tracker = {"max_seal_interval_millis": 1500}
     job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
@@ -383,3 +396,112 @@ def test_a_java_producer_changes_one_line(world: World, pulsar_client: pulsar.Cl
         wait_until(
             lambda: {one.deliver_at for one in lake.pending(topic)} >= {moment(due), moment(due + 1)}, 20, "seen"
         )
+
+
+def results(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a command is answered for each subscription, and the error that it raises."""
+    try:
+        outcomes, error = call(*arguments, **options), None
+    except DelayLakeError as raised:
+        outcomes, error = raised.outcomes, type(raised).__name__
+    return sorted((o.subscription, o.result, o.is_done) for o in outcomes), error
+
+
+def answers(lake: Client | FakeClient, topic: str, delivered: Callable[[int], None]) -> Iterator[Any]:
+    """Yields what commands of all kinds are answered, in all states of a message.
+
+    Args:
+        delivered: returns when so many deliveries have come.
+    """
+    hour = timedelta(hours=1)
+    message = lake.schedule(topic, b"1", after=hour)
+    one: dict[str, Any] = {"subscription": "billing"}
+    # The first command finds the message, also where the job has still to read it.
+    yield results(lake.postpone, topic, message, by=hour)
+    yield results(lake.skip, topic, message)
+    yield results(lake.skip, topic, message, **one)
+    yield results(lake.reschedule, topic, message, after=hour, **one)
+    yield results(lake.restore, topic, message, **one)
+    yield results(lake.restore, topic, message)
+    yield results(lake.cancel, topic, message, request_id="fake-1", **one)
+    yield results(lake.cancel, topic, message, request_id="fake-1", **one)
+    yield results(lake.restore, topic, message, request_id="fake-1", **one)
+    yield results(lake.restore, topic, message, **one)
+    changes: list[Callable[..., Any]] = [lake.skip_next, lake.pause_schedule, lake.resume_schedule]
+    for change in changes:
+        yield results(change, topic, message, **one)
+    yield results(lake.retry, topic, message, **one)
+    yield results(lake.deliver_now, topic, message)
+    delivered(2)
+    changes = [lake.cancel, lake.skip, lake.restore, lake.deliver_now]
+    for change in changes:
+        yield results(change, topic, message, **one)
+    yield results(lake.postpone, topic, message, by=hour)
+    yield results(lake.retry, topic, message, after=timedelta(seconds=5), **one)
+    delivered(3)
+    # One message of several under a request id.
+    again = [lake.schedule(topic, b"once", after=hour, request_id="fake-2") for _ in range(2)]
+    yield again[0] == again[1]
+    yield results(lake.schedule, topic, b"another", after=hour, request_id="fake-2")
+    # Names that there are not.
+    yield results(lake.cancel, topic, message, subscription="nobody")
+    yield results(lake.pause, topic, subscription="nobody")
+    yield results(lake.reschedule, topic, schedule_key="none", after=hour)
+    yield results(lake.cancel, f"{topic}_none", message)
+    yield results(lake.cancel, topic, "999:0", deliver_at=lake_now(lake) + hour, **one)
+    # A key.
+    for i in range(3):
+        lake.schedule(topic, str(i), after=hour, schedule_key="k", schedule_mode="keep" if i == 2 else None)
+    yield results(lake.reschedule, topic, schedule_key="k", after=2 * hour)
+    yield results(lake.deliver_now, topic, schedule_key="k")
+    delivered(5)
+    # A schedule.
+    daily = lake.schedule(topic, b"daily", repeat="0 9 * * *")
+    changes = [lake.skip_next, lake.pause_schedule, lake.pause_schedule]
+    for change in changes:
+        yield results(change, topic, daily, **one)
+    yield results(lake.reschedule, topic, daily, after=hour, **one)
+    yield results(lake.resume_schedule, topic, daily, **one)
+    yield results(lake.resume_schedule, topic, daily)
+    yield results(lake.retry, topic, daily, **one)
+    yield results(lake.deliver_now, topic, daily, **one)
+    delivered(6)
+    yield results(lake.cancel, topic, daily, deliver_at=lake_now(lake) + hour, **one)
+    # A pause.
+    yield results(lake.pause, topic, **one)
+    yield results(lake.pause, topic, **one)
+    lake.schedule(topic, b"parked", after=timedelta(seconds=1))
+    delivered(7)
+    yield results(lake.resume, topic, **one)
+    yield results(lake.resume, topic, **one)
+    delivered(8)
+
+
+def lake_now(lake: Client | FakeClient) -> datetime:
+    return lake.now if isinstance(lake, FakeClient) else datetime.now(UTC)
+
+
+def test_the_service_in_memory_answers_and_delivers_as_the_service(world: World, collector: Collector) -> None:
+    topic = f"{world.topic}_fake"
+    fake = FakeClient({topic: {s["name"]: s.get("type", "Shared") for s in SUBSCRIPTIONS}})
+
+    def advance(n: int) -> None:
+        fake.advance(timedelta(seconds=10))
+        assert len(fake.deliveries) == n
+
+    places = {name: f"{topic}-{name}" for name in ("billing", "audit")}
+    for place in places.values():
+        collector.collect(place)
+
+    def wait(n: int) -> None:
+        wait_until(lambda: sum(len(collector.received[p]) for p in places.values()) >= n, 30, f"{n}\n{world.job.log}")
+
+    with Client(world.api.url, timeout_seconds=SECONDS) as lake:
+        answered = list(zip(answers(lake, topic, wait), answers(fake, topic, advance), strict=True))
+    differ = [f"{number}: {real}, in memory {ours}" for number, (real, ours) in enumerate(answered) if real != ours]
+    assert not differ, "\n".join(differ)
+    names = ("delaylake.occurrence", "delaylake.attempt")
+    for name, place in places.items():
+        came = [(m.payload, *map(m.properties.get, names)) for m in collector.received[place]]
+        ours = [(d.payload, *map(d.properties.get, names)) for d in fake.deliveries if d.subscription == name]
+        assert ours == came

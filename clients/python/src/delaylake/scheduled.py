@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo
 
 from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import checked_key, full_name
-from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment
+from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment, now
 
 Misfire = Literal["once", "all", "skip"]
 ScheduleMode = Literal["replace", "keep", "debounce"]
@@ -223,7 +223,7 @@ def scheduled(
     elif deliver_at is not None:
         given[_DELIVER_AT] = str(deliver_at)
     if repeat is not None and repeat.until is not None:
-        first = millis("at", datetime.now(timezone.utc)) if deliver_at is None else deliver_at
+        first = millis("at", now()) if deliver_at is None else deliver_at
         if millis("repeat_until", repeat.until) < first:
             raise ValueError(f"repeat_until is before the first occurrence: {repeat.until!r}")
     return Scheduled(

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLI = timedelta(milliseconds=1)
 
 MAX_MILLIS = 253_402_300_799_999  # the end of the year 9999
+
+
+_clock: ContextVar[Callable[[], datetime] | None] = ContextVar("_clock", default=None)
+
+
+def now() -> datetime:
+    """Returns the time, by this machine's clock unless `clock` says otherwise."""
+    read = _clock.get()
+    return datetime.now(timezone.utc) if read is None else read()
+
+
+@contextmanager
+def clock(read: Callable[[], datetime]) -> Iterator[None]:
+    """Lets `now` be what a function returns, while the block runs."""
+    token = _clock.set(read)
+    try:
+        yield
+    finally:
+        _clock.reset(token)
 
 
 def millis(name: str, moment: datetime) -> int:
@@ -87,6 +109,6 @@ def due(at: datetime | None, after: timedelta | None) -> int:
         raise ValueError("one of at and after is needed")
     duration_millis("after", after)
     try:
-        return millis("after", datetime.now(timezone.utc) + after)
+        return millis("after", now() + after)
     except OverflowError:
         raise ValueError(f"after is beyond the year 9999: {after!r}") from None

@@ -1,0 +1,1 @@
+"""What `delaylake dev` starts: broker, job and API, which end with it."""
