@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 PARTITIONS = 60
 MIB = 1 << 20
 BYTES = 5_000_000
-BATCH_BYTES = 4 * MIB
+BATCH_BYTES = 6 * MIB  # three quarters of three of them have room for two entries
 BUDGET = 5 * BATCH_BYTES  # three batches for all, and two as what each has of its own
 
 
