@@ -184,7 +184,7 @@ class AsyncControlClient:
                 if not window.waiting:
                     return
                 try:
-                    async with asyncio.timeout_at(window.wait_until(self._loop.time())):
+                    async with asyncio.timeout_at(window.wait_until()):
                         published = await coming.get()
                 except TimeoutError:
                     if window.is_late(self._loop.time()):

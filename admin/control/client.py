@@ -119,7 +119,7 @@ class ControlClient:
             if not window.waiting:
                 return
             try:
-                published = self._next_outcome(window.wait_until(time.monotonic()))
+                published = self._next_outcome(window.wait_until())
             except pulsar.Timeout:
                 if window.is_late(time.monotonic()):
                     raise ControlError(window.no_answer()) from None

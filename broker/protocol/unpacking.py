@@ -69,30 +69,36 @@ def unpack(
     """
     envelope = entry.envelope
     if isinstance(envelope, EntryError):
-        return UnpackedEntry(entry.position, None, b"", None, (), None, str(envelope), envelope.raw)
+        return unreadable(entry, str(envelope))
     metadata = envelope.metadata
-    failure = ""
-    payload: bytes | None = None
     try:
-        payload = decrypted(envelope, decryptor)
+        part = decrypted(envelope, decryptor)
+        payload: bytes | None = part
         if envelope.is_chunk:
-            whole = add_chunk(entry.position, metadata, payload)
+            whole = add_chunk(entry.position, metadata, part)
             if whole is None:
                 return None
             payload = whole.payload
         if payload is None:
-            failure = f"its chunks have {metadata.chunked_size} bytes, more than may wait"
-        else:
-            payload = decompressed(metadata, payload, _MOST_DECOMPRESSED * max_message_bytes)
+            return unreadable(entry, f"its chunks have {metadata.chunked_size} bytes, more than may wait")
+        payload = decompressed(metadata, payload, _MOST_DECOMPRESSED * max_message_bytes)
     except EntryError as error:
-        payload, failure = None, str(error)
+        return unreadable(entry, str(error))
+    raw = envelope.payload
     return UnpackedEntry(
-        entry.position,
-        metadata,
-        envelope.header,
-        payload,
-        entry.ack_set,
-        envelope.last_index,
-        failure,
-        envelope.payload,
+        entry.position, metadata, envelope.header, payload, entry.ack_set, envelope.last_index, "", raw
     )
+
+
+def unreadable(entry: ReceivedEntry, failure: str) -> UnpackedEntry:
+    """Returns an entry that can't be read, or is not to be, with what there is of it.
+
+    Args:
+        entry: from the consumer.
+        failure: why.
+    """
+    envelope = entry.envelope
+    if isinstance(envelope, EntryError):
+        return UnpackedEntry(entry.position, None, b"", None, (), None, failure, envelope.raw)
+    metadata, header, raw, last_index = envelope.metadata, envelope.header, envelope.payload, envelope.last_index
+    return UnpackedEntry(entry.position, metadata, header, None, entry.ack_set, last_index, failure, raw)

@@ -20,7 +20,7 @@ from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import EntryError
 from broker.protocol.incomplete_log import IncompleteLog
 from broker.protocol.session import DisconnectedError
-from broker.protocol.unpacking import UnpackedEntry, unpack
+from broker.protocol.unpacking import UnpackedEntry, unpack, unreadable
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
@@ -391,7 +391,10 @@ class Receiver:
 
     def _take(self, builder: RowBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
         """Adds an entry's messages to the rows to be built, unless they came before."""
-        entry = unpack(received, self._acceptance.decryptor, self._add_chunk, max_message_bytes)
+        if (failure := self._acceptance.why_not_decompressed(received)) is not None:
+            entry: UnpackedEntry | None = unreadable(received, failure)
+        else:
+            entry = unpack(received, self._acceptance.decryptor, self._add_chunk, max_message_bytes)
         if entry is None:
             if (part := _part(received)) is not None:
                 builder.parts.append(part)

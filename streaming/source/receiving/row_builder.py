@@ -274,7 +274,8 @@ class RowBuilder:
                 ordering_key = message.ordering_key.decode()
             except UnicodeDecodeError:
                 ordering_key_bytes = message.ordering_key
-        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + size_of(message)
+        n_bytes = size_of(message)
+        self.n_bytes += _MESSAGE_OVERHEAD_BYTES + n_bytes
         published = entry.published
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
@@ -283,7 +284,7 @@ class RowBuilder:
             reason = given.reason
             if given.occurrence is not None:
                 properties = timed  # whoever reads a rule later finds its first time there
-        reason = reason or self._acceptance.why_undeliverable(message) or entry.reason
+        reason = reason or self._acceptance.why_undeliverable(message, n_bytes) or entry.reason
         key_encoding = BASE64 if key is not None and message.is_key_base64 else None
         if given.retry is not None and key and properties.get(KEY_ENCODING) == BASE64:
             key_encoding = BASE64  # a consumer sends a retry's key back as text

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.encryption import Decryptor
-from broker.protocol.entries import Message
+from broker.protocol.entries import EntryError, Message, is_batch
+from broker.protocol.wire.pulsar_pb2 import NONE
 from conf.errors import one_line
 from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.details import MessageDetails
@@ -46,17 +48,31 @@ class Acceptance:
     takes_replicated: bool = True
     decryptor: Decryptor | None = None
 
-    def why_undeliverable(self, message: Message) -> str | None:
-        """Returns why a message that can be read could not be delivered; None: it could."""
+    def why_undeliverable(self, message: Message, n_bytes: int) -> str | None:
+        """Returns why a message that can be read, with its `size_of`, could not be delivered; None: it could."""
         if message.event_time > MAX_EVENT_TIME:
             return f"the event time {message.event_time} is negative or beyond 2^63"
-        if (n_bytes := size_of(message)) > self.max_size:
+        if n_bytes > self.max_size:
             return f"{n_bytes} {_TOO_MANY}"
         return None
 
     def why_far_too_large(self, payload: bytes | None) -> str | None:
         """Returns why not even the reject has a message's payload, but that of its entry; None: it has its own."""
-        n_bytes = len(payload or b"")
+        return self._why_far_too_large(len(payload or b""))
+
+    def why_not_decompressed(self, entry: ReceivedEntry) -> str | None:
+        """Returns why an entry is rejected as it is, because its only message says that it is far too large; or None.
+
+        Decompressing it would take a thousand times as long as sending it.
+        """
+        envelope = entry.envelope
+        if isinstance(envelope, EntryError) or envelope.is_chunk or is_batch(envelope.metadata):
+            return None
+        metadata = envelope.metadata
+        is_packed = metadata.compression != NONE and not metadata.encryption_keys
+        return self._why_far_too_large(metadata.uncompressed_size) if is_packed else None
+
+    def _why_far_too_large(self, n_bytes: int) -> str | None:
         return f"{n_bytes} {_TOO_MANY}; here is its entry's payload" if n_bytes > MOST_KEPT * self.max_size else None
 
 

@@ -18,6 +18,7 @@ from broker.standalone import EmbeddedBroker
 from conf.settings import ControlSettings, Settings
 from jobs.open_topics import open_topics
 from status.job_status import JobStatus, write_status
+from tests.support.clients.repeated import repeat_soon
 from tracker.commands.kinds import SKIP
 from tracker.wire.delaylake_pb2 import ControlCommand, ControlOutcome, Result
 
@@ -93,12 +94,15 @@ def test_topics_on_which_anybody_may_produce_are_found(settings: Settings) -> No
     assert open_topics(settings.pulsar, topics) == topics
 
 
-def test_a_command_without_an_answer_is_sent_once_more(settings: Settings, pulsar_client: pulsar.Client) -> None:
+def test_a_command_without_an_answer_is_sent_once_more(
+    settings: Settings, pulsar_client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat_soon(monkeypatch)
     commands = pulsar_client.subscribe(settings.control.topic, "job")
     outcomes = pulsar_client.create_producer(settings.control.outcome_topic)
     given: list[Outcome] = []
     with ControlClient(settings, "tester") as client:
-        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 20)))
+        sending = threading.Thread(target=lambda: given.extend(client.send("t", SKIP, ONE, ["a"], 120)))
         sending.start()
         first, again = (ControlCommand.FromString(commands.receive(60_000).data()) for _ in range(2))
         assert first == again

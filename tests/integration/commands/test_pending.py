@@ -15,6 +15,7 @@ from delaylake.wire.delaylake_pb2 import ControlOutcome
 from admin.control.client import ControlClient
 from broker.entries.message_ids import MessageRef
 from broker.standalone import EmbeddedBroker
+from tests.support.clients.repeated import repeat_soon
 from tests.support.service.admin_api import served
 from tests.support.service.harness import Collector, Job, now, wait_until
 from tracker.commands.kinds import CANCEL
@@ -23,7 +24,11 @@ from warehouse.queries.pending_messages import Pending
 
 
 def miss_an_outcome(patch: pytest.MonkeyPatch) -> list[ControlOutcome]:
-    """Has the command line's client pass over the next outcome, as of a topic that the broker unloads; returns it."""
+    """Has the command line's client pass over the next outcome, as of a topic that the broker unloads; returns it.
+
+    The client repeats the command soon, and has all of its time-out for the answer.
+    """
+    repeat_soon(patch)
     missed: list[ControlOutcome] = []
     read = ControlClient._next_outcome
 
@@ -52,7 +57,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
 
     def done(*arguments: str) -> Any:
         result = run(*arguments)
-        assert result.returncode == 0, result.stderr
+        assert result.returncode == 0, f"{result.stderr}\n{job.log}"
         return json.loads(result.stdout)
 
     try:
@@ -103,7 +108,7 @@ def test_what_is_listed_and_not_cancelled_by_a_filter_is_what_comes(
             assert reason in result.stderr
         with pytest.MonkeyPatch.context() as patch:
             missed = miss_an_outcome(patch)
-            assert done(*k1, "--yes", "--timeout", "20") == {"matched": 10, "applied": 19, "tooLate": 0}
+            assert done(*k1, "--yes", "--timeout", "120") == {"matched": 10, "applied": 19, "tooLate": 0}
         assert missed[0].n_named > 0
 
         # Of a batch a part can be skipped, but not cancelled.

@@ -72,9 +72,9 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
         begun = now()
         job.start()
         wait_until_cold(begun)
-        due = now() + 90_000
+        due = now() + round(90_000 * job.pace)
         for i in range(3_000):
-            send(f"many {i}", "many", 15_000)
+            send(f"many {i}", "many", round(15_000 * job.pace))
         send("replaced 3", "replaced", due - now())
         send("kept 2", "kept", 5_000, scheduleMode="keep")
         send("put off 3", "put off", hour, scheduleMode="debounce", debounceMax="60s")

@@ -48,7 +48,7 @@ def test_never_above_rate_and_burst_whatever_is_killed(tmp_path: Path, broker: E
     try:
         job.start()
         producer = client.create_producer(TOPIC)
-        due = now() + 6_000
+        due = now() + round(6_000 * job.pace)
         sent = {f"m{i}": due for i in range(N)}
         for payload in sent:
             producer.send_async(payload.encode(), None, properties={"deliverAt": str(due), "delaylake.shapedFrom": "7"})

@@ -307,7 +307,7 @@ class Window:
         self._timeout_seconds = timeout_seconds
         self._until = until
         self._has_taken = False
-        self._deadline = math.inf if until is None else until  # for the next outcome
+        self._deadline = self._wait_until = math.inf if until is None else until  # for the next outcome
         self._most = most
         self._ahead = 0
         self.waiting: dict[str, ControlRequest] = {}  # requests that were sent and not answered, by request id
@@ -324,12 +324,17 @@ class Window:
         while request := self.next():
             yield request
             self._extend(clock())
+        self._wait_until = self._repeat_at
         if clock() >= self._repeat_at:
+            self._wait_until = self._deadline
             yield from self.repeat()
 
-    def wait_until(self, now: float) -> float:
-        """Returns until when to wait for an outcome, before `to_send` is asked again; in the past: it is too late."""
-        return self._repeat_at if now < self._repeat_at else self._deadline
+    def wait_until(self) -> float:
+        """Returns until when to wait for an outcome, perhaps a time in the past, before `to_send` is asked again.
+
+        That follows from the time by which `to_send` was asked: by a later one a repeat would be left out.
+        """
+        return self._wait_until
 
     def is_late(self, now: float) -> bool:
         """Whether no outcome came in time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 from broker.position import START, Position, SourceTopic
@@ -11,6 +13,7 @@ from streaming.source.barriers import Barriers
 from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
 from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, one
+from tests.support.service.harness import wait_until
 
 CONTROL, ORDERS = (f"persistent://public/default/{name}" for name in ("control", "orders"))
 
@@ -68,6 +71,63 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
     offset = barriers.advance(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
     assert (offset.barriers, offset.ingested_through) == ([[7, {ORDERS: None}]], 0)
+
+
+def test_a_broker_that_does_not_answer_where_a_topic_ends_holds_up_no_batch_and_commands_for_a_while() -> None:
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    orders, orders_consumer = receiver(ORDERS, Position(1, 5), Position(1, 5))
+    orders.wait_for(Position(1, 5), 0)
+    answers = threading.Event()
+
+    def last_entry() -> Position:
+        assert answers.wait(60)
+        return Position(1, 5)
+
+    orders_consumer.last_entry = last_entry  # type: ignore[method-assign]
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    begun = time.monotonic()
+    try:
+        assert barriers.take() is None
+        barriers._silent_since[ORDERS] -= 60
+        taken = barriers.take()
+        assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: None})
+        offset = barriers.advance(Offset(), Offset(tick=7, positions={ORDERS: "1:5"}), taken[1])
+        for tick in range(8, 12):
+            offset = barriers.advance(offset, Offset(tick=tick, positions={ORDERS: "1:5"}), None)
+        assert (offset.barriers, offset.ingested_through) == ([[7, {ORDERS: None}]], 0)
+        assert time.monotonic() - begun < 10
+    finally:
+        answers.set()
+    # What was asked before says nothing of what has come since.
+    wait_until(
+        lambda: barriers.advance(offset, Offset(tick=12, positions={ORDERS: "1:5"}), None).barriers == [], 10, ""
+    )
+
+
+def test_commands_go_into_a_batch_when_a_late_answer_has_come() -> None:
+    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
+    orders, orders_consumer = receiver(ORDERS, Position(1, 5), Position(1, 5))
+    orders.wait_for(Position(1, 5), 0)
+    answers = threading.Event()
+
+    def last_entry() -> Position:
+        assert answers.wait(60)
+        return Position(1, 5)
+
+    orders_consumer.last_entry = last_entry  # type: ignore[method-assign]
+    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
+    consumer.script.extend(one(2, 3))
+    control.receive(consumer)
+    assert barriers.take() is None
+    # One that comes after the question is for the next batch.
+    consumer.script.extend(one(3, 3))
+    control.receive(consumer)
+    answers.set()
+    taken = wait_until(barriers.take, 10, "the commands")
+    assert taken == ({CONTROL: Position(3, 2)}, {ORDERS: "1:5"})
+    assert wait_until(barriers.take, 10, "the last one") == ({CONTROL: Position(3, 3)}, {ORDERS: "1:5"})
 
 
 def test_what_a_command_names_may_come_of_a_topic_that_can_only_be_looked_up_later() -> None:

@@ -296,6 +296,17 @@ def test_of_a_message_that_is_far_too_large_the_bytes_of_its_entry_are_kept_and_
     assert [row["reason"] for row in rows] == [reason, None, reason]
 
 
+@pytest.mark.parametrize(("size", "is_decompressed"), [(2_000, True), (2_001, False), (2**32 - 1, False)])
+def test_a_message_that_says_that_it_is_far_too_large_is_not_decompressed(size: int, is_decompressed: bool) -> None:
+    """These bytes are no data of its codec, which only who decompresses them finds out."""
+    metadata = MessageMetadata(producer_name=b"p", publish_time=1_000, compression=ZLIB, uncompressed_size=size)
+    envelope = Envelope(metadata, metadata.SerializeToString(), b"no zlib", None)
+    [row, good] = rows_of([ReceivedEntry(Position(5, 0), envelope, (), 1, 7), *one(1)], max_size=1_000)
+    reason = f"{size} bytes are too many to be delivered with their delaylake properties; here is its entry's payload"
+    assert row["reason"] == ("it can't be decompressed" if is_decompressed else reason)
+    assert (row["payload"], good["reason"]) == (b"no zlib", None)
+
+
 def test_a_cluster_s_name_may_be_anything_and_is_cut_off() -> None:
     [entry] = batch(0, 10)
     assert isinstance(entry.envelope, Envelope)
