@@ -24,6 +24,7 @@ import pulsar
 from broker.client import connect
 from broker.position import START, SourceTopic
 from broker.protocol.brokers import Brokers
+from broker.protocol.byte_budget import ByteBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
@@ -73,15 +74,19 @@ def produce(client: pulsar.Client, topic: str, n: int) -> None:
 def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int) -> None:
     brokers = Brokers(broker.settings)
     receivers = []
+    budget = ByteBudget(48 << 20, 32 << 20, 16 << 20)
     for name in names:
+        share = budget.join()
         receiver = Receiver(
             SourceTopic(name, name, -1),
             TopicAccess(
-                lambda name=name: brokers.subscribe(name, "job", max_bytes=4 << 20, max_messages=20_000),  # type: ignore[misc]
+                lambda name=name, share=share: brokers.subscribe(  # type: ignore[misc]
+                    name, "job", max_bytes=16 << 20, max_messages=20_000, share=share
+                ),
                 TopicQuestions(admin, "job"),
             ),
             START,
-            Limits(2 * BATCH_MESSAGES, 64 << 20),
+            Limits(2 * BATCH_MESSAGES, 64 << 20, share),
             Acceptance(0, 5 << 20),
         )
         receiver.start()

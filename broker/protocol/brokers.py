@@ -18,6 +18,7 @@ from broker.client import (
     urls_of_hosts,
 )
 from broker.position import Position
+from broker.protocol.byte_budget import Share
 from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.producer import EntryProducer
@@ -54,14 +55,18 @@ class Brokers:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def subscribe(self, topic: str, subscription: str, *, max_bytes: int, max_messages: int) -> EntryConsumer:
+    def subscribe(
+        self, topic: str, subscription: str, *, max_bytes: int, max_messages: int, share: Share | None = None
+    ) -> EntryConsumer:
         """Opens a consumer; see `EntryConsumer`.
 
         Raises:
             PulsarError: no broker answers, or it refuses.
         """
         connection = self._connection_for(topic)
-        return EntryConsumer(connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages)
+        return EntryConsumer(
+            connection, topic, subscription, max_bytes=max_bytes, max_messages=max_messages, share=share
+        )
 
     def read(self, topic: str, start: Position, *, max_bytes: int, max_messages: int) -> EntryConsumer:
         """Opens a consumer whose subscription is not durable; see `EntryConsumer`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from broker.client import NoAnswerError, PulsarError
 from broker.position import START, Position
+from broker.protocol.byte_budget import Share
 from broker.protocol.connection import Connection
 from broker.protocol.entries import EntryError, Envelope, open_envelope
 from broker.protocol.flow import FlowControl
@@ -20,6 +22,8 @@ from broker.protocol.wire.pulsar_pb2 import Ack, Command, Subscribe
 _SIGN = 1 << 63
 _MOST_WAITING_BYTES = 256 << 20  # far more than a budget and what the broker reads at once
 _PARTS = 8  # the flow control hears of what was handed over for each such part of its budget, or when all is
+_SILENT_SECONDS = 0.4  # after which a consumer for which room is reserved asks whether anything comes at all
+_MOST_SILENT_SECONDS = 5.0  # after which it reserves it no more in any case
 _UNSIGNED = _WORD = (1 << 64) - 1
 
 
@@ -37,7 +41,8 @@ class EntryConsumer:
     """An exclusive consumer of one topic partition: durable, from the beginning where the subscription is new.
 
     It does not connect again: when the connection ends, or the broker unloads the topic, `receive` hands over what has
-    come, and then raises DisconnectedError. All methods may be called in any thread, `receive` in one at a time.
+    come, and then raises DisconnectedError. All methods may be called in any thread, `receive` in one at a time. The
+    thread that receives is also the one that asks the broker for more.
 
     Args:
         connection: to the broker that has the topic.
@@ -45,6 +50,8 @@ class EntryConsumer:
         subscription: its name.
         max_bytes: about so many bytes may wait for `receive`, or be on their way.
         max_messages: so many messages may.
+        share: of a budget that others share: its bytes are `Share.ahead` until they are handed over; None: it has
+            `max_bytes` for itself.
         start: the subscription is not durable, and ends with the consumer: it begins with this entry, or after it.
 
     Raises:
@@ -59,13 +66,20 @@ class EntryConsumer:
         *,
         max_bytes: int,
         max_messages: int,
+        share: Share | None = None,
         start: Position | None = None,
     ) -> None:
         self.topic = topic
         self._connection = connection
         self._entries: deque[ReceivedEntry] = deque()
         self._changed = threading.Condition()
-        self._flow = FlowControl(max_bytes, max_messages)
+        self._share = share
+        self._flow = FlowControl(max_bytes, max_messages, share, connection.max_message_bytes)
+        self._came_to = START  # the last entry that has come
+        self._granted_at = 0.0  # monotonic clock, seconds
+        self._may_ask = False  # its turn has come
+        if share is not None:
+            share.on_turn = self._on_turn
         # What `receive` hands over next, without the lock, and what it has handed over since it told the flow control.
         self._at_hand: deque[ReceivedEntry] = deque()
         self._handed_messages = self._handed_bytes = 0
@@ -91,16 +105,21 @@ class EntryConsumer:
             # The broker may still subscribe it, and then the next one could not have the subscription.
             with suppress(PulsarError):
                 self._request(Command.CLOSE_CONSUMER, "close_consumer")
-            connection.detach(self._id)
+            self._leave()
             raise
         except PulsarError:
-            connection.detach(self._id)
+            self._leave()
             raise
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker still sends entries."""
         return self._error is None
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether nothing can come, because others hold all that they may together."""
+        return self._share is not None and (self._share.is_waiting or self._share.turn > 0)
 
     @property
     def max_message_bytes(self) -> int:
@@ -128,19 +147,70 @@ class EntryConsumer:
         Raises:
             DisconnectedError: no more comes from this consumer.
         """
+        ends_at = time.monotonic() + timeout_seconds
+        if self._share is not None and not (self._flow.has_permits or self._share.is_waiting):
+            self._grant()
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_news, max(ends_at - time.monotonic(), 0))
+                may_ask, self._may_ask = self._may_ask, False
+                if not self._entries and self._error is not None:
+                    raise DisconnectedError(str(self._error)) from self._error
+                self._at_hand, self._entries = self._entries, deque()
+            if self._at_hand:
+                return True
+            if may_ask:
+                self._grant()
+                continue
+            if self._flow.has_reserved:
+                self._look_after_silence()
+            return False
+
+    def _has_news(self) -> bool:
+        return bool(self._entries) or self._error is not None or self._may_ask
+
+    def _look_after_silence(self) -> None:
+        """Ends a reservation for what does not come."""
+        silent_seconds = time.monotonic() - self._granted_at
+        if silent_seconds < _SILENT_SECONDS:
+            return
+        if silent_seconds > _MOST_SILENT_SECONDS or self._is_at_end():
+            with self._changed:
+                self._flow.unreserve()
+            self._wake_others()
+
+    def _is_at_end(self) -> bool:
+        """Asks whether all that the topic has is acknowledged, or has come."""
+        try:
+            last, read_to = self._last_entry_and_read_to()
+        except PulsarError:
+            return False
+        return last.entry_id < 0 or last <= max(read_to, self._came_to)
+
+    def pause(self) -> None:
+        """Gives up its turn, because `receive` is not called for a while."""
+        if self._share is not None:
+            self._share.give_up_turn()
+            self._wake_others()
+
+    def _on_turn(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._entries or self._error is not None, timeout_seconds)
-            if not self._entries and self._error is not None:
-                raise DisconnectedError(str(self._error)) from self._error
-            self._at_hand, self._entries = self._entries, deque()
-        return bool(self._at_hand)
+            self._may_ask = True
+            self._changed.notify_all()
+
+    def _wake_others(self) -> None:
+        if self._share is not None:
+            self._share.budget.wake()
 
     def _tell_handed(self) -> None:
         """Tells the flow control what has been handed over, so that the broker sends more."""
         with self._changed:
             self._flow.taken(self._handed_messages, self._handed_bytes)
+            self._told_bytes = self._flow.window // _PARTS
         self._handed_messages = self._handed_bytes = 0
-        self._grant()
+        self._wake_others()
+        if not self._flow.wants_turn:  # the broker is asked first, but when this one has been looked at
+            self._grant()
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all entries up to one, and waits until the broker has done so.
@@ -194,13 +264,13 @@ class EntryConsumer:
         Raises:
             PulsarError: the broker does not answer; the consumer is closed all the same.
         """
-        if self._error is not None:
-            return
+        is_connected = self._error is None
         self.disconnected(DisconnectedError("the consumer is closed"))
         try:
-            self._request(Command.CLOSE_CONSUMER, "close_consumer")
+            if is_connected:
+                self._request(Command.CLOSE_CONSUMER, "close_consumer")
         finally:
-            self._connection.detach(self._id)
+            self._leave()
 
     def received(self, frame: Frame) -> None:
         """Takes a frame from the connection."""
@@ -215,7 +285,15 @@ class EntryConsumer:
         """Hears that nothing more comes."""
         with self._changed:
             self._error = self._error or error
+            self._flow.stop_asking()
             self._changed.notify_all()
+        self._wake_others()
+
+    def _leave(self) -> None:
+        self._connection.detach(self._id)
+        with self._changed:
+            self._flow.end()
+        self._wake_others()
 
     def _keep(self, message: Any, data: bytes) -> None:
         envelope: Envelope | EntryError
@@ -232,8 +310,10 @@ class EntryConsumer:
                 return
             self._flow.came(n_messages, len(data))
             self._entries.append(entry)
+            self._came_to = max(self._came_to, position)
             self._changed.notify_all()
             is_too_much = self._flow.waiting_bytes > self._most_waiting_bytes
+        self._wake_others()
         if is_too_much:  # an entry may lie about its messages, of which the broker makes permits
             self.disconnected(DisconnectedError(f"the broker sends more of {self.topic} than it may"))
             with suppress(PulsarError):
@@ -241,11 +321,13 @@ class EntryConsumer:
             self._connection.detach(self._id)
 
     def _grant(self) -> None:
+        is_at_end = self._flow.wants_turn and self._is_at_end()
         while True:  # what the broker is owed may be more than one command can grant
             with self._changed:
-                permits = self._flow.grant()
+                permits = self._flow.grant(is_at_end)
             if not permits:
                 return
+            self._granted_at = time.monotonic()
             try:
                 self._connection.send(Command.FLOW, flow={"consumer_id": self._id, "permits": permits})
             except PulsarError as error:

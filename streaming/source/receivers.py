@@ -12,6 +12,7 @@ from broker.client import PulsarError, close_quietly, connect
 from broker.clusters.new_cluster import NewClusterError, check_topics
 from broker.position import START, Position, SourceTopic
 from broker.protocol.brokers import Brokers
+from broker.protocol.byte_budget import ByteBudget, Share
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.encryption import Decryptor
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -25,7 +26,6 @@ from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.recurring import Recurring
-from streaming.source.receiving.room import Room
 from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch.source_watch import SourceWatch
 from warehouse.delta.tables import Tables
@@ -35,14 +35,14 @@ _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
-_PREFETCHED_BYTES = 4 << 20  # and about the most bytes
+_PREFETCHED_BYTES = 16 << 20  # and about the most bytes
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
 
-# So many full batches may all receivers together keep, and their clients fetch ahead.
-_BATCHES_KEPT = 3
-_BATCHES_AHEAD = 2
+# So many full batches may all receivers together hold, and so many have as their own.
+_BATCHES_HELD = 3
+_BATCHES_OWN = 2
 
 
 class Receivers:
@@ -73,7 +73,9 @@ class Receivers:
         self._admin = AdminClient(settings.pulsar)
         self._brokers = Brokers(settings.pulsar)
         self._decryptor = Decryptor.of_settings(settings.pulsar)
-        self._room = Room(_BATCHES_KEPT * settings.ingest.max_bytes_per_batch)
+        n_bytes = settings.ingest.max_bytes_per_batch
+        self._budget = ByteBudget(_BATCHES_HELD * n_bytes, _BATCHES_OWN * n_bytes, _PREFETCHED_BYTES)
+        self._control_budget = ByteBudget(n_bytes, n_bytes, _PREFETCHED_BYTES)  # commands wait for no message
         self._broker = TopicQuestions(self._admin, settings.pulsar.subscription)
         self._schemas = SchemaKeeper(settings.warehouse, self._admin)
         self._discovery = Discovery(self._client, settings, alerts)
@@ -117,14 +119,16 @@ class Receivers:
         receivers = self.open if source.topic in self._read else self._replayed
         if name not in receivers:
             is_control = source.topic == self._settings.control.topic
+            share = (self._control_budget if is_control else self._budget).join()
 
             def open_consumer() -> EntryConsumer:
                 self._watch.begin(source)
                 consumer = self._brokers.subscribe(
                     name,
                     self._settings.pulsar.subscription,
-                    max_bytes=self._prefetched_bytes(),
+                    max_bytes=_PREFETCHED_BYTES,
                     max_messages=_PREFETCHED,
+                    share=share,
                 )
                 try:
                     self._watch.begin(source)  # now also of a topic that was not there
@@ -137,7 +141,7 @@ class Receivers:
                 source,
                 TopicAccess(open_consumer, self._broker),
                 after,
-                self._limits(is_control),
+                self._limits(is_control, share),
                 self._acceptance(source, is_control),
                 ReceiverEvents(
                     self.arrived.set, self._watch.follow(source, after), partial(self._watch.passed, source)
@@ -146,10 +150,10 @@ class Receivers:
             receivers[name].start()
         return receivers[name]
 
-    def _limits(self, is_control: bool) -> Limits:
+    def _limits(self, is_control: bool, share: Share) -> Limits:
         most = self._settings.ingest
         max_bytes = 4 * MAX_COMMAND_BYTES if is_control else 2 * most.max_bytes_per_batch
-        return Limits(2 * most.max_messages_per_batch, max_bytes, self._room)
+        return Limits(2 * most.max_messages_per_batch, max_bytes, share)
 
     def _acceptance(self, source: SourceTopic, is_control: bool) -> Acceptance:
         settings, topic = self._settings, source.topic
@@ -227,11 +231,6 @@ class Receivers:
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
         return [(name, position) for name, position in positions.items() if name in self.open]
-
-    def _prefetched_bytes(self) -> int:
-        """Returns about how many bytes the broker may send a receiver before they are received."""
-        of_all = _BATCHES_AHEAD * self._settings.ingest.max_bytes_per_batch
-        return min(_PREFETCHED_BYTES, of_all // max(1, len(self.open)))
 
     def _source_topic(self, name: str) -> SourceTopic:
         topic, partition = split_partition(name)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from broker.client import PulsarError
 from broker.entries.continuity import Part
 from broker.position import START, Position, SourceTopic
+from broker.protocol.byte_budget import Share
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.entries import EntryError
@@ -26,7 +27,6 @@ from streaming.source.receiving.acknowledgements import Acknowledgements
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_rows import ReceivedRows
-from streaming.source.receiving.room import Room
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import MOST_KEPT, Acceptance
 from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
@@ -43,7 +43,6 @@ _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins it, beca
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
-_SHARED_ROOM_SECONDS = 0.1  # how often a receiver looks whether others have left room
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,12 @@ class Limits:
     Attributes:
         max_messages: the most messages of this receiver.
         max_bytes: the most bytes of them.
-        room: the room that all receivers share; None: this one has its own.
+        share: of the bytes that all receivers together may hold; None: this one has its own.
     """
 
     max_messages: int
     max_bytes: int
-    room: Room | None = None
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,18 @@ class Receiver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the receiver waits for the broker to send a message."""
+        """Whether the receiver waits for the broker to send a message, and has asked it to."""
         return self._is_idle
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether the broker may send nothing, because other receivers hold all that they may together."""
+        return (consumer := self._consumer) is not None and consumer.waits_for_turn
+
+    @property
+    def n_turns(self) -> int:
+        """How many turns all receivers together have had that had to wait."""
+        return 0 if self._limits.share is None else self._limits.share.budget.n_turns
 
     def connect_again(self) -> None:
         """Lets the receiver's thread open a new consumer, where the broker wrongly takes the present one for full."""
@@ -208,8 +217,13 @@ class Receiver:
     def wait_for(self, end: Position, timeout_seconds: float) -> bool:
         """Waits until all entries up to a given one have come in; returns whether they have in time."""
         self._await_entry(end)
-        with self._changed:
-            return self._changed.wait_for(lambda: self._received.read_to >= end, timeout_seconds)
+        if self._received.read_to < end:
+            self._hurry(True)
+        try:
+            with self._changed:
+                return self._changed.wait_for(lambda: self._received.read_to >= end, timeout_seconds)
+        finally:
+            self._hurry(False)
 
     def take_into_batch(
         self, max_messages: int, max_bytes: int, up_to: Position | None = None
@@ -254,6 +268,7 @@ class Receiver:
         with self._changed:
             self._received.forget(last)
             self._note_kept()
+        self._wake_others()
 
     def acknowledge(self, last: Position) -> None:
         """Acknowledges all entries up to a given one, but none from the first incomplete chunked message on.
@@ -277,6 +292,9 @@ class Receiver:
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
+        if (share := self._limits.share) is not None:
+            share.leave()
+            self._wake_others()
 
     def _await_entry(self, end: Position) -> None:
         with self._changed:
@@ -291,7 +309,7 @@ class Receiver:
                     self._chunked.begin_anew(time.monotonic() - self._waited)
                 self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
-                    self._wait_for_room()
+                    self._wait_for_room(self._consumer)
                     self.receive(self._consumer)
                     wait = _RETRY_SECONDS[0]
                 self._close()
@@ -312,19 +330,21 @@ class Receiver:
         if consumer is not None:
             with suppress(PulsarError):
                 consumer.close()
+        self._note_all_kept()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, consumer: EntryConsumer) -> None:
+        if self._has_room():
+            return
+        consumer.pause()
         begin = time.monotonic()
         with self._changed:
-            while not self._changed.wait_for(self._has_room, _SHARED_ROOM_SECONDS):
-                pass
+            self._changed.wait_for(self._has_room)
         self._waited += time.monotonic() - begin
 
     def _has_room(self) -> bool:
         return self._stopped.is_set() or (
             self._received.waiting_messages < self._limits.max_messages
             and self._received.waiting_bytes < self._limits.max_bytes
-            and (self._limits.room is None or self._limits.room.has_room(self.source.name))
         )
 
     def receive(self, consumer: EntryConsumer) -> None:
@@ -332,10 +352,15 @@ class Receiver:
 
         When this raises, no message is kept, and the next consumer receives all of them again.
         """
+        begin = time.monotonic()
         entry = consumer.receive(_IDLE_SECONDS)
         if entry is not None:
             self._is_idle = False
             self._end_check.begin_anew()
+        elif consumer.waits_for_turn:
+            self._problem = None
+            self._is_idle = False
+            self._waited += time.monotonic() - begin
         else:
             self._problem = None
             self._is_idle = True
@@ -359,7 +384,9 @@ class Receiver:
             self._keep(builder)
         elif builder.parts:
             self._events.on_entries(MESSAGES.empty_table(), builder.parts)
+        self._note_all_kept()
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
+            consumer.pause()
             self._stopped.wait(_RULE_PAUSE * builder.rule_cost.seconds)
 
     def _take(self, builder: RowBuilder, received: ReceivedEntry, max_message_bytes: int) -> None:
@@ -421,13 +448,28 @@ class Receiver:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
             self._received.add(rows, builder.n_bytes, builder.entries.last)
-            self._note_kept()
             self._changed.notify_all()
         self._events.on_received()
 
-    def _note_kept(self) -> None:
-        if self._limits.room is not None:
-            self._limits.room.note(self.source.name, self._received.kept_bytes)
+    def _note_all_kept(self) -> None:
+        """Notes that everything which the consumer has handed over is among what is kept now, or was dropped."""
+        if self._limits.share is not None:
+            with self._changed:
+                self._note_kept(handed=0)
+            self._wake_others()
+
+    def _note_kept(self, handed: int | None = None) -> None:
+        if self._limits.share is not None:
+            self._limits.share.note(handed=handed, kept=self._received.kept_bytes)
+
+    def _hurry(self, is_hurried: bool) -> None:
+        if (share := self._limits.share) is not None and share.is_hurried != is_hurried:
+            share.hurry(is_hurried)
+            self._wake_others()
+
+    def _wake_others(self) -> None:
+        if self._limits.share is not None:
+            self._limits.share.budget.wake()
 
     def _check_end(self, consumer: EntryConsumer) -> ReceivedEntry | None:
         """Checks, while no entry comes, whether all entries up to `_awaited` have been read, and notes it if so.

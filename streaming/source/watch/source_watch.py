@@ -74,6 +74,7 @@ class SourceWatch:
         self._places = SubscriptionPlaces(settings)
         self._place_asked_at: dict[str, int] = {}  # ms since the epoch, by topic partition
         self._counts: dict[str, int] = defaultdict(int)  # number of entries that were not seen, by topic partition
+        self._turns: dict[str, int] = {}  # how many turns there had been by the last look, by topic partition
         self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
@@ -277,12 +278,18 @@ class SourceWatch:
             # more would come.
             receiver.connect_again()
         has_more = end is None or (bool(backlog) and end > taken)
-        since = self._standing.look(name, taken, has_more, now)
+        since = self._standing.look(name, taken, has_more and not self._has_turns_before(receiver), now)
         if since is None or (end is not None and self._is_only_parts(receiver, end)):
             self._alerts.end(STANDING, name)
         else:
             why = f"none was taken in: {self._why(receiver)}"
             self._alerts.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _has_turns_before(self, receiver: Receiver) -> bool:
+        """Whether a receiver waits for its turn, and others have had theirs since the last look."""
+        name, n_turns = receiver.source.name, receiver.n_turns
+        before, self._turns[name] = self._turns.get(name, n_turns), n_turns
+        return receiver.waits_for_turn and n_turns > before
 
     def _look_at_subscription(self, name: str, now: int) -> None:
         """Notices that somebody has deleted the job's subscription of a topic partition, or reset it."""
@@ -322,6 +329,8 @@ class SourceWatch:
             return why
         if receiver.waiting:
             return "they have come in, and no batch takes them"
+        if receiver.waits_for_turn:
+            return "all receivers together hold as many bytes as they may, and no batch takes them"
         return "the broker hands over none"
 
     def _check_end(self, receiver: Receiver, end: Position) -> None:

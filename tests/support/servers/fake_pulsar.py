@@ -99,6 +99,7 @@ class FakeConsumer(EntryConsumer):
         self.script = deque(script)
         self.end = end
         self.acknowledged: list[Position] = []
+        self._share = None
 
     @property
     def max_message_bytes(self) -> int:

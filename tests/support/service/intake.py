@@ -29,6 +29,7 @@ class Consumer(EntryConsumer):
         self.acknowledged: list[tuple[int, int]] = []
         self.end = START  # the topic's last entry
         self._closed = threading.Event()
+        self._share = None
 
     @property
     def max_message_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.position import START, Position, SourceTopic
+from broker.protocol.byte_budget import Share
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.session import DisconnectedError
 from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
@@ -33,6 +34,7 @@ class Harness:
         details: Any = None,
         recurring: Recurring | None = None,
         takes_replicated: bool = True,
+        share: Share | None = None,
     ) -> None:
         self.broker: Any = broker or FakeBroker()
         consumers: Any = FakeConsumer
@@ -41,7 +43,7 @@ class Harness:
             SOURCE,
             TopicAccess(consumers, side),
             after,
-            Limits(1_000, 1 << 20),
+            Limits(1_000, 1 << 20, share),
             Acceptance(0, max_size, details, recurring, takes_replicated),
         )
         self.taken: list[pa.Table] = []

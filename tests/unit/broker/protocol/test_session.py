@@ -6,14 +6,10 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from broker.protocol.flow import FlowControl
 from broker.protocol.frames import FrameDecoder, ProtocolError, encode
 from broker.protocol.session import DisconnectedError, RefusedError, Session, answered
 from broker.protocol.wire.pulsar_pb2 import Command
-from tests.support.fuzzing.examples import examples
 
 
 def sent(session: Session) -> list[Command]:
@@ -100,79 +96,3 @@ def test_answers_name_their_request_and_refusals_pulsars_error() -> None:
         assert isinstance(refused[1], RefusedError)
         assert str(refused[1]) == text
     assert answered(Command(type=Command.MESSAGE)) is None
-
-
-def test_before_the_first_message_few_are_asked_for_and_then_as_many_as_fit() -> None:
-    assert FlowControl(max_bytes=1_000, max_messages=5_000).grant() == 1
-    assert FlowControl(max_bytes=1 << 30, max_messages=5_000).grant() == 16
-    flow = FlowControl(max_bytes=8 << 20, max_messages=5_000)
-    assert flow.grant() == 8
-    assert flow.grant() == 0
-    flow.came(8, 800)
-    flow.taken(8, 800)
-    assert flow.grant() == 5_000, "100 bytes each: the number is what bounds them"
-    flow.came(1, 4_000_000)
-    flow.taken(1, 4_000_000)
-    assert flow.grant() == 0, "the broker has permits for more than fit already"
-
-
-def test_a_message_larger_than_the_budget_comes_alone() -> None:
-    flow = FlowControl(max_bytes=1_000, max_messages=100)
-    assert flow.grant() == 1
-    flow.came(1, 5_000)
-    assert flow.grant() == 0
-    flow.taken(1, 5_000)
-    assert flow.grant() == 1
-
-
-@given(
-    sizes=st.lists(st.tuples(st.sampled_from([1, 7, 400, 1_000]), st.integers(1, 2_000_000)), max_size=400),
-    data=st.data(),
-)
-@settings(max_examples=examples(100), deadline=None)
-def test_a_broker_that_sends_a_hundred_entries_for_any_permit_always_gets_more(
-    sizes: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    """It counts below zero what it has sent beyond its permits, and sends nothing until that is granted, too."""
-    flow = FlowControl(max_bytes=4 << 20, max_messages=20_000)
-    permits = flow.grant()
-    while sizes:
-        assert permits > 0, "nothing waits, and nothing would ever come"
-        n = data.draw(st.integers(1, 100))
-        burst, sizes = sizes[:n], sizes[n:]
-        for size in burst:
-            flow.came(*size)
-            permits -= size[0]
-        for size in burst:
-            flow.taken(*size)
-            permits += flow.grant()
-    assert permits > 0
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200_000)), max_size=60),
-    taken_first=st.booleans(),
-)
-@settings(max_examples=examples(200), deadline=None)
-def test_a_consumer_that_takes_all_is_never_left_without_permits(
-    sizes: list[tuple[int, int]], taken_first: bool
-) -> None:
-    """Whatever the broker sends, as whole batches, beyond its permits, too."""
-    flow = FlowControl(max_bytes=1_000_000, max_messages=1_000)
-    permits = flow.grant()
-    waiting: list[tuple[int, int]] = []
-    for size in sizes:
-        assert permits > 0 or waiting
-        while permits <= 0:
-            flow.taken(*waiting.pop(0))
-            permits += flow.grant()
-        flow.came(*size)
-        permits -= size[0]
-        waiting.append(size)
-        if taken_first:
-            flow.taken(*waiting.pop(0))
-            permits += flow.grant()
-    while waiting:
-        flow.taken(*waiting.pop(0))
-        permits += flow.grant()
-    assert permits > 0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import streaming.source.receiving.receiver
 from broker.position import START, EntrySet, Position
+from broker.protocol.byte_budget import ByteBudget
 from broker.protocol.chunks import ChunkAssembler
 from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import NOT_DECRYPTED, EntryError, Envelope
@@ -93,6 +94,63 @@ def test_without_room_nothing_is_received_and_no_chunked_message_is_given_up(mon
     finally:
         receiver.stop()
     assert receiver.rows(START, Position(5, 4), 0)["entry_id"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_a_batch_without_room_takes_nothing() -> None:
+    harness = Harness()
+    harness.receive([*one(0), *one(1)])
+    assert harness.receiver.take_into_batch(0, 1 << 30)[1:] == (0, 0)
+    assert harness.receiver.take_into_batch(10, 0)[1:] == (0, 0)
+    assert harness.receiver.waiting == 2
+    assert harness.take().num_rows == 2
+
+
+def test_what_is_kept_counts_until_its_batch_is_committed_and_nothing_after_a_stop() -> None:
+    share = ByteBudget(1 << 20, 1 << 20, 1 << 20).join()
+    harness = Harness(share=share)
+    share.note(handed=500)
+    harness.receive([*one(0, payload=b"x" * 400), *chunk(1, "u", 0, 2)])
+    assert share.handed == 0
+    assert 400 < share.kept < 1_000
+    harness.take()
+    assert share.held_bytes == 0
+    harness.receiver.stop()
+    harness.receive(one(2))
+    assert share.held_bytes == 0
+    assert not share.reserve(100)
+
+
+def test_a_receiver_is_not_idle_while_its_consumer_waits_for_a_turn_and_does_not_look_for_an_end() -> None:
+    budget = ByteBudget(1_000, 100, 100)
+    other, share = budget.join(), budget.join()
+    assert other.reserve(1_000)
+    assert not share.reserve(500)
+    harness = Harness(share=share)
+    consumer = harness.receive([])
+    assert harness.receiver.is_idle
+    consumer._share = share
+    harness.broker.cursor_of = lambda: pytest.fail("the broker is asked")
+    harness.receiver._await_entry(Position(5, 1))
+    harness.receiver.receive(consumer)
+    assert not harness.receiver.is_idle
+    assert harness.receiver.waits_for_turn
+    other.leave()
+    assert share.reserve(500)
+    harness.broker.cursor_of = lambda: Cursor(START, START, START, {})
+    harness.receiver.receive(consumer)
+    assert harness.receiver.is_idle
+
+
+@pytest.mark.slow
+def test_who_waits_for_an_entry_has_it_hurried_meanwhile() -> None:
+    budget = ByteBudget(1_000, 100, 100)
+    other, share = budget.join(), budget.join()
+    harness = Harness(share=share)
+    assert other.reserve(1_000)
+    assert not share.reserve(500)
+    assert not harness.receiver.wait_for(Position(5, 1), 0.01)
+    assert share.reserve(500), "its turn came at once"
+    assert not share.reserve(600), "and it is one among others again"
 
 
 # What the broker has: entries of 1 to 3 messages in ledgers, some of them gone.

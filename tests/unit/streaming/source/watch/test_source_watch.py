@@ -46,6 +46,8 @@ class FakeReceiver:
     problem: str | None = None
     waiting: int = 0
     is_idle: bool = False
+    waits_for_turn: bool = False
+    n_turns: int = 0
 
     def acknowledge_again(self, end: Position) -> None: ...
 
@@ -140,6 +142,20 @@ def test_what_has_come_in_and_is_in_no_batch_waits(watched: Watched) -> None:
     watched.receiver.waiting = 3
     watched.receiver.last_received = Position(7, 5)
     assert watched.look(4, 5) == ["messages wait, and none was taken in: they have come in, and no batch takes them"]
+
+
+def test_who_waits_for_its_turn_is_not_cut_off_and_stands_when_nobody_has_turns(watched: Watched) -> None:
+    watched.receiver.waits_for_turn = True
+    texts = []
+    for look in range(6):
+        watched.receiver.n_turns += look < 3
+        watched.watch.look(look * STANDING_MILLIS)
+        texts.append([t.text for t in watched.troubles.current() if t.kind == STANDING])
+    assert texts[:4] == [[], [], [], []]
+    assert texts[5] == [
+        "messages wait, and none was taken in: all receivers together hold as many bytes as they may, "
+        "and no batch takes them"
+    ]
 
 
 def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside() -> None:
