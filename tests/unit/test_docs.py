@@ -38,7 +38,7 @@ FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.
 
 # What runs for long, or needs a broker or other systems: tests/acceptance and tests/integration have it.
 NOBODY_ANSWERS = "no connection to Pulsar|is the broker up|start a broker|no job has run|nobody can be asked"
-STARTED_ELSEWHERE = {"api", "broker", "demo", "import", "rebuild", "run"}
+STARTED_ELSEWHERE = {"api", "broker", "demo", "dev", "import", "rebuild", "run"}
 
 
 class _NoBroker:
