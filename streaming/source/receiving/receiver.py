@@ -176,7 +176,7 @@ class Receiver:
     @property
     def is_idle(self) -> bool:
         """Whether the receiver waits for the broker to send a message, and has asked it to."""
-        return self._is_idle
+        return self._is_idle and not self.waits_for_turn
 
     @property
     def waits_for_turn(self) -> bool:
@@ -307,7 +307,7 @@ class Receiver:
                 self._consumer = self._subscribe()
                 with self._changed:
                     self._chunked.begin_anew(time.monotonic() - self._waited)
-                self._is_cut_off = False
+                self._is_cut_off = self._is_idle = False
                 while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room(self._consumer)
                     self.receive(self._consumer)

@@ -129,6 +129,7 @@ def test_a_receiver_is_not_idle_while_its_consumer_waits_for_a_turn_and_does_not
     consumer = harness.receive([])
     assert harness.receiver.is_idle
     consumer._share = share
+    assert not harness.receiver.is_idle, "at once: a new consumer may begin with waiting"
     harness.broker.cursor_of = lambda: pytest.fail("the broker is asked")
     harness.receiver._await_entry(Position(5, 1))
     harness.receiver.receive(consumer)
