@@ -141,8 +141,8 @@ class Dispatcher:
             if self._parking.is_resumed(topic, name):
                 # All shards begin and end the rounds together: messages of a key are in any of them.
                 first = others if one.until is None else _due_before(others, one.until)
-                n = self._parking.drain_parked(concat([rows, first]), topic, name)
-                self._parking.note_round(topic, name, one, n)
+                self._parking.drain_parked(concat([rows, first]), topic, name)
+                self._parking.note_round(topic, name, one)
             elif (most := drains.get(topic, {}).get(name)) is not None:
                 first = others.slice(0, most) if one.until is None else _due_before(others, one.until)
                 n = self._parking.drain_parked(concat([rows, first]), topic, name)

@@ -325,6 +325,8 @@ class Shard:
             planned = in_order(concat([waited, planned]))
         step.n_short_notice = self._dispatcher.dispatch_due(step, 0, at_once) - int(is_rejected(at_once).sum())
         step.n_planned = self._dispatcher.dispatch_due(step, PLANNED, planned)
+        if self._parking.n_joined:
+            step.n_short_notice += self._dispatcher.dispatch_due(step, 0, in_order(self._add_moves_of_dispatch(step)))
         self._dispatcher.dispatch_in_order(step)
 
     @staticmethod
@@ -367,16 +369,21 @@ class Shard:
         times = tick.now + np.arange(rejects.num_rows) // _REJECT_ROWS * _REJECT_MILLIS
         return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
-    def _add_moves_of_dispatch(self, step: TickInProgress) -> None:
-        """Adds the rows of messages that dispatching moved, and seals those that could not be found again otherwise."""
+    def _add_moves_of_dispatch(self, step: TickInProgress) -> pa.Table:
+        """Adds the rows of messages that dispatching moved, and seals those that could not be found again otherwise.
+
+        Returns:
+            as MESSAGES: the rows that are due in this tick, which are not added.
+        """
         tick, effects = step.tick, step.effects
         moved = self._state.take_moves()
         near = self._tracker.select_near(moved, tick.cutoff)
-        self._tracker.add_moved(moved, tick.cutoff)
-        if self._shaper.n_moved or self._parking.n_queued_behind:
+        due = self._tracker.add_moved(moved, tick.cutoff)
+        if self._shaper.n_moved or self._parking.n_joined:
             others = self._tracker.seal_bucket(tick.load_horizon, tick.near_until)
             effects.bucket = concat([effects.bucket, others, near])
             effects.cancels = concat([effects.cancels, self._state.take_cancels()], CANCEL_ROWS)
+        return due
 
     def _forget_past(self, step: TickInProgress) -> None:
         """Drops state that is kept until a time which is past. Called at the end of a seal epoch."""

@@ -86,7 +86,7 @@ class Parking:
 
     Attributes:
         unwritable: by topic: a mask of the subscriptions whose destinations are unwritable; `begin_tick` sets it.
-        n_queued_behind: how many messages this tick has moved behind those that were parked.
+        n_joined: how many messages this tick has moved to the time of those that were parked.
     """
 
     def __init__(self, context: Context, state: MessageState) -> None:
@@ -98,7 +98,7 @@ class Parking:
         self._ended: set[tuple[str, int]] = set()  # by topic and number: this tick has the last round
         self._dispatch_at = 0
         self._let_through: dict[tuple[str, int], int] = {}  # by topic and number: moves from this sequence on
-        self.n_queued_behind = 0
+        self.n_joined = 0
 
     def begin_tick(self, unwritable: Mapping[str, int], dispatch_at: int) -> None:
         """Begins a tick, whose fields the context has.
@@ -169,7 +169,7 @@ class Parking:
         Returns:
             `masks` without the bits of the subscriptions for which rows are parked.
         """
-        masks = self._queue_behind(rows, masks)
+        masks = self._join_last_round(rows, masks)
         any_parked = self._state.paused or self.unwritable or self._subscriptions.without_route or self._resuming
         if not any_parked or not rows.num_rows:
             return masks
@@ -227,21 +227,22 @@ class Parking:
         does_wait = pc.and_(pc.and_(pc.equal(rows["topic"], topic), is_new), pc.is_valid(order_keys(rows)))
         return np.where(does_wait.to_numpy(zero_copy_only=False), 1 << number, 0)
 
-    def _queue_behind(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
-        """Moves due rows with an order key behind the last round, where this tick has it.
+    def _join_last_round(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+        """Moves due rows with an order key to the time of the last round's messages, where this tick has it.
+
+        They come due once more in this tick: in a later one, what is due after them would have gone out before.
 
         Returns:
             `masks` without the bits of the subscriptions for which rows are moved.
         """
-        until = self._context.cutoff + 1  # this tick dispatches all messages due by its cutoff
         late = np.where(int64(rows, "deliver_at") <= self._dispatch_at, masks, 0) if self._ended else masks
         for topic, number in self._ended:
             chosen = np.flatnonzero(late & self._waits_behind(rows, topic, number))
             if len(chosen):
                 moved = rows.take(pa.array(chosen))
-                times = np.full(len(chosen), until)
+                times = np.full(len(chosen), self._dispatch_at)
                 self._state.move_messages(moved, number, times, self._in_order(times), int64(moved, "deliver_at"))
-                self.n_queued_behind += len(chosen)
+                self.n_joined += len(chosen)
                 masks = masks.copy()
                 masks[chosen] &= ~(1 << number)
         return masks
@@ -276,10 +277,10 @@ class Parking:
         number = self._number(topic, name)
         return number >= 0 and bool(self._subscriptions.active(topic) & ~self.parked_mask(topic) & 1 << number)
 
-    def note_round(self, topic: str, name: str, one: Round, n: int) -> None:
-        """Notes that this tick dispatches a round of a subscription for which `is_resumed`; `n` messages of this shard.
+    def note_round(self, topic: str, name: str, one: Round) -> None:
+        """Notes that this tick dispatches a round of a subscription for which `is_resumed`.
 
-        What comes due in the tick goes behind the last round, if there is anything in it.
+        What comes due in the tick takes its turn among the messages of the last round.
         """
         key = topic, self._number(topic, name)
         until = self._resuming[key].until if key in self._resuming else 0
@@ -287,8 +288,9 @@ class Parking:
             since = self._context.released if one.until is None else one.until
             self._resuming[key] = Resuming(until, one.left, one.left_bytes, since)
             return
-        if self._resuming.pop(key, None) is not None or n or one.n:
-            self._ended.add(key)
+        self._resuming.pop(key, None)
+        # Only another shard may have messages in the round: parked ones that are not sealed.
+        self._ended.add(key)
 
     def drain_parked(self, rows: pa.Table, topic: str, name: str) -> int:
         """Moves messages that are parked for a subscription to now, or to when they are due, if later.

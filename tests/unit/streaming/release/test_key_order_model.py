@@ -180,6 +180,31 @@ def test_messages_of_a_key_come_in_order_and_once_whatever_is_done_to_them(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shards", "parked", "with_resume", "afterwards"),
+    [
+        (1, [(2, 300)], [(1, 0), (1, 100)], []),
+        (1, [(2, 300)], [(1, 0)], [(1, 0)]),
+        # The message that is parked is not sealed yet, and the late one is in another shard.
+        (3, [(1, -100)], [(1, -200)], []),
+    ],
+)
+def test_what_comes_late_in_the_tick_of_a_resume_goes_by_when_it_was_due(
+    shards: int, parked: list[tuple[int, int]], with_resume: list[tuple[int, int]], afterwards: list[tuple[int, int]]
+) -> None:
+    story = Story(0, shards, {})
+    story.go_on(100, [], ("", 0, 0), 0, False)
+    story.go_on(100, parked, ("pause", 0, 0), 0, False)
+    story.go_on(400, with_resume, ("resume", 0, 0), 0, False)
+    story.go_on(100, afterwards, ("", 0, 0), 0, False)
+    story.service.finish()
+    came = [one.position[1] // ENTRY for one in story.came("one") if one.key == b"k1"]
+    assert came == sorted(came)
+    assert Counter(one.position[1] // ENTRY for one in story.came("one")) == story.expected("one")
+    assert (story.passed(), story.overtaken()) == ([], [])
+
+
+@pytest.mark.slow
 @effort(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(25, 60).map(lambda n: n * 100)), min_size=2, max_size=12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pyarrow as pa
@@ -118,9 +119,9 @@ def test_a_tick_touches_only_as_much_of_a_queue_as_gets_places(monkeypatch: pyte
     kept: list[str] = []
     real = MemoryStore.put
 
-    def put(store: MemoryStore, table: str, key: Key, value: bytes) -> None:
+    def put(store: MemoryStore, table: str, key: Key, value: bytes, files: Collection[str] = ()) -> None:
         kept.append(table)
-        real(store, table, key, value)
+        real(store, table, key, value, files)
 
     monkeypatch.setattr(MemoryStore, "put", put)
     of_ticks = []
