@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from tracker.messages import (
     typed,
     with_columns,
 )
+from tracker.payload_refs import COLUMN, PayloadRef, has_refs
 from tracker.properties import REQUEST_ID, key_hash
 from tracker.schemas import OUTCOME_ROWS, SCHEDULED_ID
 from tracker.wire.delaylake_pb2 import Result
@@ -36,7 +38,7 @@ _LOG = "message_"  # begins the names of the log's tables in the store
 # Properties in which a repetition may differ: the id itself, and what tracing libraries add to each message anew.
 _NOT_COMPARED = frozenset({REQUEST_ID, "traceparent", "tracestate", "baggage"})
 
-_COMPARED = ("payload", "key", "key_encoding", "ordering_key", "ordering_key_bytes")
+_COMPARED = ("key", "key_encoding", "ordering_key", "ordering_key_bytes")
 
 
 class FirstMessage(NamedTuple):
@@ -69,7 +71,7 @@ def body_of(row: Mapping[str, Any]) -> int:
         row: of MESSAGES, as Python values.
     """
     digest = hashlib.blake2b(digest_size=8)
-    values = [row[name] for name in _COMPARED]
+    values = [_payload_of(row), *(row[name] for name in _COMPARED)]
     for name, value in sorted(row["properties"] or []):
         if name not in _NOT_COMPARED:
             values += [name, value]
@@ -78,6 +80,15 @@ def body_of(row: Mapping[str, Any]) -> int:
         # With their lengths, so that no two lists of values give the same bytes.
         digest.update(b"-" if data is None else b"%d:%b" % (len(data), data))
     return int.from_bytes(digest.digest(), "little") >> 1 or 1
+
+
+def _payload_of(row: Mapping[str, Any]) -> str | None:
+    """Returns what stands for a row's payload, which may be in a file: its length and checksum."""
+    if (at := row.get(COLUMN)) is not None:
+        ref = PayloadRef.parse(at)
+        return f"{ref.length}:{ref.checksum}"
+    payload = row["payload"]
+    return None if payload is None else f"{len(payload)}:{zlib.crc32(payload)}"
 
 
 def first_of_tick(messages: pa.Table) -> dict[str, dict[str, list[Any]]]:
@@ -102,8 +113,8 @@ def _with_ids(messages: pa.Table) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     chosen = np.flatnonzero(pc.is_valid(messages["request_id"]).to_numpy(zero_copy_only=False))
     rows = messages.take(pa.array(chosen))
-    names = ("topic", "request_id", "reason", "deliver_at", "publish_time", "properties", *_COMPARED)
-    named = rows.select(names).append_column("position", position_texts(rows))
+    names = ("topic", "request_id", "reason", "deliver_at", "publish_time", "properties", "payload", *_COMPARED)
+    named = rows.select([*names, COLUMN] if has_refs(rows) else names).append_column("position", position_texts(rows))
     yield from zip(chosen.tolist(), named.to_pylist(maps_as_pydicts=None), strict=True)
 
 

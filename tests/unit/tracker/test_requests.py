@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from tests.support.tracker.messages import TOPIC, Answers, messages, tick_at
 from tracker.commands.repeats import KEPT_MILLIS, KEPT_REQUESTS
 from tracker.due_time import BadScheduleError
-from tracker.messages import MESSAGES, concat, where
+from tracker.messages import MESSAGES, concat, where, with_columns
+from tracker.payload_refs import PayloadRef
 from tracker.properties import request_id
 from tracker.rebuilt import Rebuilt
 from tracker.requests import body_of, first_of_tick, outcome_id, request_id_of
@@ -243,6 +245,34 @@ def test_content_and_not_what_tracing_adds_makes_another_message() -> None:
     ]
     assert len({body_of(one | other) for other in others} | {body_of(one)}) == len(others) + 1
     assert all(0 < body_of(one | other) < 2**63 for other in others)
+
+
+def test_a_payload_in_a_file_counts_as_the_payload_that_it_is() -> None:
+    first, other = b"x" * 100_000, b"y" * 100_000
+
+    def in_file(payload: bytes, file: str) -> dict[str, Any]:
+        return {"payload": None, "payload_at": str(PayloadRef(file, 7, len(payload), zlib.crc32(payload)))}
+
+    row = {"key": "k", "key_encoding": None, "ordering_key": None, "ordering_key_bytes": None, "properties": []}
+    assert (
+        body_of(row | in_file(first, "1-a"))
+        == body_of(row | in_file(first, "2-b"))
+        == body_of(row | {"payload": first})
+    )
+    assert body_of(row | in_file(other, "1-a")) != body_of(row | in_file(first, "1-a"))
+    assert body_of(row | {"payload": None}) != body_of(row | in_file(first, "1-a"))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_of_large_messages_under_one_id_another_payload_is_another_message(shards: int) -> None:
+    def large(entry: int, payload: bytes) -> pa.Table:
+        at = str(PayloadRef(f"1-{entry}", 0, len(payload), zlib.crc32(payload)))
+        return with_columns(asked(entry, "r"), payload=pa.nulls(1, pa.binary()), payload_at=pa.array([at]))
+
+    job = Job(shards)
+    job.step(large(1, b"x" * 100_000))
+    outcomes = job.step(large(2, b"x" * 100_000), large(3, b"y" * 100_000))
+    assert [row["result"] for row in outcomes] == [Result.ALREADY_APPLIED, Result.INVALID]
 
 
 def test_which_messages_have_an_id() -> None:
