@@ -180,11 +180,15 @@ class MessageRequests:
             earlier.get((row["topic"], row["request_id"])) or _first_of(of_tick[row["topic"]][row["request_id"]])
             for _, row in asked
         ]
-        answers = [_answer(row, first) for (_, row), first in zip(asked, firsts, strict=True)]
+        are_earlier = [(row["topic"], row["request_id"]) in earlier for _, row in asked]
+        answers = [
+            _answer(row, first, is_earlier)
+            for (_, row), first, is_earlier in zip(asked, firsts, are_earlier, strict=True)
+        ]
         reasons, due = messages["reason"].to_pylist(), int64(messages, "deliver_at").copy()
-        for (i, row), answer in zip(asked, answers, strict=True):
+        for (i, row), answer, is_earlier in zip(asked, answers, are_earlier, strict=True):
             if answer["result"] == Result.APPLIED:
-                answer["is_repeat"] = (row["topic"], row["request_id"]) in earlier
+                answer["is_repeat"] = is_earlier
             else:
                 reasons[i], due[i] = answer["reason"], min(row["publish_time"], self._context.now)
         decided = with_columns(
@@ -219,7 +223,8 @@ class MessageRequests:
         # A batch that runs again may find its own answers in the table.
         is_first = pc.and_(pc.equal(answers["operation"], OPERATION), pc.less(answers["tick"], self._context.tick))
         is_first = pc.and_(is_first, pc.equal(answers["result"], int(Result.APPLIED)))
-        answers = answers.filter(is_first).sort_by("tick")
+        # The newest: an id that was forgotten may have been another message's before.
+        answers = answers.filter(is_first).sort_by([("tick", "descending")])
         names = ("request_id", "deliver_at")
         columns = (*(answers[name].to_pylist() for name in names), position_texts(answers).to_pylist())
         for outcome, deliver_at, position in zip(*columns, strict=True):
@@ -236,17 +241,20 @@ def _first_of(values: Sequence[Any]) -> FirstMessage | None:
     return FirstMessage(position, (body,), deliver_at) if position else None
 
 
-def _answer(row: Mapping[str, Any], first: FirstMessage | None) -> dict[str, Any]:
+def _answer(row: Mapping[str, Any], first: FirstMessage | None, is_earlier: bool) -> dict[str, Any]:
     """Returns what is answered to a message; only APPLIED does not reject it.
 
     Args:
         row: as `_with_ids` yields it.
         first: the first message under its id; None: all of them are rejected for something else.
+        is_earlier: whether that one came in an earlier tick.
     """
     position, request_id, body = row["position"], row["request_id"], body_of(row)
     answer = {"request_id": outcome_id(row["topic"], request_id), "body": body, "superseded_by": None, "reason": ""}
     answer |= {"result": int(Result.INVALID), "is_repeat": False}
     if first is not None and first.position == position:
+        if row["reason"] is not None and not is_earlier:  # it makes the tick of its shard fail
+            return answer | {"reason": row["reason"]}
         return answer | {"result": int(Result.APPLIED)}
     if first is not None and (body in first.bodies or 0 in first.bodies):
         # Also where something is wrong with it by now, as that its last occurrence is past.

@@ -16,7 +16,7 @@ from tracker.messages import MESSAGES, concat, where, with_columns
 from tracker.payload_refs import PayloadRef
 from tracker.properties import request_id
 from tracker.rebuilt import Rebuilt
-from tracker.requests import body_of, first_of_tick, outcome_id, request_id_of
+from tracker.requests import FirstMessage, _answer, body_of, first_of_tick, outcome_id, request_id_of
 from tracker.scheduling import scheduling
 from tracker.shard import Shard
 from tracker.sharding import ShardId, shards_of
@@ -173,6 +173,22 @@ def test_an_id_is_remembered_for_a_day() -> None:
     job.step(asked(1, "r"))
     assert [row["result"] for row in job.step(asked(2, "r"), later=KEPT_MILLIS - 2_000)] == [Result.ALREADY_APPLIED]
     assert [row["result"] for row in job.step(asked(3, "r"), later=KEPT_MILLIS)] == [Result.APPLIED]
+
+
+def test_an_id_that_was_forgotten_and_used_again_is_the_later_messages() -> None:
+    job = Job()
+    job.step(asked(1, "r"))
+    assert told(job.step(asked(2, "r"), later=KEPT_MILLIS + 3_600_000))[0][1] == Result.APPLIED
+    assert told(job.step(asked(3, "r"))) == [(3, Result.ALREADY_APPLIED, "1:128:-1:-1", DUE)]
+
+
+def test_a_message_that_is_rejected_after_it_was_the_first_is_answered_so() -> None:
+    """As one with which the tick of its shard fails. After a rebuild one that was dispatched comes again."""
+    first = FirstMessage("7:0:-1:-1", (1,), DUE)
+    row = dict.fromkeys(("payload", "key", "key_encoding", "ordering_key", "ordering_key_bytes"))
+    row |= {"topic": TOPIC, "request_id": "r", "position": "7:0:-1:-1", "properties": [], "reason": "it fails"}
+    assert (_answer(row, first, False)["result"], _answer(row, first, False)["reason"]) == (Result.INVALID, "it fails")
+    assert _answer(row, first, True)["result"] == Result.APPLIED
 
 
 def test_a_repetition_under_a_schedule_key_does_not_replace_what_waits() -> None:
