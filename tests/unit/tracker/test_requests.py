@@ -185,7 +185,8 @@ def test_an_id_that_was_forgotten_and_used_again_is_the_later_messages() -> None
 def test_a_message_that_is_rejected_after_it_was_the_first_is_answered_so() -> None:
     """As one with which the tick of its shard fails. After a rebuild one that was dispatched comes again."""
     first = FirstMessage("7:0:-1:-1", (1,), DUE)
-    row = dict.fromkeys(("payload", "key", "key_encoding", "ordering_key", "ordering_key_bytes"))
+    row: dict[str, Any] = {"payload": None, "key": None, "key_encoding": None}
+    row |= {"ordering_key": None, "ordering_key_bytes": None}
     row |= {"topic": TOPIC, "request_id": "r", "position": "7:0:-1:-1", "properties": [], "reason": "it fails"}
     assert (_answer(row, first, False)["result"], _answer(row, first, False)["reason"]) == (Result.INVALID, "it fails")
     assert _answer(row, first, True)["result"] == Result.APPLIED
