@@ -270,7 +270,13 @@ def test_a_payload_in_a_file_counts_as_the_payload_that_it_is() -> None:
     def in_file(payload: bytes, file: str) -> dict[str, Any]:
         return {"payload": None, "payload_at": str(PayloadRef(file, 7, len(payload), zlib.crc32(payload)))}
 
-    row = {"key": "k", "key_encoding": None, "ordering_key": None, "ordering_key_bytes": None, "properties": []}
+    row: dict[str, Any] = {
+        "key": "k",
+        "key_encoding": None,
+        "ordering_key": None,
+        "ordering_key_bytes": None,
+        "properties": [],
+    }
     assert (
         body_of(row | in_file(first, "1-a"))
         == body_of(row | in_file(first, "2-b"))
