@@ -43,12 +43,12 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes a folder of this user's.
+    """Removes a folder of this user's, unless its lock is gone: a cleaner of old files may have taken that.
 
     Raises:
         Timeout: it is in use.
         OSError: it can't be looked at.
     """
-    if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
+    if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink() and (folder / _LOCK).exists():
         with FileLock(folder / _LOCK, timeout=0):
             shutil.rmtree(folder, ignore_errors=True)

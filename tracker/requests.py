@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from tracker.messages import (
     typed,
     with_columns,
 )
+from tracker.payload_refs import COLUMN, PayloadRef, has_refs
 from tracker.properties import REQUEST_ID, key_hash
 from tracker.schemas import OUTCOME_ROWS, SCHEDULED_ID
 from tracker.wire.delaylake_pb2 import Result
@@ -36,7 +38,7 @@ _LOG = "message_"  # begins the names of the log's tables in the store
 # Properties in which a repetition may differ: the id itself, and what tracing libraries add to each message anew.
 _NOT_COMPARED = frozenset({REQUEST_ID, "traceparent", "tracestate", "baggage"})
 
-_COMPARED = ("payload", "key", "key_encoding", "ordering_key", "ordering_key_bytes")
+_COMPARED = ("key", "key_encoding", "ordering_key", "ordering_key_bytes")
 
 
 class FirstMessage(NamedTuple):
@@ -69,7 +71,7 @@ def body_of(row: Mapping[str, Any]) -> int:
         row: of MESSAGES, as Python values.
     """
     digest = hashlib.blake2b(digest_size=8)
-    values = [row[name] for name in _COMPARED]
+    values = [_payload_of(row), *(row[name] for name in _COMPARED)]
     for name, value in sorted(row["properties"] or []):
         if name not in _NOT_COMPARED:
             values += [name, value]
@@ -78,6 +80,15 @@ def body_of(row: Mapping[str, Any]) -> int:
         # With their lengths, so that no two lists of values give the same bytes.
         digest.update(b"-" if data is None else b"%d:%b" % (len(data), data))
     return int.from_bytes(digest.digest(), "little") >> 1 or 1
+
+
+def _payload_of(row: Mapping[str, Any]) -> str | None:
+    """Returns what stands for a row's payload, which may be in a file: its length and checksum."""
+    if (at := row.get(COLUMN)) is not None:
+        ref = PayloadRef.parse(at)
+        return f"{ref.length}:{ref.checksum}"
+    payload = row["payload"]
+    return None if payload is None else f"{len(payload)}:{zlib.crc32(payload)}"
 
 
 def first_of_tick(messages: pa.Table) -> dict[str, dict[str, list[Any]]]:
@@ -102,8 +113,8 @@ def _with_ids(messages: pa.Table) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     chosen = np.flatnonzero(pc.is_valid(messages["request_id"]).to_numpy(zero_copy_only=False))
     rows = messages.take(pa.array(chosen))
-    names = ("topic", "request_id", "reason", "deliver_at", "publish_time", "properties", *_COMPARED)
-    named = rows.select(names).append_column("position", position_texts(rows))
+    names = ("topic", "request_id", "reason", "deliver_at", "publish_time", "properties", "payload", *_COMPARED)
+    named = rows.select([*names, COLUMN] if has_refs(rows) else names).append_column("position", position_texts(rows))
     yield from zip(chosen.tolist(), named.to_pylist(maps_as_pydicts=None), strict=True)
 
 
@@ -169,11 +180,15 @@ class MessageRequests:
             earlier.get((row["topic"], row["request_id"])) or _first_of(of_tick[row["topic"]][row["request_id"]])
             for _, row in asked
         ]
-        answers = [_answer(row, first) for (_, row), first in zip(asked, firsts, strict=True)]
+        are_earlier = [(row["topic"], row["request_id"]) in earlier for _, row in asked]
+        answers = [
+            _answer(row, first, is_earlier)
+            for (_, row), first, is_earlier in zip(asked, firsts, are_earlier, strict=True)
+        ]
         reasons, due = messages["reason"].to_pylist(), int64(messages, "deliver_at").copy()
-        for (i, row), answer in zip(asked, answers, strict=True):
+        for (i, row), answer, is_earlier in zip(asked, answers, are_earlier, strict=True):
             if answer["result"] == Result.APPLIED:
-                answer["is_repeat"] = (row["topic"], row["request_id"]) in earlier
+                answer["is_repeat"] = is_earlier
             else:
                 reasons[i], due[i] = answer["reason"], min(row["publish_time"], self._context.now)
         decided = with_columns(
@@ -208,7 +223,8 @@ class MessageRequests:
         # A batch that runs again may find its own answers in the table.
         is_first = pc.and_(pc.equal(answers["operation"], OPERATION), pc.less(answers["tick"], self._context.tick))
         is_first = pc.and_(is_first, pc.equal(answers["result"], int(Result.APPLIED)))
-        answers = answers.filter(is_first).sort_by("tick")
+        # The newest: an id that was forgotten may have been another message's before.
+        answers = answers.filter(is_first).sort_by([("tick", "descending")])
         names = ("request_id", "deliver_at")
         columns = (*(answers[name].to_pylist() for name in names), position_texts(answers).to_pylist())
         for outcome, deliver_at, position in zip(*columns, strict=True):
@@ -225,17 +241,20 @@ def _first_of(values: Sequence[Any]) -> FirstMessage | None:
     return FirstMessage(position, (body,), deliver_at) if position else None
 
 
-def _answer(row: Mapping[str, Any], first: FirstMessage | None) -> dict[str, Any]:
+def _answer(row: Mapping[str, Any], first: FirstMessage | None, is_earlier: bool) -> dict[str, Any]:
     """Returns what is answered to a message; only APPLIED does not reject it.
 
     Args:
         row: as `_with_ids` yields it.
         first: the first message under its id; None: all of them are rejected for something else.
+        is_earlier: whether that one came in an earlier tick.
     """
     position, request_id, body = row["position"], row["request_id"], body_of(row)
     answer = {"request_id": outcome_id(row["topic"], request_id), "body": body, "superseded_by": None, "reason": ""}
     answer |= {"result": int(Result.INVALID), "is_repeat": False}
     if first is not None and first.position == position:
+        if row["reason"] is not None and not is_earlier:  # it makes the tick of its shard fail
+            return answer | {"reason": row["reason"]}
         return answer | {"result": int(Result.APPLIED)}
     if first is not None and (body in first.bodies or 0 in first.bodies):
         # Also where something is wrong with it by now, as that its last occurrence is past.

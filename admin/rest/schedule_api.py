@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
 from admin.control.scheduling import MessageRefusedError, MessageTooLargeError, NewMessage, Scheduler
 from admin.errors import AdminError, AsciiResponse, error_responses
-from admin.rest.commands import chosen_request_id
+from admin.rest.commands import check_whole_topic, chosen_request_id
 from admin.rest.request_bodies import BadRequestError, parse_json
-from admin.rest.schedule_bodies import ScheduleRequest, UnscheduledError, new_message
+from admin.rest.schedule_bodies import ScheduleRequest, UnscheduledError, names_whole_topic, new_message
 from admin.rest.target_topic import Target, TargetTopic
 from admin.rest.topics_schema import CHANGE_ERRORS, IDEMPOTENCY_KEY, TOPIC_PATH, Scheduling
 from conf.settings import Settings
@@ -93,6 +93,8 @@ async def schedule_message(request: Request, role: Scheduling, target: TargetTop
         content = parse_json(await request.body())
     except BadRequestError as error:
         raise AdminError(400, str(error)) from error
+    if any(map(names_whole_topic, content if isinstance(content, list) else [content])):
+        check_whole_topic(request, target.name)
     if not isinstance(content, list):
         answer = await _schedule(request, target, content, key)
         if "reason" in answer:

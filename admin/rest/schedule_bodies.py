@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -84,6 +85,10 @@ class ScheduleRequest(BaseModel):
 
 
 # The properties that have a field of their own, by the field.
+# Ends the request ids that the header Idempotency-Key becomes with authentication: a hash of role and topic, and the
+# number of a message of an array.
+_KEY_OF_CALLER = re.compile(r"~[0-9a-f]{12}(\.[0-9]+)?$")
+
 _PROPERTIES = {
     name: to_camel(name)
     for name in ScheduleRequest.model_fields
@@ -113,6 +118,8 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     properties = _checked_properties(given)
     if key and REQUEST_ID in properties:
         raise UnscheduledError(422, "requestId: the header Idempotency-Key is there, too")
+    if not key and _KEY_OF_CALLER.search(properties.get(REQUEST_ID, "")):
+        raise UnscheduledError(422, "requestId: ids that end so are those of the header Idempotency-Key")
     if request_id := key or properties.get(REQUEST_ID, ""):
         properties[REQUEST_ID] = request_id
     elif DELIVER_AFTER in properties and REPEAT not in properties:
@@ -140,6 +147,15 @@ def new_message(content: object, settings: Settings, source: str, now: int, key:
     )
 
 
+def names_whole_topic(content: object) -> bool:
+    """Whether a message to be scheduled has a key or an id for which all partitions of its topic count."""
+    if not isinstance(content, dict):
+        return False
+    properties = content.get("properties")
+    names = {*content, *(properties if isinstance(properties, dict) else ())}
+    return not names.isdisjoint(("scheduleKey", REQUEST_ID))
+
+
 def _read(content: object) -> ScheduleRequest:
     if not isinstance(content, dict):
         raise UnscheduledError(422, "a message is a JSON object")
@@ -164,7 +180,10 @@ def _payload(given: ScheduleRequest) -> bytes:
             raise UnscheduledError(422, "payloadBase64 is no base64") from None
     text = given.payload
     if not isinstance(text, str):
-        text = json.dumps(text, ensure_ascii=False, separators=(",", ":"))
+        try:
+            text = json.dumps(text, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            raise UnscheduledError(422, "the payload has a number that JSON has not") from None
     try:
         return text.encode()
     except UnicodeEncodeError:

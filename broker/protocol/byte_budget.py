@@ -151,7 +151,7 @@ class Share:
         return self.budget.share_bytes
 
     def reserve(self, ahead: int, least: int = 0) -> int:
-        """Takes room for so many bytes ahead; where there is none it waits for its turn.
+        """Takes room for so many bytes ahead; where there is none it waits for its turn. Call `ByteBudget.wake` then.
 
         Args:
             ahead: so many bytes.
@@ -174,6 +174,7 @@ class Share:
             budget._waiting.pop(self, None)
             self.ahead, self.turn = ahead, 0
             budget._count(self)
+            budget._serve()
             return ahead
 
     def note(self, *, ahead: int | None = None, handed: int | None = None, kept: int | None = None) -> None:

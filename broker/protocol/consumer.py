@@ -174,7 +174,8 @@ class EntryConsumer:
         silent_seconds = time.monotonic() - self._granted_at
         if silent_seconds < _SILENT_SECONDS:
             return
-        if silent_seconds > _MOST_SILENT_SECONDS or self._is_at_end():
+        is_silent = silent_seconds > _MOST_SILENT_SECONDS or self._is_at_end()
+        if is_silent or time.monotonic() - self._granted_at > _MOST_SILENT_SECONDS:  # the answer may have taken long
             with self._changed:
                 self._flow.unreserve()
             self._wake_others()
@@ -321,6 +322,11 @@ class EntryConsumer:
             self._connection.detach(self._id)
 
     def _grant(self) -> None:
+        """Asks the broker for as much as there is room for; what it does not need of its turn is the others'."""
+        self._send_permits()
+        self._wake_others()
+
+    def _send_permits(self) -> None:
         is_at_end = self._flow.wants_turn and self._is_at_end()
         while True:  # what the broker is owed may be more than one command can grant
             with self._changed:

@@ -21,7 +21,7 @@ class FlowControl:
     A consumer with a share of a budget has as many permits as its entries fit into its own bytes. Where an entry does
     not, it is large: it comes alone, and in its turn. A permit can't be taken back, and the protocol does not bound
     what comes for it. So permits are few before it is known how large messages are, and a topic that has no more gets
-    its next permit without a turn: what comes then counts when it has come.
+    its next permit without a turn, if its share has nothing of the pool: what comes then counts when it has come.
 
     Args:
         max_bytes: about so many bytes may be on their way or wait with the consumer.
@@ -57,8 +57,14 @@ class FlowControl:
 
     @property
     def has_reserved(self) -> bool:
-        """Whether room is reserved for a large entry that has not come."""
-        return self._open > 0 and self._share is not None and self._is_large and self._share.ahead > self.waiting_bytes
+        """Whether room is reserved for what has not come: for a large entry, or for small ones beyond its own bytes.
+
+        Its own bytes may have become fewer since it reserved them, because others have joined.
+        """
+        if self._share is None or self._open <= 0:
+            return False
+        free = 0 if self._is_large else self._share.own_bytes
+        return self._share.ahead > max(self.waiting_bytes, free)
 
     @property
     def _is_large(self) -> bool:
@@ -96,11 +102,12 @@ class FlowControl:
         Args:
             is_at_end: the topic has no entry that is still to come.
         """
-        window, is_large = self.window, self._share is not None and self._is_large
+        window = self.window
         if not self._is_asking:
             return 0
-        if is_large:
-            most, ahead = 0 if self.waiting_bytes else 1, 0 if is_at_end else int(self._entry)
+        if self._share is not None and self._is_large:
+            most = 0 if self.waiting_bytes else 1
+            ahead = 0 if is_at_end and not self._share.pooled else int(self._entry)
         else:
             most, ahead = self._fitting(window), window
         permits = most - self._open
@@ -109,7 +116,7 @@ class FlowControl:
                 self._share.give_up_turn()
             return 0  # a command for many permits is cheaper than many commands
         if self._share is not None and ahead:
-            least = 0 if is_large else self.waiting_bytes + int(self._entry)
+            least = 0 if self._is_large else self.waiting_bytes + int(self._entry)
             reserved = self._share.reserve(ahead, least)
             if not reserved:
                 return 0

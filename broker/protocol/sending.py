@@ -191,10 +191,11 @@ class Sending:
             return
         self.n_answers += 1
         is_repeated = receipt.id.ledger_id == _NO_LEDGER
+        if self._chunks is not None and is_repeated:
+            self.refuse(_DROPS_CHUNKS)  # also at the last one: nothing says that the message has arrived
+            return
         if self._chunks is not None and not self._chunks.is_last_sent:
             self._waits_for_chunk = False
-            if is_repeated:
-                self.refuse(_DROPS_CHUNKS)
             return
         entry = self._sent.popleft()
         self._chunks, self._partly_sent = None, -1

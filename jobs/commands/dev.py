@@ -155,8 +155,8 @@ class _Development:
 
     def _start_broker(self, running: ExitStack, broker: EmbeddedBroker, port: int, http_port: int) -> None:
         self._say("starting a broker, the job and the API ...")
+        broker.start(port, http_port)  # where it fails, the guard ends what has started
         running.callback(broker.stop)
-        broker.start(port, http_port)
         self._watch("the broker", broker.log_file, broker.wait)
 
     def _serve(self, running: ExitStack, broker: EmbeddedBroker, settings: Settings, api_port: int) -> None:

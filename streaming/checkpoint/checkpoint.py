@@ -26,6 +26,8 @@ from warehouse.durable import sync, write_durably
 VERSION = 3
 OLDEST_VERSION = 2  # from which this program goes on
 
+PART = ".part"  # ends the name of a file that is being written
+
 REPAIR = "run `delaylake rebuild --discard-checkpoint`, then start the job again: the tables and Pulsar have everything"
 
 
@@ -165,6 +167,7 @@ class Checkpoint:
             for part in ("offsets", "commits", "state", "payloads")
             for folder, _, names in os.walk(self._query / part)
             for name in names
+            if not name.endswith(PART)  # still being written
         }
         sync(Path(name) for name in files - self._synced)
         self._synced = files

@@ -5,6 +5,7 @@ A byte that passes through Spark is copied a dozen times: to the JVM, to the ope
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import uuid
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 
 from conf.files import OWNER_ALONE
 from conf.settings import Settings, local_path
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.checkpoint import PART, Checkpoint
 from tracker.messages import with_columns
 from tracker.packing import payload_sizes
 from tracker.payload_refs import COLUMN, PayloadRef, has_refs, refs_of
@@ -62,19 +63,40 @@ class PayloadFiles:
             are_large &= pc.is_null(rows[COLUMN]).to_numpy()
         if not are_large.any():
             return rows
-        name = f"{tick}-{uuid.uuid4().hex[:12]}"
+        chosen, payloads = np.flatnonzero(are_large).tolist(), rows["payload"]
+        name = self._write(tick, [payloads[i].as_buffer() for i in chosen], is_synced)
         refs: list[str | None] = [None] * rows.num_rows if not has_refs(rows) else rows[COLUMN].to_pylist()
-        payloads, offset = rows["payload"], 0
-        self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        with open(self._folder / name, "xb", opener=_open) as file:
-            for i in np.flatnonzero(are_large).tolist():
-                payload = payloads[i].as_buffer()
-                refs[i] = str(PayloadRef(name, offset, len(payload), zlib.crc32(payload)))
-                offset += file.write(payload)
-        if is_synced:
-            sync([self._folder / name])
+        offset = 0
+        for i in chosen:
+            payload = payloads[i].as_buffer()
+            refs[i] = str(PayloadRef(name, offset, len(payload), zlib.crc32(payload)))
+            offset += len(payload)
         left = payloads.take(pa.array(np.arange(rows.num_rows), mask=are_large))  # `if_else` would keep the bytes
         return with_columns(rows, payload=left, **{COLUMN: pa.array(refs, pa.string())})
+
+    def _write(self, tick: int, payloads: Sequence[pa.Buffer], is_synced: bool) -> str:
+        """Writes a file, unless it is there; returns its name.
+
+        The name says what is in it: a batch that fails again and again writes the same file, and not a further one.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for payload in payloads:
+            digest.update(len(payload).to_bytes(8, "little"))
+            digest.update(payload)
+        name = f"{tick}-{digest.hexdigest()}"
+        file = self._folder / name
+        if not file.exists():
+            self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            part = self._folder / f"{name}.{uuid.uuid4().hex[:8]}{PART}"
+            try:
+                with open(part, "xb", opener=_open) as written:
+                    written.writelines(payloads)
+                part.rename(file)
+            finally:
+                part.unlink(missing_ok=True)
+        if is_synced:
+            sync([file])
+        return name
 
     def bring_back(self, rows: pa.Table) -> pa.Table:
         """Returns rows with their payloads, and without references.

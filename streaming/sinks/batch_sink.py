@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from status.batch_status import BatchStatus
@@ -17,6 +18,7 @@ from streaming.release.driver.releaser import Releaser
 from streaming.release.driver.run_context import DispatchedBatch
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.messages import concat, in_order
+from tracker.requests import OPERATION
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
 from warehouse.routes.membership import write_changes
@@ -69,6 +71,12 @@ class BatchSink:
 
         self._checkpoint.sync_begun(batch_id)
         write_changes(self._tables, dict(first.changed), tick, now, self._app_id)
+        outcomes = output.rows(OutputKind.OUTCOMES)
+        applied_at = time.time_ns() // 1_000_000
+        # What has a request id is sent after its answer is in the table: a rebuild knows the first message by it.
+        has_first = pc.any(pc.equal(outcomes["operation"], OPERATION)).as_py() or False
+        if has_first:
+            self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
         # Due messages first: the tables can wait some milliseconds.
         # A replayed tick of an earlier run sends and confirms nothing: the first tick of this run dispatches again all
         # messages in flight, those of that tick, too, in the order in which the broker must get them.
@@ -89,11 +97,10 @@ class BatchSink:
                     large_bytes=large_bytes,
                 )
             )
-        outcomes = output.rows(OutputKind.OUTCOMES)
         if outcomes.num_rows:
             # The table gets outcomes before they are published: a published outcome holds, whatever happens afterwards.
-            applied_at = time.time_ns() // 1_000_000
-            self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
+            if not has_first:
+                self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
             self._outcomes.publish(outcomes, tick, applied_at)
         bucket = in_order(self._payloads.bring_back(output.rows(OutputKind.BUCKET)))
         cancels = output.rows(OutputKind.CANCELS)

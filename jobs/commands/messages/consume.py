@@ -232,9 +232,12 @@ def _arrived(message: pulsar.Message, topic: str, subscription: str | None, star
 
     sent_at = message.publish_timestamp()
     arrived_at = time.time_ns() // 1_000_000 if sent_at >= started_at else sent_at
-    properties = dict(message.properties())
+    properties: dict[str, str] = {}
+    key = None
+    with suppress(UnicodeDecodeError):  # others may have written them
+        properties, key = dict(message.properties()), message.partition_key() or None
     due = properties.get(DELIVER_AT, "")
-    deliver_at = int(due) if due.isascii() and due.isdecimal() else None
+    deliver_at = int(due) if due.isascii() and due.isdecimal() and len(due) < 19 else None
     text, data = None, message.data()
     with suppress(UnicodeDecodeError):
         text = data.decode()
@@ -245,7 +248,7 @@ def _arrived(message: pulsar.Message, topic: str, subscription: str | None, star
         deliverAt=deliver_at,
         arrivedAt=arrived_at,
         latenessMillis=None if deliver_at is None else arrived_at - deliver_at,
-        key=message.partition_key() or None,
+        key=key,
         properties=properties,
         payload=text,
         payloadBase64=base64.b64encode(data).decode() if text is None else None,

@@ -27,6 +27,8 @@ _CLOSE_SECONDS = 5.0  # how long the broker is waited for to end a producer
 # A line hands over so many bytes of large messages ahead of the broker's answers: what is handed over is in memory.
 _UNANSWERED_BYTES = 8 << 20
 
+_SURE_BYTES = 1 << 20  # of an entry, which each broker takes: the chunks may have been sent under a smaller limit
+
 LARGE_BYTES = 32_768  # of a payload; the producer may cut a larger one into chunks
 TOO_LARGE = "MessageTooBig"  # how the reason begins why a message is rejected that the broker takes none of its size
 
@@ -208,7 +210,7 @@ class Line:
 
         A broker that loads a topic counts each chunk as the whole message. A later message is sent after all chunks.
         """
-        most = min(self.max_entry_bytes, producer.max_message_bytes)
+        most = min(self.max_entry_bytes, producer.max_message_bytes, _SURE_BYTES)
         return last in self.large and self.large[last].n_bytes > most
 
     def _is_too_long(self) -> bool:

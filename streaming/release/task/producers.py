@@ -18,7 +18,7 @@ from conf.errors import one_line
 from conf.message_size import OWN_BYTES
 from conf.settings import Settings
 from streaming.release.attempt import Attempt, Generation
-from streaming.release.outgoing import content_bytes
+from streaming.release.outgoing import Columns, content_bytes
 from streaming.release.sequence_ids import last_sequence_id
 from streaming.release.task import process_clients
 from streaming.release.task.connections import Connections
@@ -65,7 +65,8 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
             ends_at=ends_at,
             max_entry_bytes=settings.pulsar.max_message_size_bytes,
         )
-        since = send.at - _MARGIN_MILLIS  # ms since the epoch: no message of the line was sent before
+        # No message of the line was sent before, ms since the epoch. `at` may be later now than it was in a run before.
+        since = int(pending.columns.due[of_line].min()) - _MARGIN_MILLIS
         if not attempt.is_first:
             line.read_arrived_if_unclear = functools.partial(_arrived, settings, topic, producer, since)
             line.large = _large_of(pending, of_line)
@@ -96,10 +97,17 @@ def _large_of(pending: Pending, of_line: Int64Array) -> dict[int, Large]:
     for i in of_line.tolist():
         send, plan = pending[i]
         is_large = plan.payload_bytes[send.row] > LARGE_BYTES and send.row not in plan.unsendable
-        if is_large and not send.is_batched:
-            n_bytes = OWN_BYTES + content_bytes(plan.columns, send.row)
-            found[send.sequence_id] = Large(n_bytes, key_of_row(plan.columns, send.row, send.subscription is None))
+        # What goes to a rejects topic is never in chunks.
+        if is_large and not send.is_batched and send.subscription is not None:
+            n_bytes = _most_bytes(plan.columns, send.row, send.subscription)
+            found[send.sequence_id] = Large(n_bytes, key_of_row(plan.columns, send.row, is_rejected=False))
     return found
+
+
+def _most_bytes(columns: Columns, row: int, subscription: str) -> int:
+    """Returns the most bytes that the message of a row has as one entry; a dead letter names its subscription, too."""
+    texts = columns["topic"][row], subscription, subscription, columns["retry_reasons"][row] or ""
+    return OWN_BYTES + content_bytes(columns, row) + sum(len(text.encode()) for text in texts)
 
 
 def _producer(

@@ -129,7 +129,7 @@ class Receiver:
         self._changed = threading.Condition()
         self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * acceptance.max_size)
         self._incomplete = IncompleteLog(source.name)
-        self._waited = 0.0  # seconds for room, in which chunks could not come
+        self._waited = 0.0  # seconds for room or for a turn, in which chunks could not come
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, access.questions)
         self._end_check = EndCheck(source.name, access.questions)
@@ -352,15 +352,16 @@ class Receiver:
 
         When this raises, no message is kept, and the next consumer receives all of them again.
         """
-        begin = time.monotonic()
+        begin, was_waiting = time.monotonic(), consumer.waits_for_turn
         entry = consumer.receive(_IDLE_SECONDS)
+        if was_waiting or consumer.waits_for_turn:
+            self._waited += time.monotonic() - begin
         if entry is not None:
             self._is_idle = False
             self._end_check.begin_anew()
         elif consumer.waits_for_turn:
             self._problem = None
             self._is_idle = False
-            self._waited += time.monotonic() - begin
         else:
             self._problem = None
             self._is_idle = True

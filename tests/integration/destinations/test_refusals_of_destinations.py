@@ -134,15 +134,21 @@ def release(
     due: list[int] | None = None,
     key: str | None = None,
     without_value: int | None = None,
+    with_large_properties: int | None = None,
 ) -> Assignment:
     """A release.
 
     Args:
         without_value: the row that has a property without a value.
+        with_large_properties: the row that has more bytes of properties than a chunk may have.
     """
     times = due or [now()] * len(payloads)
     rows = messages([(1, i, time) for i, time in enumerate(times)], topic=topic, key=key)
-    properties = [[("region", None)] if i == without_value else [] for i in range(len(payloads))]
+    properties: list[list[tuple[str, str | None]]] = [[] for _ in payloads]
+    if without_value is not None:
+        properties[without_value] = [("region", None)]
+    if with_large_properties is not None:
+        properties[with_large_properties] = [("large", "x" * (3 << 20))]
     rows = with_columns(
         rows, payload=pa.array(payloads), properties=pa.array(properties, rows.schema.field("properties").type)
     )
@@ -401,14 +407,17 @@ def test_one_partition_of_a_destination_is_refused_and_made_up_for_and_the_other
 def test_messages_that_the_broker_or_the_client_can_not_take_go_to_the_rejects_topic_once_and_the_others_arrive(
     cluster: Cluster, topic: str, key: str | None
 ) -> None:
-    """One is too large, one has a property without a value; with a key they have the producer of the others."""
+    """One is too large, one has a property without a value; with a key they have the producer of the others.
+
+    A payload alone does not make a message too large, as it is sent in chunks: the properties do, which each chunk has.
+    """
     settings = cluster.settings.model_copy(
         update={"routes": Settings(routes=[{"source": topic, "subscriptions": [{"name": n} for n in "ab"]}]).routes}  # type: ignore[arg-type]
     )
     for name in ("a", "b", "rejects"):
         cluster.make(f"{topic}-{name}")
     payloads = [b"x" * (6 << 20) if i == 3 else f"{i}".encode() for i in range(ROWS)]
-    what = release(topic, payloads, key=key, without_value=5)
+    what = release(topic, payloads, key=key, without_value=5, with_large_properties=3)
     for _ in range(2):  # as after a crash before it was written down
         sent = send(settings, Attempt(), what)
         assert sent.failed == ()

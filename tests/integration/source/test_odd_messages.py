@@ -21,7 +21,9 @@ MEGABYTE = 1024 * 1024
 def test_what_cannot_be_read_or_sent_on_is_put_aside_and_holds_up_nothing(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    urls = {"service_url": broker.settings.service_url, "admin_url": broker.settings.admin_url}
+    pulsar_settings = {**urls, "max_chunked_message_bytes": 0}  # so what does not fit an entry can't be sent on
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}], pulsar=pulsar_settings)
     collector.collect(f"{topic}-a").collect(f"{topic}-rejects")
     public, private = tmp_path / "public.pem", tmp_path / "private.pem"
     openssl = ["openssl", "genrsa", "-out", str(private), "2048"], ["openssl", "rsa", "-in", str(private), "-pubout"]

@@ -67,8 +67,12 @@ def test_what_only_has_such_a_name_stays(root: Path) -> None:
     (root / "elsewhere" / "file").touch()
     (root / "delaylake-run-link").symlink_to(root / "elsewhere")
     (root / "delaylake-run-file").touch()
+    (root / "delaylake-run-unlocked" / "spark").mkdir(parents=True)
     with temporary_folder():
         pass
+    assert (root / "delaylake-run-unlocked" / "spark").is_dir(), "somebody else has taken its lock away"
+    (root / "delaylake-run-unlocked" / "spark").rmdir()
+    (root / "delaylake-run-unlocked").rmdir()
     assert sorted(path.name for path in root.rglob("*")) == [
         "delaylake-run-file",
         "delaylake-run-link",

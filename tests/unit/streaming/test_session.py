@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from conf.settings import Settings, SparkSettings
 from streaming import session
 
 OPTIONS = "spark.driver.extraJavaOptions"
+OWN_OPTIONS = f"{session._JVM_OPTIONS} -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_the_home_stays_and_a_start_notes_its_classes(tmp_path: Path, starts: li
     assert os.environ["SPARK_HOME"] == str(home)
     notes = {start[OPTIONS].split(".jsa")[0].rsplit(".", 2)[0] for start in starts}
     assert len(notes) == 1
-    assert notes.pop().startswith(f"{session._JVM_OPTIONS} -XX:DumpLoadedClassList={tmp_path}/cache/spark-")
+    assert notes.pop().startswith(f"{OWN_OPTIONS} -XX:DumpLoadedClassList={tmp_path}/cache/spark-")
 
 
 def test_a_jvm_that_does_not_start_with_the_archive_is_started_without(
@@ -64,8 +66,8 @@ def test_a_jvm_that_does_not_start_with_the_archive_is_started_without(
     monkeypatch.setattr(session, "_archive_options", lambda home, conf: [f"-XX:SharedArchiveFile={archive}"])
     session.create_session(Settings(), "a")
     assert [start[OPTIONS] for start in starts] == [
-        f"{session._JVM_OPTIONS} -XX:SharedArchiveFile={archive}",
-        session._JVM_OPTIONS,
+        f"{OWN_OPTIONS} -XX:SharedArchiveFile={archive}",
+        OWN_OPTIONS,
     ]
     assert not archive.exists()
 
@@ -101,7 +103,7 @@ def test_without_a_cache_it_starts_all_the_same(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DELAYLAKE_CACHE", str(tmp_path / "file"))
     session.create_session(Settings(), "a")
-    assert starts[0][OPTIONS] == session._JVM_OPTIONS
+    assert starts[0][OPTIONS] == OWN_OPTIONS
     assert list(Path(os.environ["SPARK_HOME"]).glob("jars/*.jar"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from tests.support.tracker.messages import TOPIC, Answers, messages, tick_at
 from tracker.commands.repeats import KEPT_MILLIS, KEPT_REQUESTS
 from tracker.due_time import BadScheduleError
-from tracker.messages import MESSAGES, concat, where
+from tracker.messages import MESSAGES, concat, where, with_columns
+from tracker.payload_refs import PayloadRef
 from tracker.properties import request_id
 from tracker.rebuilt import Rebuilt
-from tracker.requests import body_of, first_of_tick, outcome_id, request_id_of
+from tracker.requests import FirstMessage, _answer, body_of, first_of_tick, outcome_id, request_id_of
 from tracker.scheduling import scheduling
 from tracker.shard import Shard
 from tracker.sharding import ShardId, shards_of
@@ -173,6 +175,23 @@ def test_an_id_is_remembered_for_a_day() -> None:
     assert [row["result"] for row in job.step(asked(3, "r"), later=KEPT_MILLIS)] == [Result.APPLIED]
 
 
+def test_an_id_that_was_forgotten_and_used_again_is_the_later_messages() -> None:
+    job = Job()
+    job.step(asked(1, "r"))
+    assert told(job.step(asked(2, "r"), later=KEPT_MILLIS + 3_600_000))[0][1] == Result.APPLIED
+    assert told(job.step(asked(3, "r"))) == [(3, Result.ALREADY_APPLIED, "1:128:-1:-1", DUE)]
+
+
+def test_a_message_that_is_rejected_after_it_was_the_first_is_answered_so() -> None:
+    """As one with which the tick of its shard fails. After a rebuild one that was dispatched comes again."""
+    first = FirstMessage("7:0:-1:-1", (1,), DUE)
+    row: dict[str, Any] = {"payload": None, "key": None, "key_encoding": None}
+    row |= {"ordering_key": None, "ordering_key_bytes": None}
+    row |= {"topic": TOPIC, "request_id": "r", "position": "7:0:-1:-1", "properties": [], "reason": "it fails"}
+    assert (_answer(row, first, False)["result"], _answer(row, first, False)["reason"]) == (Result.INVALID, "it fails")
+    assert _answer(row, first, True)["result"] == Result.APPLIED
+
+
 def test_a_repetition_under_a_schedule_key_does_not_replace_what_waits() -> None:
     job = Job()
     keyed = {"schedule_key": "k", "properties": [("requestId", "r"), ("scheduleKey", "k")]}
@@ -243,6 +262,40 @@ def test_content_and_not_what_tracing_adds_makes_another_message() -> None:
     ]
     assert len({body_of(one | other) for other in others} | {body_of(one)}) == len(others) + 1
     assert all(0 < body_of(one | other) < 2**63 for other in others)
+
+
+def test_a_payload_in_a_file_counts_as_the_payload_that_it_is() -> None:
+    first, other = b"x" * 100_000, b"y" * 100_000
+
+    def in_file(payload: bytes, file: str) -> dict[str, Any]:
+        return {"payload": None, "payload_at": str(PayloadRef(file, 7, len(payload), zlib.crc32(payload)))}
+
+    row: dict[str, Any] = {
+        "key": "k",
+        "key_encoding": None,
+        "ordering_key": None,
+        "ordering_key_bytes": None,
+        "properties": [],
+    }
+    assert (
+        body_of(row | in_file(first, "1-a"))
+        == body_of(row | in_file(first, "2-b"))
+        == body_of(row | {"payload": first})
+    )
+    assert body_of(row | in_file(other, "1-a")) != body_of(row | in_file(first, "1-a"))
+    assert body_of(row | {"payload": None}) != body_of(row | in_file(first, "1-a"))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_of_large_messages_under_one_id_another_payload_is_another_message(shards: int) -> None:
+    def large(entry: int, payload: bytes) -> pa.Table:
+        at = str(PayloadRef(f"1-{entry}", 0, len(payload), zlib.crc32(payload)))
+        return with_columns(asked(entry, "r"), payload=pa.nulls(1, pa.binary()), payload_at=pa.array([at]))
+
+    job = Job(shards)
+    job.step(large(1, b"x" * 100_000))
+    outcomes = job.step(large(2, b"x" * 100_000), large(3, b"y" * 100_000))
+    assert [row["result"] for row in outcomes] == [Result.ALREADY_APPLIED, Result.INVALID]
 
 
 def test_which_messages_have_an_id() -> None:

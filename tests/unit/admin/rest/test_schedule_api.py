@@ -157,3 +157,24 @@ def test_who_may_do_everything_else_may_not_schedule(tmp_path: Path) -> None:
         assert api.post({"payload": "x"}, BILLS, "shop").status_code == 403
         assert api.scheduler.messages == []
         assert api.post({"payload": "x"}, ORDERS, "shop").status_code == 201
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{"scheduleKey": "k"}, {"requestId": "r"}, {"properties": {"requestId": "r"}}],
+    ids=["key", "id", "property"],
+)
+def test_who_may_schedule_on_a_partition_alone_names_nothing_for_which_the_whole_topic_counts(
+    named: dict[str, Any], tmp_path: Path
+) -> None:
+    roles = [
+        {"role": "part", "operations": ["schedule"], "topics": [f"{ORDERS}-partition-0"]},
+        {"role": "whole", "operations": ["schedule"], "topics": [ORDERS]},
+    ]
+    topic, message = f"{ORDERS}-partition-0", {"payload": "x", "deliverAfter": "1h"}
+    with Api(tmp_path, enabled=True, token_secret_key=encoded(SECRET), roles=roles) as api:
+        assert api.post(message, topic, "part", "own").status_code == 201
+        for content in (message | named, [message, message | named]):
+            assert api.post(content, topic, "part").status_code == 403
+        assert len(api.scheduler.messages) == 1
+        assert api.post(message | named, topic, "whole").status_code == 201

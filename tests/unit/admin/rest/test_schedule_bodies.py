@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from typing import Any
 
 import pytest
@@ -117,6 +118,9 @@ def test_the_answer_has_the_time_and_a_repeated_call_is_the_same_message() -> No
         ({"payload": None}, "one of payload and payloadBase64"),
         ({"payload": "", "payloadBase64": ""}, "one of payload and payloadBase64"),
         ({"payload": "\ud800"}, "half a surrogate pair"),
+        ({"payload": {"a": math.inf}}, "the payload has a number that JSON has not"),
+        ({"payload": "", "requestId": "order-7~0123456789ab"}, "those of the header"),
+        ({"payload": "", "properties": {"requestId": "order-7~0123456789ab.3"}}, "those of the header"),
         ({"payload": "", "key": "\ud800"}, "surrogate"),
         ({"payloadBase64": "%"}, "payloadBase64 is no base64"),
         ({"payload": "", "deliverat": 1}, "a message has no field 'deliverat'"),

@@ -118,6 +118,37 @@ def test_a_reservation_for_what_does_not_come_ends_and_the_permit_stays(monkeypa
     assert broker.permits == {0: 1, 1: 1, 2: 1}
 
 
+def test_a_broker_that_takes_long_to_say_where_a_topic_ends_keeps_no_reservation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Broker):
+        def request(self, kind: Command.Type, name: str, **fields: Any) -> Any:
+            if kind == Command.GET_LAST_MESSAGE_ID:
+                monkeypatch.setattr(consumer_module, "_MOST_SILENT_SECONDS", 0.0)  # so long does the answer take
+            return super().request(kind, name, **fields)
+
+    broker, budget = Slow(), ByteBudget(5 * MIB, 1_000, 1_000)
+    first, second = broker.consumer(budget), broker.consumer(budget)
+    monkeypatch.setattr(consumer_module, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(consumer_module, "_MOST_SILENT_SECONDS", 5.0)
+    assert second.waits_for_turn
+    assert first.receive(0) is None
+    assert second.receive(0) is None
+    assert broker.permits == {0: 1, 1: 1}
+
+
+def test_who_needs_less_than_its_turn_wakes_the_next_one() -> None:
+    broker, budget = Broker(), ByteBudget(5 * MIB, 1_000, 1_000)
+    first, second, third = (broker.consumer(budget) for _ in range(3))
+    woken = []
+    third._share.on_turn = lambda: woken.append(third)  # type: ignore[union-attr]
+    first.close()
+    assert not woken
+    second._flow._open = 1  # as when it has got permits since it began to wait
+    second.receive(0)
+    assert woken == [third]
+
+
 def test_who_pauses_gives_up_its_turn_and_waits_for_another_later() -> None:
     broker, budget = Broker(), ByteBudget(5 * MIB, 1_000, 1_000)
     first, second, third = (broker.consumer(budget) for _ in range(3))

@@ -106,6 +106,7 @@ class Partition:
     budget: ByteBudget
     n_bytes: int  # of an entry
     n_messages: int = 1  # likewise
+    max_bytes: int = 4 * MIB  # of its flow control
     backlog: int = 0  # entries that the broker has not sent
     permits: int = 0
     waiting: int = 0  # entries that have come
@@ -121,7 +122,7 @@ class Partition:
         self.connect()
 
     def connect(self) -> None:
-        self.flow = FlowControl(4 * MIB, 20_000, self.share, LARGEST)
+        self.flow = FlowControl(self.max_bytes, 20_000, self.share, LARGEST)
         self.permits = 0
         self.ask()
 
@@ -131,9 +132,11 @@ class Partition:
             return
         self.may_ask = False
         is_at_end = self.flow.wants_turn and not self.backlog
+        is_unreserved = is_at_end and not self.share.pooled
         while permits := self.flow.grant(is_at_end):
             self.permits += permits
-            self.is_unreserved = is_at_end
+            self.is_unreserved = is_unreserved
+        self.budget.wake()
 
     def send(self) -> None:
         """The broker sends an entry for each permit, up to a hundred at once, as long as it has any."""
@@ -335,6 +338,72 @@ def test_a_thousand_partitions_of_large_messages_stay_within_the_budget() -> Non
             break
     assert not any(p.backlog for p in partitions)
     assert 40 * MIB < most <= 80 * MIB
+
+
+def test_quiet_partitions_that_joined_step_by_step_leave_room_for_one_with_large_entries() -> None:
+    budget = ByteBudget(48 * MIB, 32 * MIB, 16 * MIB)
+    quiet = []
+    for n_more in (2, 2, 4):
+        joined = [Partition(budget, 1_000, backlog=1_000, max_bytes=16 * MIB) for _ in range(n_more)]
+        for partition in joined:
+            while partition.backlog or partition.waiting:
+                partition.send()
+                partition.receive()
+                partition.keep()
+                partition.commit()
+        quiet += joined
+    busy = Partition(budget, LARGEST, backlog=20)
+    assert busy.share.is_waiting, "the first have reserved as their own what is pooled since"
+    drain([*quiet, busy])
+    for partition in quiet:
+        assert partition.flow.has_permits
+        assert not partition.flow.has_reserved
+
+
+def test_small_entries_within_its_own_bytes_are_nothing_to_ask_the_broker_about() -> None:
+    small = Partition(ByteBudget(48 * MIB, 32 * MIB, 16 * MIB), 1_000, backlog=1)
+    small.send()
+    small.receive()
+    small.keep()
+    assert small.share.ahead > 0
+    assert not small.flow.has_reserved
+
+
+def test_a_partition_gets_one_large_entry_without_a_turn_and_no_second_one_while_it_has_that() -> None:
+    budget = ByteBudget(4 * MIB, 64 << 10, 32 << 10)
+    other, partition = budget.join(), Partition(budget, MIB)
+    partition.flow.came(0, MIB)
+    partition.flow.taken(0, MIB)
+    partition.share.note(handed=0)
+    assert other.reserve(3 * MIB)
+    for _ in range(6):
+        partition.backlog += 1
+        partition.send()
+        partition.receive()
+        partition.keep()
+    assert (partition.came, partition.kept, partition.backlog) == (1, 1, 5)
+    assert partition.share.is_waiting
+    partition.commit()
+    other.leave()
+    drain([partition])
+    assert partition.came == 6
+
+
+def test_what_a_turn_has_left_over_is_the_next_ones() -> None:
+    budget = ByteBudget(4 * MIB, 2, 1)
+    first, second, third = (budget.join() for _ in range(3))
+    served: list[Share] = []
+    for share in (second, third):
+        share.on_turn = lambda share=share: served.append(share)  # type: ignore[misc]
+    assert first.reserve(3 * MIB)
+    assert not second.reserve(3 * MIB)
+    assert not third.reserve(2 * MIB)
+    first.leave()
+    budget.wake()
+    assert served == [second]
+    assert second.reserve(MIB)
+    budget.wake()
+    assert served == [second, third]
 
 
 def test_turns_of_equals_come_in_the_order_in_which_they_were_waited_for() -> None:

@@ -236,6 +236,18 @@ def test_a_broker_whose_deduplication_drops_chunks_is_named() -> None:
     assert frames(sending) == []
 
 
+def test_a_message_whose_last_chunk_is_dropped_has_not_arrived() -> None:
+    """Of two chunks, a broker whose deduplication drops chunks drops the last one only."""
+    sending = opened(large(1, 2))
+    frames(sending)
+    sending.receipt(receipt(1))
+    assert ids(*frames(sending)) == [1]
+    sending.receipt(receipt(1, NONE))
+    assert sending.error is not None
+    assert "3.0.2" in str(sending.error)
+    assert (sending.n_pending, sending.last_sequence_id, sending.has_arrived) == (1, -1, False)
+
+
 class Lost(RuleBasedStateMachine):
     """A producer and a broker with deduplication, between which the connection is lost at any time.
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pyarrow as pa
@@ -263,11 +263,11 @@ class Effects:
         self._events.append("told")
 
 
-def one_outcome() -> list[dict[str, object]]:
-    """What the operator puts out in a batch in which a skip is applied."""
+def one_outcome(operation: str = "SKIP") -> list[dict[str, object]]:
+    """What the operator puts out in a batch in which a skip is applied, or a message with a request id comes."""
     status = ShardStatus(shard=0, tick=1, now=1, cutoff=1, run_id="r", next_due=1, counts={"large_bytes": 0})
     outcome = {"request_id": "r", "topic": TOPIC, "subscription": "b", "partition": -1, "ledger_id": 1, "entry_id": 1}
-    outcome |= {"batch_index": -1, "result": int(Result.APPLIED), "operation": "SKIP"}
+    outcome |= {"batch_index": -1, "result": int(Result.APPLIED), "operation": operation}
     effects = TickEffects(outcomes=pa.Table.from_pylist([outcome], schema=OUTCOME_ROWS))
     rows = [*output_rows(0, 1, effects), status_row(status)]
     return [dict(zip(OUTPUT_SCHEMA.names, row, strict=True)) for row in rows]
@@ -303,6 +303,20 @@ def test_nothing_of_a_batch_is_released_or_told_before_it_is_on_the_disk_nor_by_
         with pytest.raises(FencedError):
             sink(late, 1)
         assert not {"released", "told"} & set(synced)
+
+
+def test_a_message_with_a_request_id_is_released_once_its_answer_is_in_the_table(
+    settings: Settings, tmp_path: Path, synced: list[str]
+) -> None:
+    job = Start(settings, tmp_path / "c")
+    batch, effects = mock.Mock(), Effects(synced)
+    batch.toArrow.return_value.to_pylist.return_value = one_outcome("SCHEDULE")
+    sink = BatchSink(job.tables, cast(Any, effects), cast(Any, effects), job.checkpoint, "r", lambda status: None)
+    job.batch(1)
+    synced.clear()
+    sink(batch, 1)
+    commit = f"{job.tables.version('outcomes'):020}.json"
+    assert synced.index(commit) < synced.index("released") < synced.index("told")
 
 
 def test_large_payloads_are_in_the_tables_and_their_files_are_gone_when_nobody_needs_them(

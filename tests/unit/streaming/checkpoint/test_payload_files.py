@@ -50,6 +50,23 @@ def test_what_is_in_a_file_already_stays_in_it(tmp_path: Path) -> None:
     assert files.bring_back(again)["payload"].to_pylist() == LARGE[:2]
 
 
+def test_a_batch_that_runs_again_writes_the_same_file_and_one_that_fails_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PayloadFiles(tmp_path)
+    first = files.put_aside(rows_of(*LARGE[:2]), 7)
+    assert files.put_aside(rows_of(*LARGE[:2]), 7).equals(first)
+    assert len(list(tmp_path.iterdir())) == 1
+    for others in (rows_of(*LARGE[1::-1]), rows_of(LARGE[0]), rows_of(LARGE[0] + LARGE[1])):
+        assert files.bring_back(files.put_aside(others, 7)).equals(others)
+    before = sorted(tmp_path.iterdir())
+    assert len(before) == 4
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        files.put_aside(rows_of(LARGE[2]), 7)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_without_large_payloads_nothing_is_written(tmp_path: Path) -> None:
     rows = rows_of(b"x" * 100, None)
     files = PayloadFiles(tmp_path / "payloads")

@@ -6,6 +6,7 @@ import random
 import time
 from bisect import bisect_right
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,36 @@ def test_a_receiver_is_not_idle_while_its_consumer_waits_for_a_turn_and_does_not
     harness.broker.cursor_of = lambda: Cursor(START, START, START, {})
     harness.receiver.receive(consumer)
     assert harness.receiver.is_idle
+
+
+@pytest.mark.parametrize("comes_with_turn", [False, True])
+def test_no_chunked_message_is_given_up_for_the_time_in_which_a_turn_was_waited_for(
+    comes_with_turn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(streaming.source.receiving.receiver, "time", SimpleNamespace(monotonic=lambda: now))
+    budget = ByteBudget(1_000, 100, 100)
+    other, share = budget.join(), budget.join()
+    harness = Harness(share=share)
+    harness.receive(chunk(0, "u", 0, 2))
+    assert other.reserve(1_000)
+    assert not share.reserve(500)
+
+    class Waiting(FakeConsumer):
+        def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+            nonlocal now
+            if share.is_waiting:
+                now += 100  # seconds, of which chunks have 90
+                other.leave()
+                assert share.reserve(500), "its turn has come while it waited"
+                return super().receive(0) if comes_with_turn else None
+            return super().receive(timeout_seconds)
+
+    consumer = Waiting([*chunk(1, "u", 1, 2)])
+    consumer._share = share
+    while consumer.script:
+        harness.receiver.receive(consumer)
+    assert harness.take()["entry_id"].to_pylist() == [1]
 
 
 @pytest.mark.slow
