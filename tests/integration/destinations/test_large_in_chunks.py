@@ -168,7 +168,7 @@ def test_nothing_is_lost_or_doubled_when_job_broker_or_both_end_between_chunks(
                 "properties": {"deliverAt": str(at), "name": f"{name}, {kind}"},
                 **of,
             }
-            for name, at in (("sent", due), ("later", due + 40_000))
+            for name, at in (("sent", due), ("later", due + int(100_000 * job.pace)))
             for kind, of in REBUILT.items()
         ]
         java_client.produce(broker.settings.service_url, again)
@@ -179,7 +179,7 @@ def test_nothing_is_lost_or_doubled_when_job_broker_or_both_end_between_chunks(
         job.rebuild()
         job.start()
         n = len(names) + len(again)
-        wait_until(lambda: len(job.rows("deliveries")) >= 2 * n, 150, f"all deliveries\n{job.log}")
+        wait_until(lambda: len(job.rows("deliveries")) >= 2 * n, 150 * job.pace, f"all deliveries\n{job.log}")
         time.sleep(2)
         for topic in (FIRST, SECOND):
             seen = java_client.consume(broker.settings.service_url, [{"topic": topic, "n": n}])
