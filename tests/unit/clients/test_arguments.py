@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, get_args, get_origin
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
-from delaylake import AsyncClient, Client, MessageId, Outcome, Redriven
+from delaylake import AsyncClient, Client, MessageId, Outcome, PendingMessage, Redriven, Schedule
 from delaylake import scheduled as scheduled_module
 from delaylake.commands import cancel, command, full_name, reschedule
 from delaylake.methods import Methods
@@ -532,12 +532,20 @@ def test_both_clients_have_the_same_methods() -> None:
     assert len(of_client) > 15
     assert of_async.keys() == of_client.keys()
     answers = {"_Sent": MessageId, "_Answer": list[Outcome], "_Counts": Redriven}
-    assert Methods[MessageId, list[Outcome], Redriven] in Client.__orig_bases__  # type: ignore[attr-defined]
-    [of_both] = [base for base in AsyncClient.__orig_bases__ if get_origin(base) is Methods]  # type: ignore[attr-defined]
-    assert [get_args(awaited)[2] for awaited in get_args(of_both)] == list(answers.values())
+    listed = {"_Messages": PendingMessage, "_Schedules": Schedule}
+    [of_one, of_other] = [
+        next(get_args(base) for base in vars(client)["__orig_bases__"] if get_origin(base) is Methods)
+        for client in (Client, AsyncClient)
+    ]
+    assert [*of_one[:3]] == list(answers.values())
+    assert [get_args(awaited)[2] for awaited in of_other[:3]] == list(answers.values())
+    for given, iterator in ((of_one, Iterator), (of_other, AsyncIterator)):
+        assert [(get_origin(one), *get_args(one)) for one in given[3:]] == [
+            (iterator, kind) for kind in listed.values()
+        ]
     for name, signature in of_client.items():
         other = of_async[name]
-        if signature.return_annotation in answers:
+        if signature.return_annotation in {**answers, **listed}:
             assert getattr(AsyncClient, name) is getattr(Client, name), name
             continue
         assert other.parameters == signature.parameters, name

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from delaylake import paging
@@ -15,7 +14,16 @@ from delaylake.methods import Methods
 _Outcomes = Coroutine[Any, Any, list[Outcome]]
 
 
-class AsyncClient(AsyncConnections, Methods[Coroutine[Any, Any, MessageId], _Outcomes, Coroutine[Any, Any, Redriven]]):
+class AsyncClient(
+    AsyncConnections,
+    Methods[
+        Coroutine[Any, Any, MessageId],
+        _Outcomes,
+        Coroutine[Any, Any, Redriven],
+        AsyncIterator[PendingMessage],
+        AsyncIterator[Schedule],
+    ],
+):
     """As `Client`, for asyncio. An asynchronous context manager; for one event loop.
 
     ```python
@@ -30,27 +38,6 @@ class AsyncClient(AsyncConnections, Methods[Coroutine[Any, Any, MessageId], _Out
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def pending(
-        self,
-        topic: str,
-        *,
-        subscription: str | None = None,
-        key: str | None = None,
-        due_from: datetime | None = None,
-        due_before: datetime | None = None,
-        properties: Mapping[str, str] | None = None,
-        state: str = "waiting",
-        limit: int | None = None,
-    ) -> AsyncIterator[PendingMessage]:
-        """As `Client.pending`, for `async for`."""
-        return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
-
-    def schedules(
-        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
-    ) -> AsyncIterator[Schedule]:
-        """As `Client.schedules`, for `async for`."""
-        return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     async def get(self, topic: str, message: MessageId | str) -> MessageState:
         """See `Client.get`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterator
 
 from delaylake import paging
 from delaylake.connections import BlockingConnections
@@ -12,7 +11,10 @@ from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.methods import Methods
 
 
-class Client(BlockingConnections, Methods[MessageId, list[Outcome], Redriven]):
+class Client(
+    BlockingConnections,
+    Methods[MessageId, list[Outcome], Redriven, Iterator[PendingMessage], Iterator[Schedule]],
+):
     """Schedules messages, and changes and lists those that wait. A context manager; thread-safe.
 
     ```python
@@ -37,47 +39,6 @@ class Client(BlockingConnections, Methods[MessageId, list[Outcome], Redriven]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def pending(
-        self,
-        topic: str,
-        *,
-        subscription: str | None = None,
-        key: str | None = None,
-        due_from: datetime | None = None,
-        due_before: datetime | None = None,
-        properties: Mapping[str, str] | None = None,
-        state: str = "waiting",
-        limit: int | None = None,
-    ) -> Iterator[PendingMessage]:
-        """Yields pending messages, soonest first, a few seconds behind; needs the admin API.
-
-        Args:
-            subscription: only those of this subscription; None: of any.
-            properties: only those with all of these properties; names with `=` are not allowed.
-            state: `waiting`, `held` (waiting, but parked by a pause) or `cancelled`.
-            limit: the maximum number of messages; None: all.
-
-        Raises:
-            ValueError: the named argument is wrong.
-            Gone, NotFound, Forbidden, Unavailable: see there.
-        """
-        return self._pages(paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit))
-
-    def schedules(
-        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
-    ) -> Iterator[Schedule]:
-        """Yields the recurring messages, in the order in which they came; needs the admin API.
-
-        Args:
-            subscription: the subscription whose progress is listed; None: all.
-            with_ended: whether to list ended schedules, too, as long as the tables have them.
-            limit: the maximum number of schedules; None: all.
-
-        Raises:
-            NotFound, Forbidden, Unavailable: see there.
-        """
-        return self._pages(paging.schedules(topic, subscription, with_ended, limit))
 
     def get(self, topic: str, message: MessageId | str) -> MessageState:
         """Returns a message that is not delivered to all its subscriptions yet; needs the admin API.

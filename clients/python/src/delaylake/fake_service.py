@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from delaylake import paging, rest
@@ -36,6 +36,8 @@ MILLI = timedelta(milliseconds=1)
 
 _STATES = ("waiting", "held", "paused", "cancelled", "ended")
 _OVER = ("cancelled", "ended")
+
+_Listed = TypeVar("_Listed")
 
 Subscriptions = Mapping[str, Iterable[str] | Mapping[str, str]]
 
@@ -486,10 +488,12 @@ class FakeService:
         self._redriven[call.request_id] = Redriven(len(matching), len(matching))
         return self._redriven[call.request_id]
 
-    # What waits
+    def listed(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
+        """Yields the messages of a listing, soonest first, or its schedules, in the order in which they came."""
+        of_path: dict[str, Callable[[Any], Iterator[Any]]] = {"delayed": self._pending, "schedules": self._schedules}
+        return of_path[listing.path](listing)
 
-    def pending(self, listing: paging.Listing[PendingMessage]) -> Iterator[PendingMessage]:
-        """Yields the messages of a listing, soonest first."""
+    def _pending(self, listing: paging.Listing[PendingMessage]) -> Iterator[PendingMessage]:
         self.types_of(listing.topic)
         query = listing.query
         found: dict[tuple[int, int], list[tuple[_Message, _Copy]]] = {}
@@ -530,8 +534,7 @@ class FakeService:
             and all(message.sent.properties.get(name) == value for name, value in pairs)
         )
 
-    def schedules(self, listing: paging.Listing[Schedule]) -> Iterator[Schedule]:
-        """Yields the recurring messages of a listing, in the order in which they came."""
+    def _schedules(self, listing: paging.Listing[Schedule]) -> Iterator[Schedule]:
         self.types_of(listing.topic)
         name, with_ended = listing.query.get("subscription"), listing.query.get("withEnded")
         made = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from delaylake import rest
+from delaylake import paging, rest
 from delaylake.commands import Commands
 from delaylake.message_ids import MessageId
 from delaylake.scheduled import KeyRule, Misfire, Repeat, Scheduled, ScheduleMode, scheduled
@@ -14,12 +14,15 @@ from delaylake.scheduled import KeyRule, Misfire, Repeat, Scheduled, ScheduleMod
 _Sent = TypeVar("_Sent")
 _Outcomes = TypeVar("_Outcomes")
 _Counts = TypeVar("_Counts")
+_Messages = TypeVar("_Messages")
+_Schedules = TypeVar("_Schedules")
 
 
-class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
-    """The operations, and what sends messages, or dead letters once more.
+class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages, _Schedules]):
+    """The operations, what sends messages, or dead letters once more, and the listings.
 
-    The types are those of the answers: a message's id, a command's outcomes, and the numbers of a re-drive.
+    The types are those of the answers: a message's id, a command's outcomes, the numbers of a re-drive, and iterators
+    of pending messages and of schedules.
     """
 
     def _send(self, make: Callable[[], Scheduled]) -> _Sent:
@@ -27,6 +30,54 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts]):
 
     def _redrive(self, make: Callable[[], rest.Call]) -> _Counts:
         raise NotImplementedError
+
+    def _pages(self, listing: paging.Listing[Any]) -> Any:
+        """Returns an iterator of a listing's items."""
+        raise NotImplementedError
+
+    def pending(
+        self,
+        topic: str,
+        *,
+        subscription: str | None = None,
+        key: str | None = None,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        properties: Mapping[str, str] | None = None,
+        state: str = "waiting",
+        limit: int | None = None,
+    ) -> _Messages:
+        """Yields pending messages, soonest first, a few seconds behind; needs the admin API.
+
+        Args:
+            subscription: only those of this subscription; None: of any.
+            properties: only those with all of these properties; names with `=` are not allowed.
+            state: `waiting`, `held` (waiting, but parked by a pause) or `cancelled`.
+            limit: the maximum number of messages; None: all.
+
+        Raises:
+            ValueError: the named argument is wrong.
+            Gone, NotFound, Forbidden, Unavailable: see there.
+        """
+        listing = paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit)
+        found: _Messages = self._pages(listing)
+        return found
+
+    def schedules(
+        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
+    ) -> _Schedules:
+        """Yields the recurring messages, in the order in which they came; needs the admin API.
+
+        Args:
+            subscription: the subscription whose progress is listed; None: all.
+            with_ended: whether to list ended schedules, too, as long as the tables have them.
+            limit: the maximum number of schedules; None: all.
+
+        Raises:
+            NotFound, Forbidden, Unavailable: see there.
+        """
+        found: _Schedules = self._pages(paging.schedules(topic, subscription, with_ended, limit))
+        return found
 
     def schedule(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,10 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from delaylake.errors import DelayLakeError
-from delaylake.times import millis, moment
-
-_DURATION = re.compile(r"([0-9.]+)(ms|s|m|h|d)?")
-_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+from delaylake.times import millis, moment, parse_millis
 
 
 class RuleError(ValueError):
@@ -66,8 +62,8 @@ class Rule:
         return None if found is None or (self.until is not None and found > self.until) else found
 
     def _every(self, after: int) -> int:
-        value, unit = _DURATION.fullmatch(self.text.removeprefix("@every").strip()).groups()  # type: ignore[union-attr]
-        period = round(float(value) * _UNIT_MILLIS[unit])
+        if not (period := parse_millis(self.text.removeprefix("@every"))):
+            raise RuleError("repeat needs a duration after @every")
         return self.anchor + ((after - self.anchor) // period + 1) * period
 
     def _by_calendar(self, after: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import checked_key, full_name
-from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment, now
+from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment, now, parse_millis
 
 Misfire = Literal["once", "all", "skip"]
 ScheduleMode = Literal["replace", "keep", "debounce"]
@@ -29,8 +28,6 @@ _OURS = "delaylake."
 
 _MAX_REPEAT_BYTES = 512  # of a rule in UTF-8
 _SHORTEST_MILLIS = 1_000  # between two occurrences
-_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18}(?=[a-z]))?)(ms|s|m|h|d)?")
-_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 _MAX_TIMES = 10**18 - 1
 
@@ -158,8 +155,8 @@ def _check_rule(rule: str) -> None:
     """Raises ValueError if a rule does not even look like one; the service checks it in full."""
     check_text("repeat", rule, _MAX_REPEAT_BYTES)
     if rule.startswith("@every "):
-        every = _DURATION.fullmatch(rule.removeprefix("@every ").strip())
-        if not every or not _SHORTEST_MILLIS <= round(float(every[1]) * _UNIT_MILLIS[every[2]]) <= MAX_MILLIS:
+        every = parse_millis(rule.removeprefix("@every "))
+        if every is None or not _SHORTEST_MILLIS <= every <= MAX_MILLIS:
             raise ValueError(f"repeat needs a duration after @every, a second or more, as 90s, 5m or 1d: {rule!r}")
     elif "=" in rule:
         parts = [part.partition("=") for part in rule.upper().strip().removeprefix("RRULE:").rstrip(";").split(";")]

@@ -36,9 +36,15 @@ _BACKOFF = Backoff()
 _Sent = TypeVar("_Sent")
 _Outcomes = TypeVar("_Outcomes")
 _Counts = TypeVar("_Counts")
+_Messages = TypeVar("_Messages")
+_Schedules = TypeVar("_Schedules")
+_Listed = TypeVar("_Listed")
 
 
-class _Fake(Methods[_Sent, _Outcomes, _Counts], Generic[_Sent, _Outcomes, _Counts]):
+class _Fake(
+    Methods[_Sent, _Outcomes, _Counts, _Messages, _Schedules],
+    Generic[_Sent, _Outcomes, _Counts, _Messages, _Schedules],
+):
     """What both fakes have beside the clients' methods.
 
     Args:
@@ -137,7 +143,7 @@ class _Fake(Methods[_Sent, _Outcomes, _Counts], Generic[_Sent, _Outcomes, _Count
             raise AssertionError(f"{len(found)} wait on {topic}, the first {found[0].id}, due {found[0].deliver_at}")
 
     def _waiting(self, topic: str, subscription: str | None) -> Iterator[PendingMessage]:
-        return self._service.pending(paging.listing(topic, subscription, None, None, None, None, "waiting", None))
+        return self._service.listed(paging.listing(topic, subscription, None, None, None, None, "waiting", None))
 
     def _sent(self, make: Callable[[], Scheduled]) -> MessageId:
         with clock(lambda: self.now):
@@ -152,12 +158,12 @@ class _Fake(Methods[_Sent, _Outcomes, _Counts], Generic[_Sent, _Outcomes, _Count
     def _state(self, topic: str, message: MessageId | str) -> MessageState:
         message_id = MessageId.of(message)
         listed = [
-            list(self._service.pending(paging.entry_listing(topic, message_id, s))) for s in ("waiting", "cancelled")
+            list(self._service.listed(paging.entry_listing(topic, message_id, s))) for s in ("waiting", "cancelled")
         ]
         return paging.state_of(message_id, *listed)
 
 
-class FakeClient(_Fake[MessageId, list[Outcome], Redriven]):
+class FakeClient(_Fake[MessageId, list[Outcome], Redriven, Iterator[PendingMessage], Iterator[Schedule]]):
     """`Client`, with the service in memory. Its arguments are optional.
 
     ```python
@@ -176,31 +182,12 @@ class FakeClient(_Fake[MessageId, list[Outcome], Redriven]):
     def close(self) -> None:
         """Does nothing."""
 
-    def pending(
-        self,
-        topic: str,
-        *,
-        subscription: str | None = None,
-        key: str | None = None,
-        due_from: datetime | None = None,
-        due_before: datetime | None = None,
-        properties: Mapping[str, str] | None = None,
-        state: str = "waiting",
-        limit: int | None = None,
-    ) -> Iterator[PendingMessage]:
-        """As `Client.pending`, up to date."""
-        listing = paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit)
-        return self._service.pending(listing)
-
-    def schedules(
-        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
-    ) -> Iterator[Schedule]:
-        """As `Client.schedules`, up to date."""
-        return self._service.schedules(paging.schedules(topic, subscription, with_ended, limit))
-
     def get(self, topic: str, message: MessageId | str) -> MessageState:
         """As `Client.get`, up to date."""
         return self._state(topic, message)
+
+    def _pages(self, listing: paging.Listing[_Listed]) -> Iterator[_Listed]:
+        yield from self._service.listed(listing)
 
     def _send(self, make: Callable[[], Scheduled]) -> MessageId:
         return self._sent(make)
@@ -213,7 +200,13 @@ class FakeClient(_Fake[MessageId, list[Outcome], Redriven]):
 
 
 class AsyncFakeClient(
-    _Fake[Coroutine[Any, Any, MessageId], Coroutine[Any, Any, list[Outcome]], Coroutine[Any, Any, Redriven]]
+    _Fake[
+        Coroutine[Any, Any, MessageId],
+        Coroutine[Any, Any, list[Outcome]],
+        Coroutine[Any, Any, Redriven],
+        AsyncIterator[PendingMessage],
+        AsyncIterator[Schedule],
+    ]
 ):
     """`AsyncClient`, with the service in memory. `advance` and what else it has beside that are not awaited."""
 
@@ -226,33 +219,13 @@ class AsyncFakeClient(
     async def close(self) -> None:
         """Does nothing."""
 
-    async def pending(
-        self,
-        topic: str,
-        *,
-        subscription: str | None = None,
-        key: str | None = None,
-        due_from: datetime | None = None,
-        due_before: datetime | None = None,
-        properties: Mapping[str, str] | None = None,
-        state: str = "waiting",
-        limit: int | None = None,
-    ) -> AsyncIterator[PendingMessage]:
-        """As `AsyncClient.pending`, up to date."""
-        listing = paging.listing(topic, subscription, key, due_from, due_before, properties, state, limit)
-        for message in self._service.pending(listing):
-            yield message
-
-    async def schedules(
-        self, topic: str, *, subscription: str | None = None, with_ended: bool = False, limit: int | None = None
-    ) -> AsyncIterator[Schedule]:
-        """As `AsyncClient.schedules`, up to date."""
-        for schedule in self._service.schedules(paging.schedules(topic, subscription, with_ended, limit)):
-            yield schedule
-
     async def get(self, topic: str, message: MessageId | str) -> MessageState:
         """As `AsyncClient.get`, up to date."""
         return self._state(topic, message)
+
+    async def _pages(self, listing: paging.Listing[_Listed]) -> AsyncIterator[_Listed]:
+        for one in self._service.listed(listing):
+            yield one
 
     async def _send(self, make: Callable[[], Scheduled]) -> MessageId:
         return self._sent(make)

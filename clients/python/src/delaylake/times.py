@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
+
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18}(?=[a-z]))?)(ms|s|m|h|d)?")
+_UNIT_MILLIS = {None: 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLI = timedelta(milliseconds=1)
@@ -89,6 +93,12 @@ def shift_millis(name: str, shift: timedelta) -> int:
     if not size:
         raise ValueError(f"{name} is less than a millisecond")
     return size if shift > timedelta(0) else -size
+
+
+def parse_millis(text: str) -> int | None:
+    """Returns a duration as the service reads it, such as `90s` or `1.5h`, in ms; None: the text is none."""
+    found = _DURATION.fullmatch(text.strip())
+    return None if found is None else round(float(found[1]) * _UNIT_MILLIS[found[2]])
 
 
 def moment(since_epoch: int) -> datetime:
