@@ -19,7 +19,6 @@ from jobs.open_topics import warn_of_open_topics
 from jobs.options import Output, OutputOption, global_options
 from jobs.reporter import Reporter
 from jobs.spark_log import output_of_children, rotate, spark_log_of
-from jobs.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +87,7 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from broker.client import is_listening
     from conf.files import make_folder
     from conf.settings import is_object_storage, local_path
+    from jobs.temporary_folder import temporary_folder
     from streaming.checkpoint.checkpoint import checkpoint_lock
 
     if not settings.routes:
