@@ -135,6 +135,15 @@ class ChildService:
             thread.join(timeout=5)
 
 
+def ignore_user_settings() -> None:
+    """Removes settings from this process's environment: services with a settings file of their own have them all there.
+
+    They must not touch the user's own tables.
+    """
+    for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
+        del os.environ[name]
+
+
 def last_lines(log: Path, n: int) -> list[str]:
     """Returns the last lines of a log file that are not blank, at least one line."""
     with log.open(errors="replace") as lines:

@@ -25,12 +25,12 @@ def _port(name: str, what: str) -> Any:
     return typer.Option(name, min=0, max=65535, help=f"{what}; 0 for any free one.")
 
 
-class _StopAskedError(BaseException):
+class StopAskedError(BaseException):
     """SIGINT or SIGTERM came."""
 
 
-def _ask_to_stop(number: int, frame: object) -> None:
-    raise _StopAskedError
+def ask_to_stop(number: int, frame: object) -> None:
+    raise StopAskedError
 
 
 @app.command()
@@ -48,12 +48,12 @@ def start(
     if detach:
         _show(output, broker.start(port, http_port))
         return
-    signal.signal(signal.SIGINT, _ask_to_stop)
-    signal.signal(signal.SIGTERM, _ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    signal.signal(signal.SIGTERM, ask_to_stop)
     try:
         _show(output, broker.start(port, http_port))
         broker.wait()
-    except _StopAskedError:
+    except StopAskedError:
         broker.stop()
     else:
         raise BrokerError(f"the broker was stopped from elsewhere, or crashed (see {broker.log_file})")

@@ -60,8 +60,9 @@ def demo(
 
 
 def _run(folder: Path, messages: int, seconds: int, output: Output) -> dict[str, Any]:
+    from jobs.child_service import ignore_user_settings
     from jobs.demo.progress import Progress
-    from jobs.demo.run import DemoRun, ignore_user_settings
+    from jobs.demo.run import DemoRun
 
     ignore_user_settings()
     started = time.monotonic()

@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 import typer
 
 from conf.errors import DelayLakeError, printable
-from jobs.commands.broker import DEFAULT_DATA_DIR
+from jobs.commands.broker import DEFAULT_DATA_DIR, StopAskedError, ask_to_stop
 from jobs.options import Output, OutputOption, global_options, show
 
 if TYPE_CHECKING:
@@ -43,14 +43,10 @@ class DevError(DelayLakeError):
         return [printable(line) for line in str(self).splitlines()]
 
 
-class _StopAskedError(BaseException):
-    """SIGINT, SIGTERM or SIGHUP came."""
-
-
-def _ask_to_stop(number: int, frame: object) -> None:
+def _ask_to_stop_once(number: int, frame: object) -> None:
     # The second one, while all is being stopped, ends the process: its guard kills what is left.
     signal.signal(number, signal.SIG_DFL)
-    raise _StopAskedError
+    ask_to_stop(number, frame)
 
 
 def dev(
@@ -88,7 +84,7 @@ def dev(
     if not settings.routes:
         raise DevError("no routes in the settings: name at least one source topic under `routes`")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ask_to_stop)
+        signal.signal(number, _ask_to_stop_once)
     temporary = Path(tempfile.mkdtemp(prefix="delaylake-dev-")) if ephemeral else None
     try:
         with Guard(temporary):
@@ -96,7 +92,7 @@ def dev(
                 _Development(temporary, output).run_ephemeral(settings, port or 0)
             else:
                 _Development(_FOLDER, output).run(settings, settings.api.port if port is None else port)
-    except _StopAskedError:
+    except StopAskedError:
         return
 
 
@@ -140,6 +136,7 @@ class _Development:
         """Runs them with all data in the folder, and a broker on free ports. Raises as `run` does."""
         from broker.standalone import EmbeddedBroker
         from conf.settings import load_settings
+        from jobs.child_service import ignore_user_settings
 
         temporary = self._folder / "tmp"
         temporary.mkdir()
@@ -149,8 +146,7 @@ class _Development:
             self._start_broker(running, broker, 0, 0)
             file = self._folder / "settings.yaml"
             file.write_text(json.dumps(_ephemeral_settings(settings, broker, self._folder)))  # JSON is YAML
-            for name in [n for n in os.environ if n.startswith("DELAYLAKE_") and n != "DELAYLAKE_CACHE"]:
-                del os.environ[name]  # the file has them
+            ignore_user_settings()
             self._serve(running, broker, load_settings(file), api_port)
 
     def _start_broker(self, running: ExitStack, broker: EmbeddedBroker, port: int, http_port: int) -> None:
@@ -165,6 +161,8 @@ class _Development:
         Raises:
             DevError: one of them, or the broker, has ended.
         """
+        from jobs.child_service import last_lines
+
         job = self._start(running, "job", ["run"], settings.file)
         url = self._start(running, "api", ["api", "--port", str(api_port)], settings.file).wait_until_ready()
         while (line := job.wait_until_ready()) != "ready":
@@ -183,8 +181,6 @@ class _Development:
                 name, log = self._ended.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
-            from jobs.child_service import last_lines
-
             raise DevError("\n".join([f"{name} has ended; the last lines of its log:", *last_lines(log, _LAST_LINES)]))
 
     def _start(self, running: ExitStack, name: str, command: list[str], file: Path | None) -> ChildService:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter
@@ -254,12 +253,6 @@ class DemoRun:
             "late p50": "-" if late["p50"] is None else f"{late['p50']:.0f} ms",
             "late p99": "-" if late["p99"] is None else f"{late['p99']:.0f} ms",
         }
-
-
-def ignore_user_settings() -> None:
-    """Removes settings from this process's environment: the demo must not touch the user's own tables."""
-    for name in [name for name in os.environ if name.startswith("DELAYLAKE_") and name != "DELAYLAKE_CACHE"]:
-        del os.environ[name]
 
 
 @contextmanager

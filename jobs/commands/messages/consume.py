@@ -19,7 +19,7 @@ import typer
 
 from conf.errors import printable
 from conf.times import time_text
-from jobs.commands.messages.produce import CONNECT_TIMEOUT_SECONDS
+from jobs.commands.messages.produce import CONNECT_TIMEOUT_SECONDS, client_error
 from jobs.options import Output, OutputOption, global_options
 from jobs.parsers import parse_duration
 
@@ -168,7 +168,7 @@ class _Arrivals:
     ) -> None:
         import pulsar
 
-        from broker.client import PulsarError, connect
+        from broker.client import connect
 
         self._waiting: queue.Queue[tuple[Arrived, Callable[[], None]]] = queue.Queue(_MAX_WAITING)
         self._is_open = True
@@ -192,11 +192,7 @@ class _Arrivals:
                     )
         except pulsar.PulsarException as error:
             self._client.close()
-            text = str(error).removeprefix("Pulsar error: ")
-            raise PulsarError(
-                f"can't read {topic} by {settings.service_url}: {text}; is the broker up, the topic's name right, and "
-                "the token valid? (--verbose shows the client's log)"
-            ) from error
+            raise client_error(f"can't read {topic}", settings, error) from error
 
     def __enter__(self) -> _Arrivals:
         return self

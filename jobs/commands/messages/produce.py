@@ -17,6 +17,7 @@ from jobs.parsers import Misfire, parse_due_time, parse_duration, parse_properti
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from broker.client import PulsarError
     from conf.settings import PulsarSettings
 
 DELIVER_AT = "deliverAt"
@@ -210,10 +211,7 @@ def send(
                 answered.acquire()
             progress.update(task, completed=total)
     except pulsar.PulsarException as error:
-        raise PulsarError(
-            f"can't send to {topic} by {settings.service_url}: {_reason(error)}; is the broker up, "
-            "the topic's name right, and the token valid? (--verbose shows the client's log)"
-        ) from error
+        raise client_error(f"can't send to {topic}", settings, error) from error
     finally:
         client.close()
     if failures:
@@ -221,6 +219,13 @@ def send(
     return ids
 
 
-def _reason(error: Exception) -> str:
-    """Returns the client's text without its prefix: `ConnectError` for `Pulsar error: ConnectError`."""
-    return str(error).removeprefix("Pulsar error: ") or type(error).__name__
+def client_error(what: str, settings: PulsarSettings, error: Exception) -> PulsarError:
+    """Returns the error for one of Pulsar's client: what can't be done, why, and what to look at."""
+    from broker.client import PulsarError
+
+    # Its text without the prefix: `ConnectError` for `Pulsar error: ConnectError`.
+    reason = str(error).removeprefix("Pulsar error: ") or type(error).__name__
+    return PulsarError(
+        f"{what} by {settings.service_url}: {reason}; is the broker up, the topic's name right, and the token valid? "
+        "(--verbose shows the client's log)"
+    )
