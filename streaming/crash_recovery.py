@@ -227,7 +227,6 @@ def _read_warehouse(tables: Tables, checkpoint: Checkpoint, is_new: bool) -> War
     has_messages = is_new and bool(
         tables.sql("SELECT 1 FROM delayed_index LIMIT 1").num_rows
         or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
-        or tables.sql("SELECT 1 FROM entries LIMIT 1").num_rows
     )
     last_ticks = {} if has_messages else _last_ticks(tables, checkpoint.app_id)
     return WarehouseFacts(has_messages=has_messages, epoch=tables.newest_epoch(), last_ticks=last_ticks)

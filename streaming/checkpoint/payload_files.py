@@ -64,11 +64,11 @@ class PayloadFiles:
         if not are_large.any():
             return rows
         chosen, payloads = np.flatnonzero(are_large).tolist(), rows["payload"]
-        name = self._write(tick, [payloads[i].as_buffer() for i in chosen], is_synced)
+        buffers = [payloads[i].as_buffer() for i in chosen]
+        name = self._write(tick, buffers, is_synced)
         refs: list[str | None] = [None] * rows.num_rows if not has_refs(rows) else rows[COLUMN].to_pylist()
         offset = 0
-        for i in chosen:
-            payload = payloads[i].as_buffer()
+        for i, payload in zip(chosen, buffers, strict=True):
             refs[i] = str(PayloadRef(name, offset, len(payload), zlib.crc32(payload)))
             offset += len(payload)
         left = payloads.take(pa.array(np.arange(rows.num_rows), mask=are_large))  # `if_else` would keep the bytes
