@@ -73,7 +73,12 @@ def test_commands_of_a_source_topic_that_is_not_connected_wait_and_nothing_block
     assert (offset.barriers, offset.ingested_through) == ([[7, {ORDERS: None}]], 0)
 
 
-def test_a_broker_that_does_not_answer_where_a_topic_ends_holds_up_no_batch_and_commands_for_a_while() -> None:
+def with_a_late_answer() -> tuple[Barriers, Receiver, FakeConsumer, threading.Event]:
+    """Barriers with a command, where the broker says where the source topic ends once the event is set.
+
+    Returns:
+        the barriers, the control topic's receiver and its consumer, and the event.
+    """
     control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
     orders, orders_consumer = receiver(ORDERS, Position(1, 5), Position(1, 5))
     orders.wait_for(Position(1, 5), 0)
@@ -87,6 +92,11 @@ def test_a_broker_that_does_not_answer_where_a_topic_ends_holds_up_no_batch_and_
     barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
     consumer.script.extend(one(2, 3))
     control.receive(consumer)
+    return barriers, control, consumer, answers
+
+
+def test_a_broker_that_does_not_answer_where_a_topic_ends_holds_up_no_batch_and_commands_for_a_while() -> None:
+    barriers, _, _, answers = with_a_late_answer()
     begun = time.monotonic()
     try:
         assert barriers.take() is None
@@ -107,19 +117,7 @@ def test_a_broker_that_does_not_answer_where_a_topic_ends_holds_up_no_batch_and_
 
 
 def test_commands_go_into_a_batch_when_a_late_answer_has_come() -> None:
-    control, consumer = receiver(CONTROL, Position(3, 1), Position(3, 2))
-    orders, orders_consumer = receiver(ORDERS, Position(1, 5), Position(1, 5))
-    orders.wait_for(Position(1, 5), 0)
-    answers = threading.Event()
-
-    def last_entry() -> Position:
-        assert answers.wait(60)
-        return Position(1, 5)
-
-    orders_consumer.last_entry = last_entry  # type: ignore[method-assign]
-    barriers = Barriers({CONTROL: control, ORDERS: orders}, CONTROL, [ORDERS], ())
-    consumer.script.extend(one(2, 3))
-    control.receive(consumer)
+    barriers, control, consumer, answers = with_a_late_answer()
     assert barriers.take() is None
     # One that comes after the question is for the next batch.
     consumer.script.extend(one(3, 3))
