@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 CLIENT := clients/python
+NODE   := clients/node
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
@@ -23,7 +24,7 @@ OTHER_PULSARS := tests/other_systems/pulsar-4.0 tests/other_systems/pulsar-proxy
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long test-fast lint docs bench chaos attack clean lock proto tools programs pulsars
+.PHONY: help setup run test test-long test-fast lint docs bench chaos attack clean lock proto types tools programs pulsars
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -87,6 +88,11 @@ proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
 	  proto/delaylake.proto
 
+types: setup programs ## the types of the client for Node, of what the admin API says of itself
+	@mkdir -p .delaylake
+	@PYTHONPATH=. $(PY) $(NODE)/openapi.py > .delaylake/openapi.json
+	@npm --silent --prefix $(NODE) run types -- $(CURDIR)/.delaylake/openapi.json --output $(CURDIR)/$(NODE)/src/openapi.ts
+
 # One line that names all that is missing.
 tools:
 	@missing=(); \
@@ -103,8 +109,8 @@ tools:
 	fi
 
 # Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
-# started. Where they can't be had those tests are skipped, but fail if CI is set. Without Sidekiq and BullMQ tests are
-# skipped.
+# started; and with Node what its client is built with. Where they can't be had those tests are skipped, but fail if CI is
+# set. Without Sidekiq and BullMQ tests are skipped.
 programs:
 	@missing=(); \
 	command -v chromium >/dev/null || missing+=(chromium); \
@@ -117,6 +123,8 @@ programs:
 	fi
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
+	@if command -v npm >/dev/null && ! [ $(NODE)/node_modules/.package-lock.json -nt $(NODE)/package-lock.json ]; then \
+	  npm --silent --prefix $(NODE) ci </dev/null >&2 && touch $(NODE)/node_modules/.package-lock.json || rm -rf $(NODE)/node_modules; fi
 
 # With Go a program that uses Pulsar's Go client, without which its test is skipped; and the JARs of other versions of
 # Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.

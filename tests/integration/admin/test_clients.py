@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import os
 import re
 import subprocess
 import uuid
@@ -18,6 +21,7 @@ import fastapi_reminders
 import httpx
 import pulsar
 import pytest
+import yaml
 from delaylake import (
     AsyncClient,
     Client,
@@ -36,12 +40,18 @@ from delaylake.times import moment
 from broker.jvm.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
+from tests.support.clients import contract, node_client
 from tests.support.clients.awaited_client import awaited
+from tests.support.clients.tokens import SECRET, encoded, token
 from tests.support.service.harness import Api, Collector, Job, now, wait_until
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+ROUTES = (
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme"),
+    *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node"),
+)
 Kind = Literal["sync", "async"]
 
 
@@ -50,7 +60,7 @@ class World:
     job: Job
     api: Api
     broker: str
-    topic: str  # of it and of what begins so with `_reminders`, `_tasks` and `_java` there is a route
+    topic: str  # of it and of what begins so with an end of ROUTES there is a route
 
     def client(self, kind: Kind = "sync") -> Client:
         given: dict[str, Any] = {"broker": self.broker, "timeout_seconds": SECONDS}
@@ -66,10 +76,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
-    routes = [
-        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS}
-        for use in ("", "_reminders", "_tasks", "_java", "_fake")
-    ]
+    routes = [{"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ROUTES]
     tracker = {"max_seal_interval_millis": 1500}
     job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
     api = Api(job.file)
@@ -80,6 +87,18 @@ def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> I
     finally:
         api.stop()
         job.stop()
+
+
+@pytest.fixture(scope="module")
+def guarded(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """An API of the same job that wants tokens."""
+    roles = [{"role": "app", "operations": ["schedule", "cancel", "skip", "read"], "topics": [f"{world.topic}*"]}]
+    auth = {"enabled": True, "token_secret_key": encoded(SECRET), "roles": roles}
+    file = tmp_path_factory.mktemp("guarded") / "settings.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(world.job.file.read_text()), "auth": auth}))
+    api = Api(file)
+    yield api
+    api.stop()
 
 
 def shown(file: Path, world: World) -> list[str]:
@@ -475,6 +494,55 @@ def answers(lake: Client | FakeClient, topic: str, delivered: Callable[[int], No
     yield results(lake.resume, topic, **one)
     yield results(lake.resume, topic, **one)
     delivered(8)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "broker"])
+def test_the_python_client_passes_the_steps_of_all_clients(world: World, guarded: Api, kind: str) -> None:
+    topic, right = f"{world.topic}_steps_{kind}", token("app")
+    with contextlib.ExitStack() as stack:
+
+        def connect(wrong: str | None) -> Client:
+            given: dict[str, Any] = {"token": wrong or right, "timeout_seconds": SECONDS}
+            if kind == "broker":
+                given["broker"] = world.broker
+            made = awaited(AsyncClient(guarded.url, **given)) if kind == "async" else Client(guarded.url, **given)
+            return stack.enter_context(made)
+
+        by_token = functools.cache(connect)
+        leaves_out = frozenset({"http"} if kind == "broker" else ())
+        n = contract.check(by_token, topic, lambda: datetime.now(UTC), leaves_out)
+    assert n > (25 if kind == "broker" else 30)
+
+
+def test_the_client_for_node_passes_the_steps_of_all_clients(world: World, guarded: Api) -> None:
+    node_client.need_node()
+    node_client.build()
+    said = node_client.run(
+        ["node", "--test", "--test-reporter", "tap", "test/contract.test.js"],
+        environment=steps_environment(world, guarded, "node"),
+    )
+    assert "# pass 1" in said
+    assert "# skipped 0" in said
+
+
+def steps_environment(world: World, api: Api, client: str) -> dict[str, str]:
+    """What a client of another language is told of the service."""
+    service = {"URL": api.url, "TOPIC": f"{world.topic}_steps_{client}", "TOKEN": token("app")}
+    return {**os.environ, **{f"DELAYLAKE_{name}": value for name, value in service.items()}}
+
+
+def test_what_the_readme_of_node_shows_is_done(world: World, tmp_path: Path) -> None:
+    node_client.need_node()
+    node_client.build()
+    [block] = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
+    modules = tmp_path / "node_modules"
+    modules.mkdir()
+    (modules / "delaylake-client").symlink_to(node_client.FOLDER)
+    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{world.topic}_readme"')
+    (tmp_path / "readme.mjs").write_text(here)
+    node_client.run(["node", "readme.mjs"], tmp_path)
+    with world.client() as lake:
+        wait_until(lambda: list(lake.pending(f"{world.topic}_readme", state="cancelled")), 20, world.job.log)
 
 
 def lake_now(lake: Client | FakeClient) -> datetime:
