@@ -126,11 +126,17 @@ programs:
 	@if command -v npm >/dev/null && ! [ $(NODE)/node_modules/.package-lock.json -nt $(NODE)/package-lock.json ]; then \
 	  npm --silent --prefix $(NODE) ci </dev/null >&2 && touch $(NODE)/node_modules/.package-lock.json || rm -rf $(NODE)/node_modules; fi
 
-# With Go a program that uses Pulsar's Go client, without which its test is skipped; and the JARs of other versions of
-# Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
+# With Go a program that uses Pulsar's Go client, without which its test is skipped; what the Java client is built with;
+# and the JARs of other versions of Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
 pulsars: setup
+	@$(MAKE) --silent $(VENV)/java.stamp || true
 	@if command -v go >/dev/null; then go -C tests/go build -o "$(CURDIR)/$(VENV)/go/messages" . || rm -rf $(VENV)/go; fi
 	@$(PY) -m broker.jvm.jars $(OTHER_PULSARS) || true
+
+# Maven fetches what tests need when it runs them.
+$(VENV)/java.stamp: clients/java/pom.xml $(wildcard clients/java/*/pom.xml)
+	@mvn --quiet --batch-mode --file clients/java verify </dev/null >&2
+	@touch $@
 
 # PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.
 $(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml $(CLIENT)/pyproject.toml

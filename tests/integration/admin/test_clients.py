@@ -37,11 +37,12 @@ from delaylake import (
 from delaylake.testing import FakeClient
 from delaylake.times import moment
 
-from broker.jvm.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
-from tests.support.clients import contract, node_client
+from tests.support.clients import contract, java_package, node_client
 from tests.support.clients.awaited_client import awaited
+from tests.support.clients.java_package import compile_classes
+from tests.support.clients.runtimes import need
 from tests.support.clients.tokens import SECRET, encoded, token
 from tests.support.service.harness import Api, Collector, Job, now, wait_until
 
@@ -49,8 +50,8 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
 ROUTES = (
-    *("", "_reminders", "_tasks", "_java", "_fake", "_readme"),
-    *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node"),
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java"),
+    *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node", "_steps_java", "_steps_go"),
 )
 Kind = Literal["sync", "async"]
 
@@ -92,7 +93,9 @@ def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="module")
 def guarded(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """An API of the same job that wants tokens."""
-    roles = [{"role": "app", "operations": ["schedule", "cancel", "skip", "read"], "topics": [f"{world.topic}*"]}]
+    roles = [
+        {"role": "app", "operations": ["schedule", "cancel", "skip", "deliver", "read"], "topics": [f"{world.topic}*"]}
+    ]
     auth = {"enabled": True, "token_secret_key": encoded(SECRET), "roles": roles}
     file = tmp_path_factory.mktemp("guarded") / "settings.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(world.job.file.read_text()), "auth": auth}))
@@ -382,18 +385,15 @@ def test_the_tasks_of_the_example(world: World, pulsar_client: pulsar.Client) ->
 def test_a_java_producer_changes_one_line(world: World, pulsar_client: pulsar.Client, tmp_path: Path) -> None:
     topic = f"{world.topic}_java"
     shared = pulsar_client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
-    jars = f"{broker_jars('broker')}/*"
-    source, program = ROOT / "clients/java/DeliverAtInterceptor.java", ROOT / "tests/java/Intercepted.java"
-    subprocess.run(
-        ["javac", "-proc:none", "-d", str(tmp_path), "-cp", jars, str(source)], check=True, timeout=RUN_SECONDS
-    )
+    classes = compile_classes(tmp_path, "DeliverAtInterceptor")
+    program = ROOT / "tests/java/Intercepted.java"
     before = now()
     due = before + int(SECONDS * 1000)
     command = [
         "java",
         "-XX:TieredStopAtLevel=1",
         "-cp",
-        f"{tmp_path}:{jars}",
+        classes,
         str(program),
         world.broker,
         topic,
@@ -525,6 +525,36 @@ def test_the_client_for_node_passes_the_steps_of_all_clients(world: World, guard
     assert "# skipped 0" in said
 
 
+def test_the_java_client_passes_the_steps_of_all_clients_and_its_application_works(
+    world: World, guarded: Api, tmp_path: Path
+) -> None:
+    java_package.need_maven()
+    java_package.verify(steps_environment(world, guarded, "java"))
+    assert java_package.tested("client") == {"delaylake.ContractTest": (1, 0), "delaylake.RepeatsTest": (9, 0)}
+    assert java_package.tested("spring-boot-example") == {"example.RemindersTest": (1, 0)}
+    [block] = re.findall(r"```java\n(.*?)```", (java_package.FOLDER / "README.md").read_text(), re.S)
+    topic = f"{world.topic}_readme_java"
+    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
+    java_package.run_example(here, tmp_path)
+    wait_until_cancelled(world, topic)
+
+
+def test_the_go_example_passes_the_steps_of_all_clients(world: World, guarded: Api, tmp_path: Path) -> None:
+    need("go", "Go 1.22+")
+    environment = steps_environment(world, guarded, "go") | {"GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod"}
+    done = subprocess.run(
+        ["go", "test", "-v", "-count=1", "./..."],
+        cwd=ROOT / "docs/examples/go",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--- PASS: TestTheStepsThatAllClientsPass" in done.stdout
+
+
 def steps_environment(world: World, api: Api, client: str) -> dict[str, str]:
     """What a client of another language is told of the service."""
     service = {"URL": api.url, "TOPIC": f"{world.topic}_steps_{client}", "TOKEN": token("app")}
@@ -538,11 +568,21 @@ def test_what_the_readme_of_node_shows_is_done(world: World, tmp_path: Path) -> 
     modules = tmp_path / "node_modules"
     modules.mkdir()
     (modules / "delaylake-client").symlink_to(node_client.FOLDER)
-    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{world.topic}_readme"')
+    topic = f"{world.topic}_readme_node"
+    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
     (tmp_path / "readme.mjs").write_text(here)
     node_client.run(["node", "readme.mjs"], tmp_path)
-    with world.client() as lake:
-        wait_until(lambda: list(lake.pending(f"{world.topic}_readme", state="cancelled")), 20, world.job.log)
+    wait_until_cancelled(world, topic)
+
+
+def wait_until_cancelled(world: World, topic: str) -> None:
+    """Waits until the one message of a topic is listed as cancelled for both subscriptions."""
+
+    def is_cancelled() -> bool:
+        with world.client() as lake:
+            return [set(one.subscriptions) for one in lake.pending(topic, state="cancelled")] == [{"billing", "audit"}]
+
+    wait_until(is_cancelled, 20, f"what the example cancels\n{world.job.log}")
 
 
 def lake_now(lake: Client | FakeClient) -> datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,17 @@ def need(program: str, missing: str) -> None:
         missing: what is to be installed.
     """
     if shutil.which(program) is None:
-        reason = f"this test needs {missing}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _leave_out(missing)
+
+
+def need_file(file: Path, missing: str) -> None:
+    """As `need`, where a file is not there."""
+    if not file.exists():
+        _leave_out(missing)
+
+
+def _leave_out(missing: str) -> None:
+    reason = f"this test needs {missing}"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
