@@ -79,14 +79,17 @@ lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml an
 	@$(COMPILE) pyproject.toml --group dev -o requirements.lock
 	@$(COMPILE) --group pyproject.toml:build -c requirements.lock -o requirements-build.lock
 	@$(COMPILE) tests/other_systems/bullmq.in -o tests/other_systems/bullmq.lock
+	@$(COMPILE) tests/other_systems/oldest.in -o tests/other_systems/oldest.lock
 	@$(PY) -m broker.jvm.jars record
 	@$(PY) -m broker.jvm.jars record $(OTHER_PULSARS)
 
+# The client's code runs with older protobufs, too (tests/unit/clients/test_oldest_libraries.py): it refuses none of them.
 proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire $(filter-out proto/pulsar.proto,$(wildcard proto/*.proto))
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=broker/protocol/wire --pyi_out=broker/protocol/wire proto/pulsar.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
 	  proto/delaylake.proto
+	@sed -i '/^_runtime_version\.Validate/,/^)/d; / runtime_version as /d' $(CLIENT)/src/delaylake/wire/delaylake_pb2.py
 
 types: setup programs ## the types of the client for Node, of what the admin API says of itself
 	@mkdir -p .delaylake
@@ -109,7 +112,7 @@ tools:
 	fi
 
 # Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
-# started; and with Node what its client is built with. Where they can't be had those tests are skipped, but fail if CI is
+# started; the oldest libraries that the Python client takes; and with Node what its client is built with. Where they can't be had those tests are skipped, but fail if CI is
 # set. Without Sidekiq and BullMQ tests are skipped.
 programs:
 	@missing=(); \
@@ -123,6 +126,8 @@ programs:
 	fi
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
+	@[ $(VENV)/oldest -nt tests/other_systems/oldest.lock ] || { $(PY) -m pip install --quiet --upgrade --target $(VENV)/oldest \
+	  --no-deps --require-hashes -r tests/other_systems/oldest.lock && touch $(VENV)/oldest; } || rm -rf $(VENV)/oldest
 	@if command -v npm >/dev/null && ! [ $(NODE)/node_modules/.package-lock.json -nt $(NODE)/package-lock.json ]; then \
 	  npm --silent --prefix $(NODE) ci </dev/null >&2 && touch $(NODE)/node_modules/.package-lock.json || rm -rf $(NODE)/node_modules; fi
 

@@ -12,8 +12,6 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
 from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import (
     CANCEL,
@@ -38,6 +36,7 @@ from delaylake.errors import (
     NotFound,
     Unavailable,
 )
+from delaylake.http_library import httpx
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import PROPERTIES_WITH_FIELDS, Scheduled
 from delaylake.times import millis, moment
