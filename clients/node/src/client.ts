@@ -283,8 +283,8 @@ export class Client {
     const id = isKey(message) ? undefined : MessageId.of(message);
     const path = `${topicPath(topic, id)}/subscription/${encodeURIComponent(subscription)}/${operation}`;
     const named = isKey(message) ? { scheduleKeys: [message.scheduleKey] } : { messageIds: [idInTopic(id!)] };
-    // Ids without a type are skipByMessageIds' list of texts.
-    const body = operation === "skipByMessageIds" && id ? named.messageIds : { ...named, ...fields };
+    // Ids alone are a list of texts: beside nothing else in an object they would be base64.
+    const body = Object.keys(fields).length === 0 && id ? named.messageIds : { ...named, ...fields };
     return this.#outcomes({ method: "POST", path, body, requestId }, id, deliverAt);
   }
 

@@ -97,7 +97,7 @@ func (c Client) Do(ctx context.Context, operation, topic, message, subscription,
 		body["messageIds"] = []string{inTopic(message)}
 	}
 	path += "/subscription/" + url.PathEscape(subscription) + "/" + operation
-	if operation == "skipByMessageIds" && body["messageIds"] != nil {
+	if len(fields) == 0 && body["messageIds"] != nil { // in an object they would be base64
 		return c.outcomes(ctx, "POST", path, requestID, body["messageIds"])
 	}
 	return c.outcomes(ctx, "POST", path, requestID, body)

@@ -36,6 +36,8 @@ from delaylake import (
 )
 from delaylake.testing import FakeClient
 from delaylake.times import moment
+from pulsar.schema import Integer, JsonSchema, Record, StringSchema
+from pydantic import BaseModel
 
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
@@ -50,7 +52,7 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
 ROUTES = (
-    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java"),
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java", "_typed"),
     *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node", "_steps_java", "_steps_go"),
 )
 Kind = Literal["sync", "async"]
@@ -114,7 +116,7 @@ def shown(file: Path, world: World) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
     blocks = [block for block in blocks if "from delaylake import" in block and "delaylake.testing" not in block]
     for there, here in own.items():
-        assert all(there in block for block in blocks), there
+        assert all(there in block for block in blocks if "pulsar://" not in there or "broker=" in block), there
         blocks = [block.replace(there, here) for block in blocks]
     return blocks
 
@@ -212,6 +214,34 @@ def test_commands_over_the_control_topic(world: World, kind: Kind) -> None:
         with pytest.raises(NotAllowed):
             lake.skip(world.topic, message, subscription="audit")
         assert [one.result for one in lake.cancel(world.topic, message, subscription="audit")] == ["APPLIED"]
+
+
+def test_payloads_of_schemas_and_of_models(world: World, pulsar_client: pulsar.Client) -> None:
+    topic, schema = f"{world.topic}_typed", JsonSchema(Order)
+    consumer = pulsar_client.subscribe(
+        f"{topic}-billing", "typed", schema=schema, initial_position=pulsar.InitialPosition.Earliest
+    )
+    soon = timedelta(seconds=1)
+    with world.client() as over_broker, Client(world.api.url, timeout_seconds=SECONDS) as over_http:
+        over_broker.schedule(topic, Order(n=1), after=soon, schema=schema)
+        over_http.schedule(topic, Order(n=2), after=soon, schema=schema)
+        over_http.schedule(topic, Model(n=3), after=soon, schema="JSON")
+        got = [consumer.receive(int(SECONDS * 1000)).value().n for _ in range(3)]
+        assert sorted(got) == [1, 2, 3]
+        with pytest.raises(Invalid, match="newest is JSON"):
+            over_http.schedule(topic, b"x", after=soon, schema="AVRO")
+        with pytest.raises(ValueError, match="over a broker schema is one of"):
+            over_broker.schedule(topic, b"x", after=soon, schema="JSON")
+        with pytest.raises(Invalid, match="IncompatibleSchema"):
+            over_broker.schedule(topic, "x", after=soon, schema=StringSchema())
+
+
+class Order(Record):
+    n = Integer(required=True)
+
+
+class Model(BaseModel):
+    n: int
 
 
 @pytest.mark.parametrize("way", ["the API", "the control topic"])
@@ -504,7 +534,9 @@ def test_the_python_client_passes_the_steps_of_all_clients(world: World, guarded
         def connect(wrong: str | None) -> Client:
             given: dict[str, Any] = {"token": wrong or right, "timeout_seconds": SECONDS}
             if kind == "broker":
-                given["broker"] = world.broker
+                control = world.job.settings.control
+                topics = {"control_topic": control.topic, "outcome_topic": control.outcome_topic}
+                given |= {"broker": world.broker, **topics}
             made = awaited(AsyncClient(guarded.url, **given)) if kind == "async" else Client(guarded.url, **given)
             return stack.enter_context(made)
 

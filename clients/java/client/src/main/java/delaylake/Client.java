@@ -120,19 +120,19 @@ public final class Client {
 
     /** Cancels a message, also a single one of a batch, without its time; not on Exclusive and Failover subscriptions. */
     public List<Outcome> skip(String topic, Named message, Target target) {
-        Object body = message instanceof MessageId id ? List.of(id.inTopic()) : named(message, Map.of());
+        Object body = named(message, Map.of());
         return outcomes("POST", path(topic, message, target, "skipByMessageIds"), message, target, body, null);
     }
 
     /** Moves a message that waits to an earlier or later time. */
     public List<Outcome> reschedule(String topic, Named message, Instant at, Target target) {
-        Map<String, Object> body = named(message, Map.of("deliverAt", at.toEpochMilli()));
+        Object body = named(message, Map.of("deliverAt", at.toEpochMilli()));
         return outcomes("POST", path(topic, message, target, "reschedule"), message, target, body, at);
     }
 
     /** Moves a message that waits so much later than it would be delivered; negative: sooner, but not before now. */
     public List<Outcome> postpone(String topic, Named message, Duration by, Target target) {
-        Map<String, Object> body = named(message, Map.of("byMillis", by.toMillis()));
+        Object body = named(message, Map.of("byMillis", by.toMillis()));
         return outcomes("POST", path(topic, message, target, "postpone"), message, target, body, null);
     }
 
@@ -226,7 +226,9 @@ public final class Client {
         }
     }
 
-    private static Map<String, Object> named(Named message, Map<String, Object> fields) {
+    /** Returns a body that names a message. Ids alone are a list of texts: in an object they would be base64. */
+    private static Object named(Named message, Map<String, Object> fields) {
+        if (message instanceof MessageId id && fields.isEmpty()) return List.of(id.inTopic());
         Map<String, Object> body = new LinkedHashMap<>(fields);
         if (message instanceof MessageId id) body.put("messageIds", List.of(id.inTopic()));
         if (message instanceof ScheduleKey key) body.put("scheduleKeys", List.of(key.key()));
