@@ -99,9 +99,9 @@ def _done(lake: Lake, step: Step, topic: str, messages: dict[str, MessageId], no
             return [one.id for one in lake.pending(where, **options)]
         case "schedules":
             return [one.id for one in lake.schedules(where, **options)]
-        case operation:
+        case _:
             methods = {"deliverNow": "deliver_now", "endSchedule": "end_schedule"}
-            return getattr(lake, methods.get(operation, operation))(where, **options)
+            return getattr(lake, methods.get(step["do"]) or step["do"])(where, **options)
 
 
 def _named(step: Step, messages: dict[str, MessageId]) -> dict[str, Any]:
