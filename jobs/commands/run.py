@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import signal
@@ -63,6 +64,7 @@ def run(
     options = global_options(context)
     configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
     name_settings(options.settings.file)
+    faulthandler.register(signal.SIGUSR1, 2)  # stderr: what each thread does
     reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
     run_job(options.settings, reporter, keeps_spark_log=not options.verbose, is_standby=standby)
 
