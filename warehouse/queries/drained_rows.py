@@ -134,13 +134,13 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, limits:
         return empty_table(MESSAGES), Round()
     rows = _rows(tables, version, first, own)
     if has_all and first.num_rows == waiting.num_rows:
-        return rows, Round(n=first.num_rows)
+        return rows, Round()
     until = first["was_due"][first.num_rows - 1].as_py()
     [all_parked] = tables.query("delayed_index", _SQL("count", since=limits.since, **own), version).to_pylist()
     gone = places.num_rows - waiting.num_rows + first.num_rows
     gone_bytes = (pc.sum(places["payload_bytes"]).as_py() or 0) - int(sizes[first.num_rows :].sum())
     left, left_bytes = max(1, all_parked["n"] - gone), max(0, all_parked["n_bytes"] - gone_bytes)
-    return rows, Round(HELD_DELIVER_AT if until is None else until, left, left_bytes, first.num_rows)
+    return rows, Round(HELD_DELIVER_AT if until is None else until, left, left_bytes)
 
 
 def _rows(tables: Tables, version: int, first: pa.Table, own: Mapping[str, str]) -> pa.Table:
