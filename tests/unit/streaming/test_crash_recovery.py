@@ -57,7 +57,7 @@ def test_the_version_of_a_checkpoint_is_looked_at_before_a_prepared_offset_that_
     for start in starts:
         with pytest.raises(CheckpointError, match="a newer delaylake has written the checkpoint"):
             start()
-    with pytest.raises(CheckpointError, match="the prepared state in .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"the prepared state in .* is damaged"):
         last_routes(checkpoint.folder)
 
 
