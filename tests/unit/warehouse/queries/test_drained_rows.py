@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,12 +29,17 @@ def tables(tmp_path: Path) -> Tables:
 
 
 def park(
-    tables: Tables, name: str, dues: dict[int, int | None], sequence: int = 5, size: int = 1, topic: str = TOPIC
+    tables: Tables,
+    name: str,
+    dues: dict[int, int | None],
+    sequence: int = 5,
+    size: int = 1,
+    topic: str = TOPIC,
+    properties: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Seals parked messages, by entry when they were due; their sequences rise."""
-    rows = messages(
-        [(1, entry, HELD_DELIVER_AT) for entry in dues], payload=b"x" * size, subscription=name, topic=topic
-    )
+    own = {"payload": b"x" * size, "subscription": name, "topic": topic, "properties": list(properties)}
+    rows = messages([(1, entry, HELD_DELIVER_AT) for entry in dues], **own)
     sequences = pa.array(range(sequence, sequence + len(dues)))
     rows = with_columns(rows, was_due=pa.array(dues.values(), pa.int64()), sequence=sequences)
     tables.append("delayed_index", to_index(rows, 1), {})
@@ -150,3 +156,11 @@ def test_a_move_to_its_own_row_is_none_and_nor_is_one_of_another_subscription(ta
     move_on(tables, "b", [2], sequence=9)
     found, _ = find_first_held(tables, tables.version("delayed_index"), TOPIC, "a", Limits())
     assert found["entry_id"].to_pylist() == [0, 2]
+
+
+def test_properties_count_in_a_round(tables: Tables) -> None:
+    park(tables, "a", {entry: entry for entry in range(40)}, size=10, properties=[("name", "x" * MIB)])
+    version = tables.version("delayed_index")
+    rows, one = find_first_held(tables, version, TOPIC, "a", Limits(n_bytes=5 * MIB))
+    assert (rows["entry_id"].to_pylist(), one) == ([0, 1, 2, 3], Round(3, 36, 360))
+    assert rows["properties"][0].as_py() == [("name", "x" * MIB)]
