@@ -235,7 +235,10 @@ class Service:
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
-        with mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
+        with (
+            mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations),
+            mock.patch("checkpoint_from_tables.rebuild.rejected._sent", return_value=()),
+        ):
             rebuild(self.settings, self.tables, folder, now=self.now)
         prepared = PreparedState(folder)
         assert prepared.offset is not None
