@@ -571,9 +571,9 @@ def test_the_java_client_passes_the_steps_of_all_clients_and_its_application_wor
     wait_until_cancelled(world, topic)
 
 
-def test_the_go_example_passes_the_steps_of_all_clients(world: World, guarded: Api, tmp_path: Path) -> None:
+def test_the_go_example_passes_the_steps_of_all_clients(world: World, guarded: Api) -> None:
     need("go", "Go 1.22+")
-    environment = steps_environment(world, guarded, "go") | {"GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod"}
+    environment = steps_environment(world, guarded, "go")
     done = subprocess.run(
         ["go", "test", "-v", "-count=1", "./..."],
         cwd=ROOT / "docs/examples/go",

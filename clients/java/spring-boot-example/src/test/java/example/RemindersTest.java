@@ -34,10 +34,10 @@ class RemindersTest {
     @Test
     void aReminderIsMovedAndCancelledUntilItIsTooLate() throws Exception {
         String later = Instant.now().plusSeconds(7_200).toString();
-        String forgotten = remind("1h");
+        String forgotten = remind("PT1H");
         http.perform(put("/reminders/" + forgotten).param("at", later)).andExpect(status().isOk());
         http.perform(delete("/reminders/" + forgotten).param("at", later)).andExpect(status().isNoContent());
-        String sent = remind("1h");
+        String sent = remind("PT1H");
         http.perform(put("/reminders/" + sent).param("at", Instant.now().toString())).andExpect(status().isOk());
         http.perform(delete("/reminders/" + sent).param("at", later)).andExpect(status().isConflict());
         http.perform(put("/reminders/999999:0").param("at", later)).andExpect(status().isNotFound());
