@@ -118,6 +118,7 @@ class PendingMessage:
     attempt: int | None = None  # number of the retry, from 1; None: the first delivery
     shaped_from: int | None = None  # when it was due before its subscription's rate or windows put it off
     occurrence: int | None = None  # number of a recurring message's next occurrence; None: it does not recur
+    expires_at: int | None = None  # it is not sent any more to one of the subscriptions; None: it has no end
 
     @property
     def is_held(self) -> bool:
@@ -166,6 +167,7 @@ class PendingMessage:
             "producerName": self.producer_name,
             "attempt": self.attempt,
             **({} if self.occurrence is None else {"occurrence": self.occurrence}),
+            **({} if self.expires_at is None else {"expiresAt": self.expires_at}),
         }
 
 

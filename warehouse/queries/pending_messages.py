@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from broker.entries.message_ids import MessageRef
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
+from tracker.due_time import EXPIRE_AFTER, BadScheduleError, duration
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
@@ -61,6 +63,8 @@ _SHOWN = (
     "producer_name",
     "attempt",
     "shaped_from",
+    "was_due",
+    "expires_at",
     "occurrence",
 )
 
@@ -333,10 +337,12 @@ class Pending:
         return dict(zip(found["subscription"].to_pylist(), found["n"].to_pylist(), strict=True))
 
     def _message(self, row: dict[str, Any]) -> PendingMessage:
+        waiting = [s for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1]
         return PendingMessage(
             ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
-            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1),
+            subscriptions=tuple(s.name for s in waiting),
             properties=dict(row["properties"] or ()),
+            expires_at=_end(row, [s.expire_after for s in waiting if s.expire_after is not None]),
             **{
                 name: row[name]
                 for name in (
@@ -370,3 +376,21 @@ class Pending:
             raise
         except DeltaError:
             raise version_gone() from None
+
+
+def _end(row: dict[str, Any], expire_after: Sequence[int]) -> int | None:
+    """Returns when a row expires first, ms since the epoch; None: never.
+
+    Args:
+        row: of the delayed index.
+        expire_after: of the subscriptions that wait for it, ms.
+    """
+    ends = [] if row["expires_at"] is None else [row["expires_at"]]
+    due = next(time for time in (row["shaped_from"], row["was_due"], row["deliver_at"]) if time is not None)
+    if due < HELD_DELIVER_AT:
+        after = dict(row["properties"] or ()).get(EXPIRE_AFTER) if row["occurrence"] is not None else None
+        if after is not None:
+            with suppress(BadScheduleError):  # an earlier version did not read it
+                ends.append(due + duration(EXPIRE_AFTER, after))
+        ends += [due + millis for millis in expire_after]
+    return min(ends, default=None)

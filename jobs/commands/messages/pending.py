@@ -116,10 +116,13 @@ def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> 
             m["messageId"],
             m["key"] or "",
             ",".join(m["subscriptions"]),
+            time_text(m["expiresAt"], zone) if "expiresAt" in m else "",
         ]
         for m in messages
     ]
-    return table_text(["deliver at", "message", "key", "subscriptions"], rows)
+    titles = ["deliver at", "message", "key", "subscriptions", "expires at"]
+    n = len(titles) if any("expiresAt" in m for m in messages) else len(titles) - 1
+    return table_text(titles[:n], [row[:n] for row in rows])
 
 
 def _time_text(message: dict[str, Any], zone: tzinfo | None) -> str:

@@ -1,0 +1,318 @@
+"""Messages that can't be sent by their end: they are not sent, and get the outcome EXPIRED.
+
+A message has an end by its properties `expireAt` and `expireAfter`, and by the `expire_after` of a subscription. It is
+judged when it is dispatched, by the tick's time: what is dispatched before is sent, however long that takes. What is
+parked is judged at the end of a seal epoch, so that it expires where it is.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracker.context import Context
+from tracker.due_time import EXPIRE_AFTER, EXPIRE_AT, MAX_TIME_MILLIS, BadScheduleError, duration, expires_at
+from tracker.giving_up import cancelled
+from tracker.message_state.state import MessageState
+from tracker.messages import (
+    MESSAGES,
+    BoolArray,
+    Int64Array,
+    are_recurring,
+    concat,
+    has_occurrences,
+    int64,
+    is_rejected,
+    message_ids,
+    subscription_numbers,
+    typed,
+    where,
+    with_columns,
+)
+from tracker.rebuilt import PARKED_ENDS
+from tracker.schemas import EXPIRED_ID, OUTCOME_ROWS
+from tracker.store import Store, get_rows, put_rows
+from tracker.subscriptions import Subscriptions, by_topic, dead_letters_in, numbers_in
+from tracker.wire.delaylake_pb2 import Result
+
+NO_END = 1 << 62  # ms since the epoch; the end of what has none
+
+_TABLE = "parked_ends"
+_SLOT_MILLIS = 60_000
+
+_BODY = ("payload", "payload_at", "properties", "key", "ordering_key", "ordering_key_bytes", "retry_reasons")
+
+
+def may_expire(rows: pa.Table, subscriptions: Subscriptions) -> bool:
+    """Whether any of some rows, as MESSAGES, may have an end."""
+    if subscriptions.expire_after or has_occurrences(rows):
+        return bool(rows.num_rows)
+    return has_ends(rows)
+
+
+def has_ends(rows: pa.Table) -> bool:
+    """Whether any of some rows is of a message that has an end itself, and does not recur."""
+    return "expires_at" in rows.column_names and rows["expires_at"].null_count < rows.num_rows
+
+
+def due_times(rows: pa.Table) -> Int64Array:
+    """Returns when rows, as MESSAGES, were due before they were parked or shaped: int64, (rows,), ms."""
+    times: Int64Array = pc.coalesce(rows["shaped_from"], rows["was_due"], rows["deliver_at"]).to_numpy()
+    return times
+
+
+def ends_of(rows: pa.Table, number: int, subscriptions: Subscriptions) -> Int64Array:
+    """Returns when messages expire for a subscription. Dead letters and rejected messages do not.
+
+    Args:
+        rows: as MESSAGES.
+        number: of the subscription, in each row's topic.
+
+    Returns:
+        int64, (rows,), ms since the epoch; NO_END: never.
+    """
+    ends = np.full(rows.num_rows, NO_END, np.int64)
+    if has_ends(rows):
+        ends = pc.fill_null(rows["expires_at"], NO_END).to_numpy().astype(np.int64)
+    due = due_times(rows)
+    if has_occurrences(rows):
+        after = _durations(rows)
+        ends = np.where((after > 0) & are_recurring(rows), np.minimum(ends, due + after), ends)
+    if subscriptions.expire_after:
+        after = by_topic(rows, lambda topic: subscriptions.expire_after.get(topic, {}).get(number, 0))
+        ends = np.where(after > 0, np.minimum(ends, due + after), ends)
+    has_none = is_rejected(rows) | (dead_letters_in(rows, subscriptions) >> number & 1 > 0)
+    ends[has_none] = NO_END
+    return ends
+
+
+def moved_ends(rows: pa.Table, times: Int64Array) -> pa.Table:
+    """Returns rows, as MESSAGES, with the ends that their messages have when they are due at other times.
+
+    Args:
+        times: int64, (rows,), ms since the epoch.
+    """
+    if not has_ends(rows):
+        return rows
+    before, properties = rows["expires_at"].to_pylist(), rows["properties"].to_pylist()
+    ends = []
+    for end, given, due in zip(before, properties, times.tolist(), strict=True):
+        named = {name: text for name, text in given or () if name in (EXPIRE_AT, EXPIRE_AFTER)}
+        ends.append(expires_at(named, due) if end is not None and EXPIRE_AFTER in named else end)
+    return with_columns(rows, expires_at=pa.array(ends, pa.int64()))
+
+
+class Expiring:
+    """Finds the messages of a tick that have expired, and what is answered of them.
+
+    Args:
+        context: of the shard, in a tick.
+        state: learns of messages that expire where they are parked.
+
+    Attributes:
+        outcomes: as OUTCOME_ROWS, of the messages that have expired in this tick.
+        n: how many messages have expired in this tick, counted for each subscription.
+    """
+
+    def __init__(self, context: Context, state: MessageState) -> None:
+        self._context = context
+        self._state = state
+        self.outcomes: list[pa.Table] = []
+        self.n = 0
+
+    def find_ended(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+        """Returns the subscriptions for which due rows have expired, as bits, int64, (rows,).
+
+        Args:
+            rows: as MESSAGES.
+            masks: int64, (rows,): the subscriptions to which each row would go, as bits.
+        """
+        ended = np.zeros(rows.num_rows, np.int64)
+        if may_expire(rows, self._context.subscriptions):
+            for number in numbers_in(masks):
+                has_ended = ends_of(rows, number, self._context.subscriptions) <= self._context.now
+                ended |= np.where(has_ended, masks & 1 << number, 0)
+        return ended
+
+    def wait_for_end(self, rows: pa.Table) -> BoolArray:
+        """Tells which due rows are for nothing but to expire, and have not yet: bool, (rows,).
+
+        Such a row is for one subscription, and due at its end, which no place is before, or later.
+        """
+        waits = np.zeros(rows.num_rows, np.bool_)
+        subscriptions = self._context.subscriptions
+        if rows["sequence"].null_count == rows.num_rows or not may_expire(rows, subscriptions):
+            return waits
+        numbers, due = subscription_numbers(rows, subscriptions.names), int64(rows, "deliver_at")
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            ends = ends_of(rows, number, subscriptions)
+            waits |= (numbers == number) & (ends <= due) & (ends > self._context.now)
+        return waits
+
+    def expire_rows(self, rows: pa.Table, ended: Int64Array) -> None:
+        """Has due rows expire for subscriptions; the caller does not send them there.
+
+        Args:
+            rows: as MESSAGES.
+            ended: int64, (rows,): these subscriptions, as bits.
+        """
+        for number in numbers_in(ended):
+            chosen = np.flatnonzero(ended >> number & 1)
+            if len(chosen):
+                found = typed(rows.take(pa.array(chosen)), MESSAGES)
+                self.note_expired(found, number, self._context.next_sequence())
+
+    def expire_parked(self, rows: pa.Table, number: int, sequence: int) -> None:
+        """Has messages expire where they are parked for a subscription: their rows are not dispatched any more.
+
+        Args:
+            rows: as MESSAGES: the rows that count, none of a recurring message.
+            number: of the subscription.
+            sequence: of the outcomes.
+        """
+        until = int64(rows, "deliver_at") + self._context.remembered_millis
+        self._state.cancel_messages(number, rows, np.zeros(rows.num_rows, np.bool_), until)
+        self._state.unwanted_moves += rows.num_rows
+        self.note_expired(rows, number, sequence)
+
+    def note_expired(self, rows: pa.Table, number: int, sequence: int) -> None:
+        """Makes the outcomes of messages that have expired, and tells the delayed index.
+
+        Args:
+            rows: as MESSAGES.
+            number: of the subscription.
+            sequence: of the outcomes.
+        """
+        context = self._context
+        ends = pa.array(ends_of(rows, number, context.subscriptions))
+        names = context.subscriptions.names_of(rows["topic"], number)
+        reason = pc.binary_join_element_wise("not sent by", ends.cast(pa.string()), " ")
+        outcomes = with_columns(
+            cancelled(rows, "", "", sequence, context.tick, context.now),
+            subscription=names,
+            reason=reason,
+            request_id=pa.repeat(EXPIRED_ID, rows.num_rows),
+            result=pa.repeat(int(Result.EXPIRED), rows.num_rows).cast(pa.int32()),
+            schedule_key=rows["schedule_key"],
+            attempt=rows["attempt"],
+        )
+        self.outcomes.append(outcomes)
+        self.n += rows.num_rows
+        messages = where(with_columns(rows, subscription=names), ~are_recurring(rows))
+        if messages.num_rows:
+            self._state.record_operation("CANCEL", messages, sequence, int64(messages, "deliver_at"))
+
+    def all_outcomes(self) -> pa.Table:
+        """Returns the outcomes, as OUTCOME_ROWS."""
+        return concat(self.outcomes, OUTCOME_ROWS)
+
+
+class ParkedEnds:
+    """When messages expire that are parked: rows as PARKED_ENDS, by minute, in a table of the store.
+
+    A row counts as long as no later row of its message does, which the caller finds out.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._saved = store.get(_TABLE, (-1, 0))
+        # By minute: its number of values, and its earliest end, ms since the epoch.
+        self._slots: dict[int, tuple[int, int]] = {
+            slot: (n, earliest) for slot, n, earliest in (json.loads(self._saved) if self._saved else ())
+        }
+
+    def add_rows(self, rows: pa.Table, ends: Int64Array) -> None:
+        """Adds rows that are parked.
+
+        Args:
+            rows: as MESSAGES, each for one subscription, with the sequence with which it was parked.
+            ends: int64, (rows,), ms since the epoch; NO_END: the row is left out.
+        """
+        if (found := parked_ends(rows, ends)).num_rows:
+            self._add(found)
+
+    def take_ended(self, now: int) -> pa.Table:
+        """Removes and returns the rows whose end has come by now, ms since the epoch, as PARKED_ENDS."""
+        found = []
+        for slot in [slot for slot, (_, earliest) in self._slots.items() if earliest <= now]:
+            n, _ = self._slots.pop(slot)
+            rows = concat((get_rows(self._store, _TABLE, (slot, i)) for i in range(n)), PARKED_ENDS)
+            for i in range(n):
+                self._store.remove(_TABLE, (slot, i))
+            has_ended = int64(rows, "ends_at") <= now
+            found.append(where(rows, has_ended))
+            self._add(where(rows, ~has_ended))
+        return concat(found, PARKED_ENDS)
+
+    def rebuild(self, rows: pa.Table) -> None:
+        """Restores the state after a rebuild, from PARKED_ENDS."""
+        if rows.num_rows:
+            self._add(rows)
+
+    def save(self) -> None:
+        """Writes the changes to the store."""
+        data = json.dumps([[slot, *one] for slot, one in sorted(self._slots.items())]).encode()
+        if data != (self._saved or b"[]"):
+            self._store.put(_TABLE, (-1, 0), data)
+            self._saved = data
+
+    def _add(self, rows: pa.Table) -> None:
+        ends = int64(rows, "ends_at")
+        for slot in np.unique(ends // _SLOT_MILLIS).tolist():
+            is_in = ends // _SLOT_MILLIS == slot
+            n, earliest = self._slots.get(slot, (0, NO_END))
+            put_rows(self._store, _TABLE, (slot, n), where(rows, is_in))
+            self._slots[slot] = n + 1, min(earliest, int(ends[is_in].min()))
+
+
+def parked_ends(rows: pa.Table, ends: Int64Array) -> pa.Table:
+    """Returns those of parked rows, as MESSAGES, that have an end (int64, (rows,), ms since the epoch): PARKED_ENDS."""
+    has_end = ends < NO_END
+    return _without_body(where(rows, has_end)).append_column(PARKED_ENDS.field("ends_at"), pa.array(ends[has_end]))
+
+
+def _without_body(rows: pa.Table) -> pa.Table:
+    """Returns rows, as MESSAGES, without what is only sent; recurring messages keep it for their next occurrence."""
+    recurs = pa.array(are_recurring(rows))
+    columns = {}
+    for name in _BODY:
+        nothing = pa.nulls(rows.num_rows, rows.schema.field(name).type)
+        columns[name] = pc.if_else(recurs, rows[name], nothing) if pc.any(recurs).as_py() else nothing
+    return with_columns(rows, **columns)
+
+
+def are_current(state: MessageState, rows: pa.Table, number: int) -> BoolArray:
+    """Tells which parked rows, as MESSAGES with a sequence, still count for a subscription: bool, (rows,)."""
+    ids = message_ids(rows)
+    are: BoolArray = state.moved.find_moves(number, ids)[0] == int64(rows, "sequence")
+    are &= ~state.cancelled.contains(number, ids)
+    are &= ~state.delivered.contains(number, ids)
+    return are
+
+
+def _durations(rows: pa.Table) -> Int64Array:
+    """Returns the property `expireAfter` of rows, as MESSAGES: int64, (rows,), ms; 0: none."""
+    texts = pc.map_lookup(rows["properties"].combine_chunks(), EXPIRE_AFTER, "first")
+    if texts.null_count == len(texts):
+        return np.zeros(rows.num_rows, np.int64)
+    encoded = texts.dictionary_encode()
+    millis = np.array([_millis(text) for text in encoded.dictionary.to_pylist()], np.int64)
+    found: Int64Array = np.where(
+        texts.is_valid().to_numpy(zero_copy_only=False),
+        millis[pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False)],
+        0,
+    )
+    return found
+
+
+@lru_cache(maxsize=1_000)
+def _millis(text: str) -> int:
+    """Returns a duration, ms; 0: the text is none, as it was accepted by an earlier version, which did not read it."""
+    try:
+        return min(duration(EXPIRE_AFTER, text), MAX_TIME_MILLIS)
+    except BadScheduleError:
+        return 0
