@@ -7,7 +7,7 @@ parked is judged at the end of a seal epoch, so that it expires where it is.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -215,15 +215,21 @@ class ParkedEnds:
     """When messages expire that are parked: rows as PARKED_ENDS, by minute, in a table of the store.
 
     A row counts as long as no later row of its message does, which the caller finds out.
+
+    Args:
+        store: where the rows are kept.
+        meta: the attribute of that name, which the caller saves; empty: there are no rows.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, meta: Sequence[Sequence[int]] = ()) -> None:
         self._store = store
-        self._saved = store.get(_TABLE, (-1, 0))
         # By minute: its number of values, and its earliest end, ms since the epoch.
-        self._slots: dict[int, tuple[int, int]] = {
-            slot: (n, earliest) for slot, n, earliest in (json.loads(self._saved) if self._saved else ())
-        }
+        self._slots = {slot: (n, earliest) for slot, n, earliest in meta}
+
+    @property
+    def meta(self) -> list[list[int]]:
+        """The metadata, as JSON has it, which the caller saves."""
+        return [[slot, *one] for slot, one in sorted(self._slots.items())]
 
     def add_rows(self, rows: pa.Table, ends: Int64Array) -> None:
         """Adds rows that are parked.
@@ -252,13 +258,6 @@ class ParkedEnds:
         """Restores the state after a rebuild, from PARKED_ENDS."""
         if rows.num_rows:
             self._add(rows)
-
-    def save(self) -> None:
-        """Writes the changes to the store."""
-        data = json.dumps([[slot, *one] for slot, one in sorted(self._slots.items())]).encode()
-        if data != (self._saved or b"[]"):
-            self._store.put(_TABLE, (-1, 0), data)
-            self._saved = data
 
     def _add(self, rows: pa.Table) -> None:
         ends = int64(rows, "ends_at")

@@ -101,7 +101,7 @@ class Parking:
         self._dispatch_at = 0
         self._let_through: dict[tuple[str, int], int] = {}  # by topic and number: moves from this sequence on
         self.n_joined = 0
-        self.ends = ParkedEnds(context.store)
+        self.ends = ParkedEnds(context.store, state.parked_ends)
 
     def begin_tick(self, unwritable: Mapping[str, int], dispatch_at: int) -> None:
         """Begins a tick, whose fields the context has.
@@ -125,8 +125,8 @@ class Parking:
         return found
 
     def save(self) -> None:
-        """Adds what is resuming to the state, which the caller saves, and writes changes of `ends` to the store."""
-        self.ends.save()
+        """Adds what is resuming, and when what is parked expires, to the state, which the caller saves."""
+        self._state.parked_ends = self.ends.meta
         self._state.draining = [[*key, *one] for key, one in sorted(self._resuming.items())]
 
     def change_pauses(self, changes: Iterable[PauseChange]) -> None:

@@ -35,6 +35,7 @@ from warehouse.queries.listing import (
 from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
+from warehouse.queries.unsealed_messages import NOTHING_MORE, Unacknowledged, without_known
 
 _SQL = NamedQueries(
     __file__,
@@ -109,6 +110,7 @@ class Pending:
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
+        self._lookahead_millis = settings.release.lookahead_millis
         self._tables = self._open(settings)
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
@@ -120,12 +122,19 @@ class Pending:
         """Whether the listing has messages that were cancelled or skipped."""
         return self._filter.state is State.CANCELLED
 
-    def page(self, limit: int) -> Page:
+    def page(self, limit: int, come_in: Unacknowledged = NOTHING_MORE) -> Page:
         """Returns the next messages of the listing, at most `limit`, soonest first.
 
         A message that has a row for each subscription is listed once for each time, with all of them.
+
+        Args:
+            limit: the most messages.
+            come_in: what was found of the topic at its broker before this listing was begun: messages in it that no
+                table has are listed, too.
         """
         found = self._messages(limit + 1)
+        if come_in.messages:
+            found = self._with_unsealed(found, come_in.messages, has_more=len(found) > limit)
         cursor = None
         if len(found) > limit:
             del found[limit:]
@@ -136,7 +145,17 @@ class Pending:
                 asked=self._asked,
                 last=found[-1].place,
             ).encode()
-        return Page(self.version, self.as_of, found, cursor)
+        return Page(self.version, self.as_of, found, cursor, come_in.note)
+
+    def _with_unsealed(
+        self, found: list[PendingMessage], come_in: Sequence[PendingMessage], *, has_more: bool
+    ) -> list[PendingMessage]:
+        """Adds messages that are in no table to those of a page, in order, as far as they belong to it."""
+        unsealed = without_known(self._warehouse, come_in, self.subscriptions, self._filter, self.version)
+        after, end = self._cursor.last if self._cursor else None, found[-1].place if has_more else None
+        own = [one for one in unsealed if (after is None or one.place > after) and (end is None or one.place < end)]
+        own = [replace(one, is_going_out=one.deliver_at <= self.as_of + self._lookahead_millis) for one in own]
+        return sorted([*found, *own], key=lambda one: one.place)
 
     def _messages(self, n: int) -> list[PendingMessage]:
         """Returns the next n messages of the listing, or some more; those before the n-th have all their rows."""

@@ -50,8 +50,8 @@ def pending(
 ) -> None:
     """List the messages that wait, soonest first.
 
-    A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis). One that is due within about
-    10 seconds may never be listed.
+    What came in within the last seconds is read from the source topic itself. Going out: it is due within moments, or
+    has just been delivered. Counts leave both out: they have a message a few seconds after it was sent.
     """
     from warehouse.queries.listing import State
 
@@ -77,13 +77,21 @@ def pending(
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
     """Returns messages, or with `stats` counts, from the tables or the admin API, as the API's JSON."""
+    from warehouse.queries.listing import State, resolve_route
     from warehouse.queries.pending_messages import MAX_LIMIT, Pending
+    from warehouse.queries.unsealed_messages import NOTHING_MORE, UnacknowledgedReader
     from warehouse.routes.missing_routes import settings_with
 
     if options.api_url is None:
         settings, is_missing = settings_with(options.settings, topic)
-        question = Pending(settings, topic, wanted)
-        found: dict[str, Any] = question.stats() if stats else question.page(limit).to_json()
+        if stats:
+            found: dict[str, Any] = Pending(settings, topic, wanted).stats()
+        else:
+            come_in = NOTHING_MORE
+            if wanted.state is State.WAITING:
+                source, partition, _ = resolve_route(settings, topic, wanted.subscription)
+                come_in = UnacknowledgedReader(settings).read(source, partition)
+            found = Pending(settings, topic, wanted).page(limit, come_in).to_json()
         return {**found, "isWithoutRoute": True} if is_missing else found
     query = wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"properties"}, mode="json")
     query["property"] = [f"{name}={value}" for name, value in wanted.properties.items()]
@@ -105,7 +113,8 @@ def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str
     lines = messages_text(found["messages"], zone)
     if found.get("isWithoutRoute"):
         lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
-    return f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines
+    lines = f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines
+    return f"{lines}\n{found['note']}" if found.get("note") else lines
 
 
 def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> str:
@@ -128,7 +137,9 @@ def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> 
 def _time_text(message: dict[str, Any], zone: tzinfo | None) -> str:
     if message["isHeld"]:
         return "held back"
-    return "paused" if message["deliverAt"] is None else time_text(message["deliverAt"], zone)
+    if message["deliverAt"] is None:
+        return "paused"
+    return time_text(message["deliverAt"], zone) + (" (going out)" if message.get("isGoingOut") else "")
 
 
 def _stats_text(stats: dict[str, Any], zone: tzinfo | None) -> str:
