@@ -208,9 +208,9 @@ class _Message:
     def expire(self, copy: _Copy, now: int) -> Expired:
         """Has what waits for a subscription expire; then its next occurrence waits, if there is one."""
         found = Expired(self.sent.topic, copy.subscription, self.id, moment(now), copy.occurrence or None)
-        copy.is_parked = False
+        was_parked, copy.is_parked = copy.is_parked, False
         if self.rule is None:
-            copy.state = "expired"
+            copy.state = "cancelled" if was_parked else "expired"
         else:
             self.move_on(self.rule, copy, copy.planned if self.rule.misfire == "all" else max(copy.planned, now))
         return found
