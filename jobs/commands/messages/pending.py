@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,8 @@ def pending(
             return json.dumps({"count": n}) if output is Output.JSON else str(n)
         if output is Output.JSON:
             return json.dumps(found)
+        if note := found.get("note"):
+            print(f"note: {note}", file=sys.stderr)
         return _stats_text(found, options.zone) if stats else _listing_text(topic, found, options.zone)
 
     if every is None:
@@ -113,8 +116,7 @@ def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str
     lines = messages_text(found["messages"], zone)
     if found.get("isWithoutRoute"):
         lines = f"{topic} is without a route: what comes due is held back until the settings have it again\n{lines}"
-    lines = f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines
-    return f"{lines}\n{found['note']}" if found.get("note") else lines
+    return f"{lines}\n... and more (--limit)" if found["nextCursor"] else lines
 
 
 def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> str:
