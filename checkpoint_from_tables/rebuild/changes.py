@@ -16,7 +16,7 @@ from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
 from checkpoint_from_tables.rebuild.waiting_commands import WAITING
 from tracker.commands.kinds import RESCHEDULE, RETRY
-from tracker.expiry import moved_ends
+from tracker.ends import moved_ends
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import (
     BoolArray,

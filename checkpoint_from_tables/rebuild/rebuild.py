@@ -30,7 +30,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from tracker.commands.kinds import Effect
 from tracker.context import Context
-from tracker.expiry import ends_of, parked_ends
+from tracker.ends import ends_of, parked_ends
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import (

@@ -26,7 +26,7 @@ from tracker.commands.repeats import FirstAnswers, Repeats, RequestLog
 from tracker.commands.retries import retry_rows
 from tracker.commands.waiting import EarlyCommands, WaitingCommands
 from tracker.context import Context
-from tracker.expiry import moved_ends
+from tracker.ends import moved_ends
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,

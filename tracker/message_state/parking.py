@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.context import Context
-from tracker.expiry import ParkedEnds, ends_of, may_expire
+from tracker.ends import ParkedEnds, ends_of, may_expire
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import (

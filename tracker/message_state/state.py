@@ -71,7 +71,7 @@ class MessageState:
         unwanted_moves: how many rows of moved messages are unwanted.
         paused: by topic: a mask of the subscriptions that are paused.
         draining: of `Parking`: (topic, subscription's number, the values of `Resuming`).
-        parked_ends: of `tracker.expiry.ParkedEnds`: its attribute `meta`.
+        parked_ends: of `tracker.ends.ParkedEnds`: its attribute `meta`.
     """
 
     def __init__(self, context: Context, compression: Compression | None = None) -> None:

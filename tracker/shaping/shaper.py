@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tracker.buckets.time_slots import Queue
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.expiry import NO_END, due_times, ends_of, may_expire
+from tracker.ends import NO_END, due_times, ends_of, may_expire
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
