@@ -29,6 +29,7 @@ def send(client: pulsar.Client, topic: str, n: int, due: int, size: int) -> set[
     for name in names:
         producer.send_async((name + noise)[: max(size, len(name))], None, properties={"deliverAt": str(due)})
     producer.flush()
+    assert producer.last_sequence_id() == n - 1, f"{topic}: a message was not sent"
     producer.close()
     return set(names)
 

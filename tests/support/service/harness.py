@@ -312,7 +312,14 @@ class Collector:
                 message = consumer.receive(300)
             except pulsar.Timeout:
                 continue
-            consumer.acknowledge(message)
+            except pulsar.PulsarException as error:
+                if not self._stopped.is_set():
+                    print(f"{topic} is not collected any more: {error!r}", flush=True)
+                return
+            try:
+                consumer.acknowledge(message)
+            except pulsar.PulsarException as error:  # it comes again, and counts once
+                print(f"{topic}: {error!r}", flush=True)
             position = str(message.message_id()), message.topic_name()
             if position in seen:
                 continue
