@@ -173,6 +173,11 @@ class Job:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def report(self) -> str:
         """Returns what the job, its processes and the broker say now, for the message of a test that fails."""
         assert self.process is not None
