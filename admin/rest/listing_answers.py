@@ -26,6 +26,8 @@ class PendingMessage(BaseModel):
     producerName: str | None
     attempt: int | None
     occurrence: int | None = None
+    expiresAt: int | None = None
+    isGoingOut: bool | None = None
 
 
 class PendingPage(BaseModel):
@@ -35,6 +37,7 @@ class PendingPage(BaseModel):
     asOf: int
     messages: list[PendingMessage]
     nextCursor: str | None
+    note: str | None = None
 
 
 class ScheduleProgress(BaseModel):

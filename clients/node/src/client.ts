@@ -50,6 +50,10 @@ export interface ScheduleOptions {
   scheduleKey?: string;
   scheduleMode?: "replace" | "keep" | "debounce";
   debounceMax?: Duration;
+  /** What can't be sent by then is not sent. */
+  expireAt?: Time;
+  /** How long after it is due; with both the earlier end counts. */
+  expireAfter?: Duration;
   /** The rule of a message that recurs: cron, `@every 90s` or an RRULE. */
   repeat?: string;
   timeZone?: string;
@@ -120,7 +124,7 @@ export class Client {
 
   /** Sends a message that is delivered later, or with `repeat` again and again; resolves to its id and time. */
   async schedule(topic: string, payload: Payload, options: ScheduleOptions = {}): Promise<MessageId> {
-    const { at, after, eventTime, debounceMax, repeatUntil, requestId = randomUUID(), ...rest } = options;
+    const { at, after, eventTime, debounceMax, repeatUntil, expireAt, expireAfter, requestId = randomUUID(), ...rest } = options;
     if (at !== undefined && after !== undefined) throw new TypeError("one of at and after is needed, not both");
     if (at === undefined && after === undefined && rest.repeat === undefined) throw new TypeError("one of at and after is needed");
     const body: Api["ScheduleRequest"] = {
@@ -130,6 +134,8 @@ export class Client {
       ...(after !== undefined && { deliverAfter: durationMillis("after", after) }),
       ...(eventTime !== undefined && { eventTime: millis("eventTime", eventTime) }),
       ...(debounceMax !== undefined && { debounceMax: durationMillis("debounceMax", debounceMax) }),
+      ...(expireAt !== undefined && { expireAt: millis("expireAt", expireAt) }),
+      ...(expireAfter !== undefined && { expireAfter: durationMillis("expireAfter", expireAfter) }),
       ...(repeatUntil !== undefined && { repeatUntil: millis("repeatUntil", repeatUntil) }),
     };
     const headers = { "Idempotency-Key": requestId };

@@ -151,6 +151,10 @@ export interface components {
             attempt: number | null;
             /** Occurrence */
             occurrence?: number | null;
+            /** Expiresat */
+            expiresAt?: number | null;
+            /** Isgoingout */
+            isGoingOut?: boolean | null;
         };
         /**
          * PendingPage
@@ -165,6 +169,8 @@ export interface components {
             messages: components["schemas"]["PendingMessage"][];
             /** Nextcursor */
             nextCursor: string | null;
+            /** Note */
+            note?: string | null;
         };
         /**
          * Reason
@@ -385,6 +391,19 @@ export interface components {
              * @default null
              */
             deliverAfter?: (number | string) | null;
+            /**
+             * Expireat
+             * @description From when on it is not sent any more.
+             * @default null
+             */
+            expireAt?: (number | string) | null;
+            /**
+             * Expireafter
+             * @description How long after it is due it is sent at the latest.
+             * @default null
+             * @example 2h
+             */
+            expireAfter?: (number | string) | null;
             /**
              * Schedulekey
              * @description One message waits for each.

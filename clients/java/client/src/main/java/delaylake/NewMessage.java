@@ -78,6 +78,16 @@ public final class NewMessage {
         return with("debounceMax", positive(longest));
     }
 
+    /** What can't be sent by then is not sent. */
+    public NewMessage expireAt(Instant time) {
+        return with("expireAt", time.toEpochMilli());
+    }
+
+    /** How long after it is due; with both the earlier end counts. */
+    public NewMessage expireAfter(Duration longest) {
+        return with("expireAfter", positive(longest));
+    }
+
     /** The rule of a message that recurs: cron, {@code @every 90s} or an RRULE. */
     public NewMessage repeat(String rule) {
         return with("repeat", rule);
