@@ -81,10 +81,10 @@ def test_the_earlier_end_counts() -> None:
 def test_an_end_that_is_none_or_before_the_messages_own_time_is_refused_with_the_propertys_name() -> None:
     own = {"deliverAt": "1000"}
     for wrong in ({"expireAt": "x"}, {"expireAt": "-1"}, {"expireAt": str(MAX_TIME_MILLIS + 1)}, {"expireAt": "1000"}):
-        with pytest.raises(BadScheduleError, match="^expireAt "):
+        with pytest.raises(BadScheduleError, match=r"^expireAt "):
             expires_at(own | wrong, 1_000)
     for after in ("", "0", "-5s", "soon", "0.0001ms"):
-        with pytest.raises(BadScheduleError, match="^expireAfter "):
+        with pytest.raises(BadScheduleError, match=r"^expireAfter "):
             expires_at(own | {"expireAfter": after}, 1_000)
     assert expires_at({"expireAt": "500"}, 1_000) == 500, "it has no time of its own, and came late"
 
