@@ -211,6 +211,19 @@ def test_an_occurrence_that_is_parked_expires_there_and_the_next_one_comes() -> 
     assert [one[1:] for one in job.got["b"]] == [(1, 10_000), (2, 70_000)]
 
 
+@pytest.mark.parametrize(("lookahead", "misfire"), [(0, "all"), (5_000, "all"), (5_000, "skip"), (0, "once")])
+def test_a_parked_occurrence_that_expires_late_does_not_end_the_message(lookahead: int, misfire: str) -> None:
+    """The next occurrence is due in the tick in which the parked one expires."""
+    job = Job(lookahead=lookahead)
+    job.step(recurring(0, 10 * SECOND, "@every 60s", misfire=misfire, expireAfter="20s"), later=SECOND)
+    job.step(pause=PauseChange("p1", TOPIC, 1, True))
+    job.run(10)
+    job.step(later=3 * MINUTE)
+    job.step(pause=PauseChange("p2", TOPIC, 1, False))
+    job.run(150)
+    assert job.times()[-2:] == [250, 310]
+
+
 def test_of_a_batch_each_message_has_its_end() -> None:
     service = Service(None, shards=1)
     rows = batches([(7, 0, i, 3, START + 20_000) for i in range(3)])
