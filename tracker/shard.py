@@ -22,6 +22,7 @@ from tracker.commands.occurrences import Occurrences
 from tracker.context import Context
 from tracker.dispatching import Dispatcher, split_failed
 from tracker.entry_log import EntryLog
+from tracker.expiry import Expiring
 from tracker.giving_up import (
     GivenUp,
     GivingUp,
@@ -60,10 +61,6 @@ from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInProgress, TickInput
 
 _TABLE = "shard"
-
-# Of rejects that are sent again so many go out each so many ms.
-_REJECT_ROWS = 1_000
-_REJECT_MILLIS = 100
 
 
 @dataclass(frozen=True)
@@ -172,6 +169,7 @@ class Shard:
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
             step.effects.entries = self._entries.take_durable(tick.durable_through)
+            self._dispatcher.expire_parked(step)
 
         self._dispatch_due(step, short_notice, moved)
         self._add_moves_of_dispatch(step)
@@ -199,6 +197,7 @@ class Shard:
             tick=tick,
             input=tick_input,
             giving_up=GivingUp(context, tick.unwritable),
+            expiring=Expiring(context, self._state),
             ends_seal_epoch=tick.seal_epoch != last.seal_epoch,
             commands=tick_input.commands,
         )
@@ -234,6 +233,7 @@ class Shard:
         self._requests.rebuild(rebuilt.message_requests)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
+        self._parking.ends.rebuild(rebuilt.ends)
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
@@ -305,7 +305,8 @@ class Shard:
         left_out = is_left_out(step.effects.rejects)
         step.n_left_out = int(left_out.sum())
         rejects = [where(step.effects.rejects, ~left_out), *(one.rejects for one in step.given_up)]
-        again = self._rejects_sent_again(tick, step.input.rejected)
+        due_at = pa.array(np.full(step.input.rejected.num_rows, min(tick.now, tick.cutoff)))
+        again = with_columns(step.input.rejected, deliver_at=due_at)  # which their topics lack
         rejects = concat([select_sent_rejects(tick.unwritable, tick.parked_rejects, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         if (most := self._budget(tick)) is not None and at_once.num_rows:
@@ -319,7 +320,9 @@ class Shard:
             self._shaper.assign_places(tick.places, self._tracker.queue_lengths)
         if self._tracker.queue_lengths:
             is_set_back = tick.cutoff < self._context.released
+            ended = self._tracker.take_ended(tick.now)
             waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
+            waited = concat([ended, waited])
             self.due = concat([self.due, waited])
             at_once, waited = self._without_failed(step, at_once, waited)
             planned = in_order(concat([waited, planned]))
@@ -359,16 +362,6 @@ class Shard:
         is_parked = name in names and self._parking.parked_mask(topic) >> names.index(name) & 1
         return None if is_parked or is_set_back else self._shaper.max_from_queue(queue)
 
-    def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """Returns the rejects of earlier ticks that are sent to their topics now.
-
-        Of many, _REJECT_ROWS are sent each _REJECT_MILLIS: the others wait in the tracker.
-        """
-        if not rejects.num_rows:
-            return rejects
-        times = tick.now + np.arange(rejects.num_rows) // _REJECT_ROWS * _REJECT_MILLIS
-        return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
-
     def _add_moves_of_dispatch(self, step: TickInProgress) -> pa.Table:
         """Adds the rows of messages that dispatching moved, and seals those that could not be found again otherwise.
 
@@ -401,12 +394,13 @@ class Shard:
     def _complete_effects(self, step: TickInProgress) -> Effects:
         """Returns the tick's effects, after all its stages."""
         tick, given_up, effects = step.tick, step.given_up, step.effects
-        effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
+        outcomes = [*step.outcomes, *(one.outcomes for one in given_up), step.expiring.all_outcomes()]
+        effects.outcomes = concat(outcomes, OUTCOME_ROWS)
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
         effects.failures += self._occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
-        effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths)
+        effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths, self._tracker.queues_with_ends)
         effects.resuming = self._parking.resuming
         effects.paused = self._context.subscriptions.names_by_topic(self._state.paused)
         effects.status = {
@@ -433,6 +427,7 @@ class Shard:
             "schedule_keys": len(self._keys),
             "cold_schedule_keys": self._keys.n_cold,
             "misfires": self._occurrences.n_misfires,
+            "expired": step.expiring.n,
         }
         return effects
 

@@ -19,6 +19,7 @@ from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.rebuild.last_answers import find_last_answers
 from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
 from checkpoint_from_tables.rebuild.recurring.schedules import Schedules
+from checkpoint_from_tables.rebuild.rejected import find_rejected
 from checkpoint_from_tables.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
 from conf.partitions import partition_name
@@ -29,10 +30,21 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from tracker.commands.kinds import Effect
 from tracker.context import Context
+from tracker.ends import ends_of, parked_ends
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
-from tracker.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    MESSAGES,
+    Int64Array,
+    concat,
+    int64,
+    is_among,
+    subscription_numbers,
+    typed,
+    where,
+)
+from tracker.rebuilt import PARKED_ENDS, REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -68,8 +80,8 @@ def rebuild(
     """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
 
     Entries that are not durable come again from the source topics, which have not acknowledged them. So the rebuild
-    removes their rows from the delayed index, and the state remembers those of their messages that were delivered. Of
-    durable messages, it remembers those delivered ones whose rows will be loaded again.
+    removes their rows from the delayed index, and the state remembers those of their messages that were delivered, or
+    rejected. Of durable messages, it remembers those delivered ones whose rows will be loaded again.
 
     The memory needed is proportional to the number of messages that commands have changed, and about a bit for each
     delivered message.
@@ -118,6 +130,7 @@ def rebuild(
     moved = pa.concat_tables([changes.moved, schedule_states.moved_rows])
     message_state = _message_state(known, replace(changes, moved=moved))
     _remove_not_durable(tables, durable)
+    rejected = find_rejected(context, destinations)
     since = min(overdue.values(), default=now)
     found = count_sealed(context, message_state, delivered, since)
     done = _delivered_rows(delivered, found, changes, now)
@@ -128,10 +141,12 @@ def rebuild(
         {
             InputKind.REBUILT_CANCELLED: changes.cancelled,
             InputKind.REBUILT_DELIVERED: done,
+            InputKind.REBUILT_REJECTED: rejected,
             InputKind.REBUILT_MOVED: moved,
             InputKind.REBUILT_OCCURRENCES: schedule_states.done_rows,
             InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now, ended, names),
             InputKind.REBUILT_WAITING: pa.concat_tables(waiting),
+            InputKind.REBUILT_ENDS: find_parked_ends(context),
             InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
         }
     )
@@ -147,6 +162,20 @@ def rebuild(
         "deliveries_found_at_destinations": unwritten,
         "topic_partitions": len(durable),
     }
+
+
+def find_parked_ends(context: RebuildContext) -> pa.Table:
+    """Returns when messages expire that are, or were, parked, as PARKED_ENDS; the state knows which rows count."""
+    subscriptions = known_routes(context.known).subscriptions
+    topics = sorted(subscriptions.expire_after)
+    may_expire = _SQL("in_topics", topics=topics) if topics else _SQL("has_end")
+    found = []
+    for rows in context.tables.stream(_SQL("parked", may_expire=may_expire)):
+        numbers = subscription_numbers(rows, context.names)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            own = typed(where(rows, numbers == number), MESSAGES)
+            found.append(parked_ends(own, ends_of(own, number, subscriptions)))
+    return concat(found, PARKED_ENDS)
 
 
 def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: int) -> pa.Table:

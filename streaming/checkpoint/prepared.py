@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.batch_schema import InputKind, Rows
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.checkpoint import REPAIR, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from tracker.messages import typed
 from tracker.rebuilt import Rebuilt
@@ -24,6 +24,9 @@ FOLDER = Path("query/rebuild")
 
 # The kinds of rows in it, a file each.
 _KINDS = [kind for kind in InputKind if kind.taker is Rebuilt] + [InputKind.REBUILT_OUTCOMES]
+
+# Those of which each row says in which shard its message is, or that only one shard may have.
+_WITH_KEYS = (InputKind.REBUILT_KEYS, InputKind.REBUILT_ENDS, InputKind.REBUILT_OUTCOMES)
 
 # Names of files that an earlier version of the program wrote.
 _EARLIER_NAMES = {InputKind.REBUILT_CANCELLED: "rebuilt_taken"}
@@ -62,10 +65,23 @@ class PreparedState:
         write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **metadata}))
 
     @property
+    def is_there(self) -> bool:
+        """Whether anything was prepared."""
+        return (self._folder / "meta.json").exists()
+
+    @property
     def offset(self) -> Offset | None:
-        """The offset with which the query begins; None: nothing was prepared."""
-        meta = self._folder / "meta.json"
-        return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
+        """The offset with which the query begins; None: nothing was prepared.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        if not self.is_there:
+            return None
+        try:
+            return Offset.from_json(json.loads((self._folder / "meta.json").read_text())["offset"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the prepared state in {self._folder} is damaged ({error}): {REPAIR}") from None
 
     @property
     def shards(self) -> int:
@@ -93,9 +109,7 @@ class PreparedState:
         # all rows of the other kinds. Outcomes are to be published once, by any shard.
         is_anywhere = bool(meta["offset"].get("keyed"))
         shard = {
-            kind: shards_of(rows, shards)
-            for kind, rows in tables.items()
-            if kind in (InputKind.REBUILT_KEYS, InputKind.REBUILT_OUTCOMES) or not is_anywhere
+            kind: shards_of(rows, shards) for kind, rows in tables.items() if kind in _WITH_KEYS or not is_anywhere
         }
         return [
             (
@@ -124,7 +138,7 @@ def last_routes(checkpoint: Path) -> KnownRoutes | None:
         checkpoint: the checkpoint's folder.
 
     Raises:
-        CheckpointError: the newest offset can't be read.
+        CheckpointError: that offset can't be read.
     """
     offset = Checkpoint(checkpoint).newest_offset() or PreparedState(checkpoint).offset
     return None if offset is None else offset.known_routes
