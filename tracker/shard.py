@@ -47,6 +47,7 @@ from tracker.messages import (
     int64,
     is_left_out,
     is_rejected,
+    typed,
     where,
     with_columns,
 )
@@ -167,7 +168,8 @@ class Shard:
         step.effects.drained = self._dispatcher.drain_parked(step)
         if step.ends_seal_epoch:
             # Before moved rows are added: the next occurrence of what expires may be due in this tick.
-            self._dispatcher.expire_parked(step)
+            self.due = typed(self._parking.ends.take_ended(tick.now), MESSAGES)
+            self._dispatcher.expire_parked(step, self.due)
         moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
@@ -315,7 +317,7 @@ class Shard:
             fits = most.fitting(at_once)
             self._tracker.put_off(where(at_once, ~fits))
             at_once = where(at_once, fits)
-        self.due = concat([at_once, planned])
+        self.due = concat([self.due, at_once, planned])
         at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]))
