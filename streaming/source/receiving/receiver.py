@@ -42,6 +42,9 @@ _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins it, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
+# One receiver at a time makes rows. Arrow lets go of Python's interpreter lock in each of many calls, and where other
+# threads wait for that lock, each of these calls costs two changes of threads.
+_BUILDING = threading.Lock()
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
 
 
@@ -441,7 +444,8 @@ class Receiver:
 
     def _keep(self, builder: RowBuilder) -> None:
         """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
-        rows = builder.build()
+        with _BUILDING:
+            rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
         self._events.on_entries(rows, builder.parts)
         self._problem = None
