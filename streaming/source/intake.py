@@ -25,6 +25,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.payload_files import PayloadFiles
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.source.arrivals import ANY
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.batch_end import Acknowledgements, Backlog, BatchEnds, may_rest, why_not_taking
 from streaming.source.batch_shares import BatchShares, Waiting
@@ -153,13 +154,18 @@ class Intake:
             if feedback.is_stopping or self._receivers.stopped.is_set():
                 return last
             now = Moment.now()
+            seconds_left = self._batch_ends.seconds_left(now.seconds, feedback)
+            has_waiting = self._barriers.has_waiting
+            wakes_for_any = seconds_left <= 0 or has_waiting
+            self._receivers.arrivals.wake_until = ANY if wakes_for_any else now.millis + self._clock.lookahead(feedback)
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_due(last, now, feedback):
                 self._batch_ends.note_end(now.seconds)
                 positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
-            self._receivers.arrived.wait(_POLL_SECONDS)
-            self._receivers.arrived.clear()
+            if self._barriers.has_waiting and not has_waiting:
+                continue  # what they wait for may have come before the loop was to wake up for it
+            self._receivers.arrivals.wait(min(_POLL_SECONDS, seconds_left) if seconds_left > 0 else _POLL_SECONDS)
 
     def _is_due(self, last: Offset, now: Moment, feedback: Feedback) -> bool:
         """Whether a batch is to end now."""

@@ -22,6 +22,7 @@ from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
+from streaming.source.arrivals import Arrivals
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
@@ -57,7 +58,7 @@ class Receivers:
     Attributes:
         open: the receivers of all topics that are read, by topic partition.
         looked_up: the source topics all of whose partitions are known and read.
-        arrived: set whenever messages have come in.
+        arrivals: hears of all that has come in.
         stopped: set by `stop`.
     """
 
@@ -66,7 +67,7 @@ class Receivers:
     ) -> None:
         self.open: dict[str, Receiver] = {}
         self.looked_up: set[str] = set()
-        self.arrived = threading.Event()
+        self.arrivals = Arrivals()
         self.stopped = threading.Event()
         self._settings = settings
         self._client = connect(settings.pulsar)
@@ -144,7 +145,9 @@ class Receivers:
                 self._limits(is_control, share),
                 self._acceptance(source, is_control),
                 ReceiverEvents(
-                    self.arrived.set, self._watch.follow(source, after), partial(self._watch.passed, source)
+                    partial(self.arrivals.note, 0) if is_control else self.arrivals.note,
+                    self._watch.follow(source, after),
+                    partial(self._watch.passed, source),
                 ),
             )
             receivers[name].start()

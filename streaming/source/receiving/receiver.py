@@ -81,14 +81,15 @@ class ReceiverEvents:
     """Who is told what a receiver has received.
 
     Attributes:
-        on_received: called when messages have come in.
+        on_received: called when messages have come in, with the time at which the first of them is due, ms since the
+            epoch; 0: the receiver has read on, perhaps without any message.
         on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
             rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
     """
 
-    on_received: Callable[[], None] = lambda: None
+    on_received: Callable[[int], None] = lambda earliest: None
     on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None
     on_passed: Callable[[Position], None] = lambda end: None
 
@@ -452,9 +453,9 @@ class Receiver:
         with self._changed:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
-            self._received.add(rows, builder.n_bytes, builder.entries.last)
+            earliest = self._received.add(rows, builder.n_bytes, builder.entries.last)
             self._changed.notify_all()
-        self._events.on_received()
+        self._events.on_received(earliest)
 
     def _note_all_kept(self) -> None:
         """Notes that everything which the consumer has handed over is among what is kept now, or was dropped."""
@@ -491,7 +492,7 @@ class Receiver:
                 self._acknowledgements.saw(all_read.up_to)
                 self._received.add(MESSAGES.empty_table(), 0, all_read.up_to)
                 self._changed.notify_all()
-            self._events.on_received()
+            self._events.on_received(0)
         return entry
 
 
