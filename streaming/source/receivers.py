@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from broker.client import PulsarError, close_quietly, connect
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 10
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
 _PREFETCHED_BYTES = 16 << 20  # and about the most bytes
+_NEXT_COMMAND_SECONDS = 0.001  # as `Limits.next_seconds`: commands are few, and who sends one waits for the answer
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
@@ -156,7 +158,8 @@ class Receivers:
     def _limits(self, is_control: bool, share: Share) -> Limits:
         most = self._settings.ingest
         max_bytes = 4 * MAX_COMMAND_BYTES if is_control else 2 * most.max_bytes_per_batch
-        return Limits(2 * most.max_messages_per_batch, max_bytes, share)
+        limits = Limits(2 * most.max_messages_per_batch, max_bytes, share)
+        return replace(limits, next_seconds=_NEXT_COMMAND_SECONDS) if is_control else limits
 
     def _acceptance(self, source: SourceTopic, is_control: bool) -> Acceptance:
         settings, topic = self._settings, source.topic

@@ -39,7 +39,6 @@ _SECONDS_AT_ONCE = 0.05  # for so long messages are collected
 _BUSY_SECONDS = 0.45  # and for so long then those that have come already: a busy job is helped by many rows at once
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which no more are collected
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
-_NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins it, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 # One receiver at a time makes rows. Arrow lets go of Python's interpreter lock in each of many calls, and where other
@@ -69,11 +68,13 @@ class Limits:
         max_messages: the most messages of this receiver.
         max_bytes: the most bytes of them.
         share: of the bytes that all receivers together may hold; None: this one has its own.
+        next_seconds: an entry that comes so soon after another joins it, because each table has a fixed cost.
     """
 
     max_messages: int
     max_bytes: int
     share: Share | None = None
+    next_seconds: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -380,11 +381,12 @@ class Receiver:
                 or builder.n_bytes >= min(_BYTES_AT_ONCE, self._limits.max_bytes // 8)
                 or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline + _BUSY_SECONDS
+                or self._received.read_to < self._awaited <= self._last_added
             ):
                 break
             entry = consumer.receive(0)
             if entry is None and time.monotonic() < deadline:
-                entry = consumer.receive(_NEXT_SECONDS)
+                entry = consumer.receive(self._limits.next_seconds)
         if len(builder):
             self._keep(builder)
         elif builder.parts:
