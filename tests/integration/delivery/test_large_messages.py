@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pulsar
 import pytest
 
@@ -58,6 +59,7 @@ def test_payloads_in_files_arrive_as_they_were_over_a_kill_a_reschedule_and_a_lo
 
     try:
         job.start()
+        assert "receiving/receiver.py" in job.report(), "what stands still can be seen"
         soon = now() + round(12_000 * job.pace)
         send_at(soon, 6)
         send_at("not a time", 1)
@@ -139,3 +141,40 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
         assert job.terminate() == 0
     finally:
         job.stop()
+
+
+@pytest.mark.long
+def test_one_command_moves_more_than_the_heap_and_more_than_a_task_may_have_in_memory(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    n, size = 400, 1_000_000
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "380m"}})
+    collector.collect(f"{topic}-a")
+    try:
+        job.start()
+        sent = send(pulsar_client, topic, n, now() + 3_600_000, size)
+        count = "SELECT count(*) AS n FROM {table}"
+        wait_until(lambda: job.rows("delayed_index", count)[0]["n"] >= n, 120, "all are sealed")
+        entries = job.rows("delayed_index", "SELECT ledger_id, entry_id FROM {table}")
+        ids = [f"--messageId-triplet={row['ledger_id']}:{row['entry_id']}" for row in entries]
+        asked = now()
+        moved = job.command("topics", "reschedule", topic, "-s", "a", *ids, "--deliver-after=20s", "--timeout=90")
+        assert moved.returncode == 0, moved.stderr
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n, 240, "all have come")
+        received = collector.received[f"{topic}-a"]
+        assert Counter(m.payload.partition(b" ")[0] + b" " for m in received) == Counter(sent), "each once"
+        assert {len(m.payload) for m in received} == {size}
+        assert min(m.received_at for m in received) >= asked + 20_000
+        most = max(peak_bytes(process) for process in job.children() if process.name() != "java")
+        assert most < n * size, "the rows were read bit by bit"
+        assert not any("OutOfMemory" in file.read_text(errors="replace") for file in tmp_path.rglob("spark.log"))
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+
+
+def peak_bytes(process: psutil.Process) -> int:
+    """The most memory that a process had so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
