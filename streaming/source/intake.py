@@ -257,9 +257,10 @@ class Intake:
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
         tables = []
         for name, end in last.positions.items():
-            after = Position.parse(first.positions.get(name, str(START)))
-            if str(after) == end:
+            before = first.positions.get(name, str(START))
+            if before == end:
                 continue
+            after = Position.parse(before)
             receiver = self._receivers.after(name, after)
             if self._receivers.is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))

@@ -84,6 +84,7 @@ class Receivers:
         self._discovery = Discovery(self._client, settings, alerts)
         self._watch = SourceWatch(settings, alerts, lambda: list(self.open.values()), why_not_taking, tables)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
+        self._forgotten: dict[str, str] = {}  # by topic partition the last entry that was forgotten
         self._known = set(self._read)  # the topics that are read, and those that were
         self._replayed: dict[str, Receiver] = {}  # for a replayed batch: receivers of topics that are not read any more
         # The end of each partition of the control topic at the start; None: not known yet.
@@ -206,7 +207,9 @@ class Receivers:
             positions: by topic partition the last entry of these batches.
         """
         for topic, position in self._of_read(positions):
-            self.open[topic].forget(Position.parse(position))
+            if self._forgotten.get(topic) != position:
+                self.open[topic].forget(Position.parse(position))
+                self._forgotten[topic] = position
         for receiver in self._replayed.values():
             receiver.stop()
         self._replayed.clear()
