@@ -270,13 +270,24 @@ class Tables:
             n_rows: the number of all rows, about. A part's rows are a row group.
             versions: as of `append`.
         """
+        failures: list[Exception] = []  # delta-rs makes texts of them
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for part in parts:
+                    yield from part().to_batches()
+            except Exception as error:
+                failures.append(error)
+                raise
 
         def reader() -> pa.RecordBatchReader:
-            batches = (batch for part in parts for batch in part().to_batches())
-            return pa.RecordBatchReader.from_batches(FENCED[name], batches)
+            return pa.RecordBatchReader.from_batches(FENCED[name], batches())
 
         row_group_rows = min(self._segment_rows, max(1, n_rows // len(parts)))
-        return self._append(name, reader, (n_rows, row_group_rows), versions)
+        try:
+            return self._append(name, reader, (n_rows, row_group_rows), versions)
+        except Exception as error:
+            raise next(iter(failures), error) from None
 
     def _append(
         self,

@@ -29,6 +29,7 @@ def send(client: pulsar.Client, topic: str, n: int, due: int, size: int) -> set[
     for name in names:
         producer.send_async((name + noise)[: max(size, len(name))], None, properties={"deliverAt": str(due)})
     producer.flush()
+    assert producer.last_sequence_id() == n - 1, f"{topic}: a message was not sent"
     producer.close()
     return set(names)
 
@@ -114,21 +115,22 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
         collector.collect(f"{source}-a")
 
     def came() -> list[tuple[bytes, int]]:
+        assert job.is_running, job.report()
         received = [m for of_topic in list(collector.received.values()) for m in list(of_topic)]
         return [(re.match(rb"[^ ]+ ", m.payload)[0], m.received_at) for m in received]  # type: ignore[index]
 
     try:
         job.start()
-        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 180, f"the backlogs\n{job.log}")
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 180, "the backlogs")
         due = now() + round(25_000 * job.pace)
         sent |= send(pulsar_client, at_once, AT_ONCE, due, SIZE)
         assert now() < due, "the machine is too slow for this test"
         sent |= send(pulsar_client, small, 50, due + 100, 100)
-        wait_until(lambda: len(collector.received[f"{at_once}-a"]) >= AT_ONCE // 4, 180, f"a part of them\n{job.log}")
+        wait_until(lambda: len(collector.received[f"{at_once}-a"]) >= AT_ONCE // 4, 180, "a part of them")
         job.kill9()
         job.stop()
         job.start()
-        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 240, f"all messages\n{job.log}")
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 240, "all messages")
         assert Counter(name for name, _ in came()) == Counter(sent), "each once"
         first, last = (
             {source: pick(m.received_at for m in collector.received[f"{source}-a"]) for source in (small, at_once)}

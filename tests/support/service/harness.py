@@ -173,6 +173,11 @@ class Job:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def report(self) -> str:
         """Returns what the job, its processes and the broker say now, for the message of a test that fails."""
         assert self.process is not None
@@ -312,7 +317,14 @@ class Collector:
                 message = consumer.receive(300)
             except pulsar.Timeout:
                 continue
-            consumer.acknowledge(message)
+            except pulsar.PulsarException as error:
+                if not self._stopped.is_set():
+                    print(f"{topic} is not collected any more: {error!r}", flush=True)
+                return
+            try:
+                consumer.acknowledge(message)
+            except pulsar.PulsarException as error:  # it comes again, and counts once
+                print(f"{topic}: {error!r}", flush=True)
             position = str(message.message_id()), message.topic_name()
             if position in seen:
                 continue

@@ -31,6 +31,7 @@ from tests.support.warehouse.tables import TOPIC, make, rows
 from tracker.messages import concat, in_order, with_columns
 from tracker.payload_refs import files_of
 from tracker.schemas import OUTCOME_ROWS
+from tracker.store import StateLostError
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable
@@ -395,6 +396,13 @@ def test_a_bucket_of_many_bytes_is_appended_in_one_commit_with_few_of_its_payloa
     [file] = Path(job.tables.path("delayed_index")).glob("*.parquet")
     footer = pq.ParquetFile(file).metadata
     assert footer.num_row_groups > 10, "a few rows are read without the others"
+
+    bucket = in_order(files.put_aside(bucket, 2))
+    for file in job.checkpoint.payload_folder.iterdir():
+        file.unlink()
+    with pytest.raises(StateLostError, match="is gone: run `delaylake rebuild"):
+        sink._append_index(bucket, cancels, 2)
+    assert job.tables.version("delayed_index") == before + 1
 
 
 def test_who_is_overtaken_while_a_batch_is_carried_out_tells_nothing_of_it(
