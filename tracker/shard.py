@@ -168,8 +168,9 @@ class Shard:
         step.effects.drained = self._dispatcher.drain_parked(step)
         if step.ends_seal_epoch:
             # Before moved rows are added: the next occurrence of what expires may be due in this tick.
-            self.due = typed(self._parking.ends.take_ended(tick.now), MESSAGES)
-            self._dispatcher.expire_parked(step, self.due)
+            ended = self._parking.ends.take_ended(tick.now)
+            self.due = typed(ended, MESSAGES)
+            self._dispatcher.expire_parked(step, ended)
         moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
