@@ -198,12 +198,15 @@ class Dispatcher:
         step.given_up.append(given_up)
         return n
 
-    def expire_parked(self, step: TickInProgress) -> None:
-        """Has messages expire that are parked, and whose end has come."""
-        rows, state = self._parking.ends.take_ended(step.tick.now), self._parking.state
+    def expire_parked(self, step: TickInProgress, rows: pa.Table) -> None:
+        """Has messages expire that are parked, and whose end has come, as MESSAGES.
+
+        Those for which the tick has failed stay parked, and are judged when they are dispatched.
+        """
+        (rows, _), state = split_failed(step, rows), self._parking.state
         for topic in rows["topic"].unique().to_pylist():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
-                found = typed(_of_subscription(rows, topic, name), MESSAGES)
+                found = _of_subscription(rows, topic, name)
                 found = where(found, are_current(state, found, number))
                 recurs = are_recurring(found)
                 if (others := where(found, ~recurs)).num_rows:

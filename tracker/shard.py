@@ -47,6 +47,7 @@ from tracker.messages import (
     int64,
     is_left_out,
     is_rejected,
+    typed,
     where,
     with_columns,
 )
@@ -169,7 +170,8 @@ class Shard:
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
             step.effects.entries = self._entries.take_durable(tick.durable_through)
-            self._dispatcher.expire_parked(step)
+            self.due = typed(self._parking.ends.take_ended(tick.now), MESSAGES)
+            self._dispatcher.expire_parked(step, self.due)
 
         self._dispatch_due(step, short_notice, moved)
         self._add_moves_of_dispatch(step)
@@ -313,7 +315,7 @@ class Shard:
             fits = most.fitting(at_once)
             self._tracker.put_off(where(at_once, ~fits))
             at_once = where(at_once, fits)
-        self.due = concat([at_once, planned])
+        self.due = concat([self.due, at_once, planned])
         at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]))

@@ -241,12 +241,12 @@ class ShapedSubscription:
         is_kept = places < last
         if is_kept.all():
             return places
-        if self._rule.rate is not None:
+        if (bucket := self._bucket) is not None:
             self.state.next_times = before
             # No message gets a later place than where all take one: later ends need no open time.
             ends = opened.to_open(np.minimum(last, places.max() + 1)) - _TOLERANCE_MILLIS
             names, numbers = _key_numbers(keys, len(times))
-            is_kept = self._bucket.kept_before(times, numbers, self._next_times(names, opened), ends)
+            is_kept = bucket.kept_before(times, numbers, self._next_times(names, opened), ends)
             if is_kept.any():
                 kept_keys = None if keys is None else keys.filter(pa.array(is_kept))
                 places[is_kept] = opened.to_real(self._take(times[is_kept], kept_keys, opened))
@@ -333,23 +333,23 @@ class ShapedSubscription:
         Returns:
             the places, float64, (n,), open time, ms.
         """
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return times
         names, numbers = _key_numbers(keys, len(times))
         before = self._next_times(names, opened)
         if keys is None:
-            places, after = self._bucket.places(times, float(before[0]))
+            places, after = bucket.places(times, float(before[0]))
             states = np.array([after])
         else:
-            places, states = self._bucket.places_of_keys(times, numbers, before)
+            places, states = bucket.places_of_keys(times, numbers, before)
         self.state.next_times |= dict(zip(names, opened.to_real(states).tolist(), strict=True))
         return places
 
     @property
-    def _bucket(self) -> TokenBucket:
-        """The shard's part of the token bucket; there is a rate."""
-        assert self._rule.rate is not None
-        return TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
+    def _bucket(self) -> TokenBucket | None:
+        """The shard's part of the token bucket; None: there is no rate."""
+        rule = self._rule
+        return None if rule.rate is None else TokenBucket.share_of(rule.rate, rule.burst, self._shard_id)
 
     def _next_times(self, names: Sequence[str], opened: OpenTime) -> FloatArray:
         """Returns the state of each key's bucket, float64, (names,), open time, ms."""
@@ -357,9 +357,9 @@ class ShapedSubscription:
 
     def _number_of_places(self, times: FloatArray, opened: OpenTime) -> int:
         """Returns for how many messages the shard has places until the cutoff, by their earliest times in open time."""
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return MOST_PLACES
-        places, _ = self._bucket.places(times, float(self._next_times([_NO_KEY], opened)[0]))
+        places, _ = bucket.places(times, float(self._next_times([_NO_KEY], opened)[0]))
         return int((opened.to_real(places) <= self._context.cutoff).sum())
 
     def _current_places(self, rows: pa.Table, opened: OpenTime) -> FloatArray:
@@ -377,9 +377,9 @@ class ShapedSubscription:
 
     def _state_after(self, last: int) -> float:
         """Returns a token bucket's state after a last place, without saved burst; both ms since the epoch."""
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return float(last)
-        opened, bucket = OpenTime(self._rule.windows, last), self._bucket
+        opened = OpenTime(self._rule.windows, last)
         after = opened.to_open(np.array([float(last)])) + max(1, bucket.burst) * bucket.interval
         return float(opened.to_real(after)[0])
 
