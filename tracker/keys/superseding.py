@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.outcomes import superseded_outcomes
 from tracker.context import Context
-from tracker.ends import moved_ends
 from tracker.due_time import MAX_TIME_MILLIS
+from tracker.ends import moved_ends
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.live_keys import (
     FindKeyed,
