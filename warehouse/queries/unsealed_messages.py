@@ -31,6 +31,7 @@ from conf.errors import UnreadableWarehouseError, one_line
 from conf.partitions import partition_name
 from conf.settings import Settings, Subscription
 from tracker.due_time import DELIVER_AFTER, DELIVER_AT
+from tracker.properties import DEBOUNCE_MAX
 from tracker.scheduling import scheduling
 from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries
@@ -122,7 +123,7 @@ class UnacknowledgedReader:
     def _messages(
         self, received: ReceivedEntry, partition: int, decryptor: Decryptor | None
     ) -> Iterator[PendingMessage]:
-        """Yields the messages of an entry. What can't be read, is in chunks, or was sent back, is left out."""
+        """Yields the messages of an entry. What can't be read, is in chunks, or gets its time later, is left out."""
         entry = unpack(received, decryptor, lambda *_: None, _LARGEST)
         if entry is None or entry.metadata is None or entry.payload is None:
             return
@@ -142,8 +143,8 @@ class UnacknowledgedReader:
             properties[DELIVER_AT] = str(metadata.deliver_at_time)
         now = time.time_ns() // 1_000_000
         given = scheduling(properties, published, now, self._settings.tracker.max_delay_millis)
-        if given.reason is not None or given.retry is not None:
-            return None
+        if given.reason is not None or given.retry is not None or DEBOUNCE_MAX in properties:
+            return None  # when a retry is due, or one that is put off, the job says
         return PendingMessage(
             ref=MessageRef(*entry.position, partition, message.batch_index),
             deliver_at=given.deliver_at,
