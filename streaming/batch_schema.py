@@ -206,6 +206,7 @@ class InputKind(StrEnum):
     # A prepared state has a file for each of these, of which the name is the file's.
     REBUILT_CANCELLED = "rebuilt_cancelled", Rows(NOT_TO_DELIVER), to_each, Rebuilt, "cancelled"
     REBUILT_DELIVERED = "rebuilt_delivered", Rows(NOT_TO_DELIVER), to_each, Rebuilt, "delivered"
+    REBUILT_REJECTED = "rebuilt_rejected", Rows(NOT_TO_DELIVER), to_each, Rebuilt, "rejected"
     REBUILT_MOVED = "rebuilt_moved", Rows(MOVED), to_each, Rebuilt, "moved"
     REBUILT_WAITING = "rebuilt_waiting", Rows(COMMAND_ROWS), to_each, Rebuilt, "waiting"
     REBUILT_KEYS = "rebuilt_keys", Rows(LIVE_KEYS), to_each, Rebuilt, "keys"

@@ -217,7 +217,7 @@ def _read_checkpoint(checkpoint: Checkpoint) -> CheckpointFacts:
         version=checkpoint.version,
         has_query=checkpoint.has_query,
         shards=checkpoint.shards,
-        prepared_shards=prepared.shards if prepared.offset is not None else None,
+        prepared_shards=prepared.shards if prepared.is_there else None,
         epoch=checkpoint.epoch,
     )
 

@@ -4,7 +4,9 @@ A dozen workers run as soon as releases overlap. Each would otherwise import Arr
 takes longer than the lookahead. No Pulsar client is made here: a client that is made before a fork hangs.
 """
 
+import faulthandler
 import gc
+import signal
 
 import pyspark.sql.streaming.stateful_processor_api_client
 import pyspark.worker  # noqa: F401
@@ -23,4 +25,5 @@ if __name__ == "__main__":
     # A worker collects garbage after each task: to look through imported modules, too, would take longer than the task.
     gc.collect()
     gc.freeze()
+    faulthandler.register(signal.SIGUSR1, 2)
     manager()

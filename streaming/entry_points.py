@@ -6,6 +6,8 @@ imports little; `streaming.source.reader` and `streaming.operator.processor` do 
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -127,6 +129,7 @@ class DelayedDeliveryReader(DataSourceStreamReader):
     def _reader(self) -> SourceReader:
         from streaming.source.reader import SourceReader
 
+        faulthandler.register(signal.SIGUSR1, 2)
         return SourceReader(self._options)
 
 

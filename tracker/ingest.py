@@ -101,7 +101,7 @@ class NewMessages:
         outcomes = self._control.apply_waiting(messages, new, step.input.elsewhere, done)
         step.outcomes.append(outcomes)
         step.n_taken = messages.num_rows
-        step.effects.rejects = where(messages, rejected)
+        step.effects.rejects = where(messages, rejected & ~self._state.were_rejected(messages))
         logged = _with_rejects_past(rejected, messages).select(ENTRY_LOG_ROWS.names)
         return Accepted(new, concat([logged, step.input.elsewhere], ENTRY_LOG_ROWS), outcomes)
 

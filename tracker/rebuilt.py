@@ -83,6 +83,7 @@ class Rebuilt:
     unwanted: int = 0  # how many of these go to no subscription, because of commands
     cancelled: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # cancelled or skipped messages
     delivered: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # messages that were delivered or given up
+    rejected: pa.Table = field(default_factory=NOT_TO_DELIVER.empty_table)  # messages that are not rejected again
     # By request id of answered commands: the hash of the command's body; 0: not known.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     # By source topic and request id, in the order in which they came: the hash of the message's content.

@@ -61,10 +61,6 @@ from tracker.tick import Effects, Tick, TickInProgress, TickInput
 
 _TABLE = "shard"
 
-# Of rejects that are sent again so many go out each so many ms.
-_REJECT_ROWS = 1_000
-_REJECT_MILLIS = 100
-
 
 @dataclass(frozen=True)
 class StateOptions:
@@ -305,7 +301,8 @@ class Shard:
         left_out = is_left_out(step.effects.rejects)
         step.n_left_out = int(left_out.sum())
         rejects = [where(step.effects.rejects, ~left_out), *(one.rejects for one in step.given_up)]
-        again = self._rejects_sent_again(tick, step.input.rejected)
+        due_at = pa.array(np.full(step.input.rejected.num_rows, min(tick.now, tick.cutoff)))
+        again = with_columns(step.input.rejected, deliver_at=due_at)  # which their topics lack
         rejects = concat([select_sent_rejects(tick.unwritable, tick.parked_rejects, concat(rejects)), again])
         at_once = in_order(pa.concat_tables([rejects, short_notice, moved]))
         if (most := self._budget(tick)) is not None and at_once.num_rows:
@@ -358,16 +355,6 @@ class Shard:
         names = self._context.subscriptions.names.get(topic, ())
         is_parked = name in names and self._parking.parked_mask(topic) >> names.index(name) & 1
         return None if is_parked or is_set_back else self._shaper.max_from_queue(queue)
-
-    def _rejects_sent_again(self, tick: Tick, rejects: pa.Table) -> pa.Table:
-        """Returns the rejects of earlier ticks that are sent to their topics now.
-
-        Of many, _REJECT_ROWS are sent each _REJECT_MILLIS: the others wait in the tracker.
-        """
-        if not rejects.num_rows:
-            return rejects
-        times = tick.now + np.arange(rejects.num_rows) // _REJECT_ROWS * _REJECT_MILLIS
-        return self._tracker.add_moved(with_columns(rejects, deliver_at=pa.array(times)), tick.cutoff)
 
     def _add_moves_of_dispatch(self, step: TickInProgress) -> pa.Table:
         """Adds the rows of messages that dispatching moved, and seals those that could not be found again otherwise.

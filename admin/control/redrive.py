@@ -17,13 +17,14 @@ from admin.control.dead_letters import DeadLetter, DeadLetterFilter, belongs_to,
 from broker.client import PulsarError, SchemaRefusedError
 from broker.dead_letter_subscription import DeadLetterConsumer, UnacknowledgedEntry, is_busy
 from broker.protocol.brokers import Brokers
-from broker.protocol.building import single_entry
+from broker.protocol.building import large_message
 from broker.protocol.entries import Message
 from broker.protocol.producer import EntryProducer, EntryTooLargeError
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import Schema, ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import DelayLakeError, one_line
+from conf.message_size import max_delivered_bytes
 from conf.settings import Route, Settings, Subscription
 from tracker.commands.decode import resolve_topic
 from warehouse.message_schemas import MessageSchema, UnknownSchemaError, on_the_wire, version_number
@@ -40,6 +41,12 @@ _MOST_LOGGED = 20  # dead letters that are refused
 _SEND_SECONDS = 30.0  # as Pulsar's clients wait for a receipt
 _CLOSE_SECONDS = 5.0
 _BUSY_SECONDS = 5.0  # how long to wait for another re-drive of the same dead letters
+
+# A broker counts a message as published of which it has some chunks.
+_MAY_BE_THERE = (
+    "it was being sent in chunks when this re-drive ended before, and the source topic may have some of them only: "
+    "if it is not delivered, re-drive it under another request id"
+)
 
 
 class RedriveBusyError(PendingError):
@@ -164,7 +171,8 @@ class Redrive:
 
     def _redrive(self, broker: _Broker, consumer: DeadLetterConsumer, counts: dict[str, int]) -> None:
         n_partitions = broker.admin.partitions(self._route.source) or 0
-        most_bytes = min(consumer.max_message_bytes, broker.admin.max_message_bytes(self._route.source) or 2**63)
+        most_in_entry = broker.admin.max_message_bytes(self._route.source) or 2**63
+        most_in_chunks = max_delivered_bytes(self.settings, self._route.source)
         pending: list[_SentBack] = []
         n_bytes = 0
         try:
@@ -177,10 +185,14 @@ class Redrive:
                     line = self._line(broker, letter, target, consumer.topic)
                     back = letter.sent_back(self.wanted.subscription, self.request_id, self.issued_by, number)
                     producer = line.producer
-                    data = single_entry(back, producer.name, time.time_ns() // 1_000_000, producer.schema_version)
+                    data = large_message(back, producer.name, time.time_ns() // 1_000_000, producer.schema_version)
+                    is_in_chunks = not data.is_one_entry(producer.max_message_bytes)
+                    most_bytes = most_in_chunks if is_in_chunks else most_in_entry
                     # Before it is known whether it was sent: what was refused was not, though later ones were.
-                    if len(data.data) > most_bytes:
-                        raise _RefusedError(f"it has {len(data.data)} bytes, its source topic takes {most_bytes}")
+                    if data.n_bytes > most_bytes:
+                        raise _RefusedError(f"it has {data.n_bytes} bytes, its source topic takes {most_bytes}")
+                    if is_in_chunks and number == line.before:
+                        raise _RefusedError(_MAY_BE_THERE)
                     if number > line.before:
                         producer.send(data, is_more=True)
                 except (_RefusedError, EntryTooLargeError, OverflowError) as error:
@@ -188,7 +200,7 @@ class Redrive:
                     continue
                 counts["redriven" if number > line.before else "alreadyRedriven"] += 1
                 pending.append(_SentBack(entry, message, line, number))
-                n_bytes += len(data.data)
+                n_bytes += data.n_bytes
                 if len(pending) >= _AT_ONCE or n_bytes > _AT_ONCE_BYTES:
                     self._settle(consumer, pending, counts)
                     n_bytes = 0

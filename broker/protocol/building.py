@@ -79,9 +79,14 @@ class LargeMessage(NamedTuple):
         """1."""
         return 1
 
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of metadata and payload."""
+        return len(self.metadata) + len(self.payload)
+
     def is_one_entry(self, max_bytes: int) -> bool:
         """Whether it is sent as one entry, where these have so many bytes at most."""
-        return len(self.metadata) + len(self.payload) + _SPARE_BYTES <= max_bytes
+        return self.n_bytes + _SPARE_BYTES <= max_bytes
 
     def can_be_sent(self, max_bytes: int) -> bool:
         """Whether it can be sent, as one entry or in chunks: these must not be metadata for the most part."""

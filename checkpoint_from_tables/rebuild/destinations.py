@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -90,7 +90,7 @@ def write_missing_deliveries(
 
     try:
         for route in settings.routes:
-            not_durable = _first_not_durable(brokers, route.source, context.durable)
+            not_durable = first_not_durable(brokers, route.source, context.durable)
             for number, subscription in enumerate(route.subscriptions):
                 times = [t for t in (overdue.get((route.source, number)), not_durable) if t is not None]
                 if not times:
@@ -101,11 +101,11 @@ def write_missing_deliveries(
                     continue
                 try:
                     since = max(moved_at, min(times) - CLOCKS_MILLIS)
-                    messages = _messages_since(brokers, admin, destination, since)
+                    messages = messages_since(brokers, admin, destination, since)
                     # The tables do not say whether there are dead letters: one is sent before its outcome is written.
                     dead = subscription.dead_letter_topic
-                    if _may_be_there(admin, dead):
-                        messages = chain(messages, _messages_since(brokers, admin, dead, since))
+                    if may_be_there(admin, dead):
+                        messages = chain(messages, messages_since(brokers, admin, dead, since))
                     while some := list(islice(messages, _MESSAGES_AT_ONCE)):
                         rows = _deliveries(some, route.source, subscription.name)
                         if renumbering is not None:
@@ -134,7 +134,7 @@ def write_missing_deliveries(
     return int(rows.num_rows)
 
 
-def _may_be_there(admin: AdminClient, topic: str) -> bool:
+def may_be_there(admin: AdminClient, topic: str) -> bool:
     """Whether a topic exists, or may exist if the admin API does not answer: to read a missing one would create it."""
     try:
         return admin.partitions(topic) is not None
@@ -142,7 +142,7 @@ def _may_be_there(admin: AdminClient, topic: str) -> bool:
         return True
 
 
-def _first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Position]) -> int | None:
+def first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Position]) -> int | None:
     """Returns the least publish time of the messages that come again from a source topic, ms; None: none comes.
 
     A producer may say any time. So all entries are looked at that may have come in since the last durable ones: who
@@ -159,14 +159,19 @@ def _first_not_durable(brokers: Brokers, topic: str, durable: Mapping[str, Posit
     return first if first < _NEVER else None
 
 
+def is_producer_of(subscription: str) -> Callable[[str], object]:
+    """Returns a function that tells whether a producer's name is that of a job's for a subscription; "": rejects."""
+    # Version 0.1.0 named its producers without a hash of the source topic.
+    return re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
+
+
 def _deliveries(messages: Iterable[ReadMessage], topic: str, subscription: str) -> pa.Table:
     """Returns the messages that the job has sent as rows of `deliveries`, one for each delivery key.
 
     Anybody who may produce to a destination can send messages with the job's properties, or forward such messages. So
     messages are left out if their producer's name is not the job's, or a property has a value that it never writes.
     """
-    # Version 0.1.0 named its producers without a hash of the source topic.
-    is_producer = re.compile(f"{_APPLICATION}-(?:[0-9a-f]{{8}}-)?{re.escape(subscription)}-.*", re.DOTALL).fullmatch
+    is_producer = is_producer_of(subscription)
     rows: dict[Key, dict[str, Any]] = {}
     for message in messages:
         properties = message.properties
@@ -210,7 +215,7 @@ def _of_known_entries(tables: Tables, rows: pa.Table, durable: Mapping[str, Posi
     return concat([where(rows, comes_again), old.join(known, known.column_names, join_type="left semi")], rows.schema)
 
 
-def _messages_since(brokers: Brokers, admin: AdminClient, topic: str, since: int) -> Iterator[ReadMessage]:
+def messages_since(brokers: Brokers, admin: AdminClient, topic: str, since: int) -> Iterator[ReadMessage]:
     """Yields the messages that the broker still has of a destination, published since a time, ms since the epoch."""
     for partition in brokers.partition_names(topic):
         for message in read_messages(brokers, partition, before_time(admin, partition, since)):

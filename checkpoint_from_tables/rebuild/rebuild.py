@@ -19,6 +19,7 @@ from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.rebuild.last_answers import find_last_answers
 from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
 from checkpoint_from_tables.rebuild.recurring.schedules import Schedules
+from checkpoint_from_tables.rebuild.rejected import find_rejected
 from checkpoint_from_tables.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
 from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
 from conf.partitions import partition_name
@@ -68,8 +69,8 @@ def rebuild(
     """Prepares the state of a checkpoint without a query, so that the job continues from tables and source topics.
 
     Entries that are not durable come again from the source topics, which have not acknowledged them. So the rebuild
-    removes their rows from the delayed index, and the state remembers those of their messages that were delivered. Of
-    durable messages, it remembers those delivered ones whose rows will be loaded again.
+    removes their rows from the delayed index, and the state remembers those of their messages that were delivered, or
+    rejected. Of durable messages, it remembers those delivered ones whose rows will be loaded again.
 
     The memory needed is proportional to the number of messages that commands have changed, and about a bit for each
     delivered message.
@@ -118,6 +119,7 @@ def rebuild(
     moved = pa.concat_tables([changes.moved, schedule_states.moved_rows])
     message_state = _message_state(known, replace(changes, moved=moved))
     _remove_not_durable(tables, durable)
+    rejected = find_rejected(context, destinations)
     since = min(overdue.values(), default=now)
     found = count_sealed(context, message_state, delivered, since)
     done = _delivered_rows(delivered, found, changes, now)
@@ -128,6 +130,7 @@ def rebuild(
         {
             InputKind.REBUILT_CANCELLED: changes.cancelled,
             InputKind.REBUILT_DELIVERED: done,
+            InputKind.REBUILT_REJECTED: rejected,
             InputKind.REBUILT_MOVED: moved,
             InputKind.REBUILT_OCCURRENCES: schedule_states.done_rows,
             InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now, ended, names),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import signal
@@ -63,6 +64,7 @@ def run(
     options = global_options(context)
     configure(logging.DEBUG if options.verbose else logging.INFO, options.log_format or LogFormat.TEXT)
     name_settings(options.settings.file)
+    faulthandler.register(signal.SIGUSR1, 2)  # stderr: what each thread does
     reporter = Reporter(output, report_every, options.settings.release.max_in_flight_messages)
     run_job(options.settings, reporter, keeps_spark_log=not options.verbose, is_standby=standby)
 
@@ -250,14 +252,19 @@ def _update_routes(settings: Settings, reporter: Reporter, status: StatusWriter)
     """Prints the changes of the routes since the last run; returns the missing routes, by topic.
 
     Raises:
+        StartError, CheckpointError: another program has written the checkpoint, or for other settings.
         RoutesError: the settings' routes don't fit the checkpoint.
     """
     from conf.settings import local_path
+    from streaming.checkpoint.checkpoint import Checkpoint
     from streaming.checkpoint.prepared import last_routes
+    from streaming.crash_recovery import check_checkpoint
     from warehouse.routes.known_routes import KnownRoutes, changes
     from warehouse.schedules.schedules import schedules_left_out
 
-    before = last_routes(Path(local_path(settings.checkpoint)))
+    folder = Path(local_path(settings.checkpoint))
+    check_checkpoint(settings, Checkpoint(folder))
+    before = last_routes(folder)
     now = (before or KnownRoutes.from_json(status.status().routes)).updated_to(settings)
     if before is not None:
         reporter.changed(changes(before, now) + schedules_left_out(settings, before, now))

@@ -31,6 +31,8 @@ from warehouse.durable import sync
 
 # Payloads from this size on go to files: for smaller ones a file's row would cost more than it saves.
 ASIDE_BYTES = 64 * 1024
+# Of rows that have more than a part's bytes together: from this size on.
+ASIDE_BYTES_OF_MANY = 1024
 
 _FOLDER_MODE = 0o777 & ~OWNER_ALONE
 
@@ -50,15 +52,16 @@ class PayloadFiles:
         """Returns those of the job with some settings."""
         return cls(Checkpoint(Path(local_path(settings.checkpoint))).payload_folder)
 
-    def put_aside(self, rows: pa.Table, tick: int, is_synced: bool = False) -> pa.Table:
+    def put_aside(self, rows: pa.Table, tick: int, is_synced: bool = False, least_bytes: int = ASIDE_BYTES) -> pa.Table:
         """Writes the large payloads of rows to a file; returns the rows with references in their place.
 
         Args:
             rows: as MESSAGES.
             tick: of the batch with which the rows come in.
             is_synced: whether the file is on the disk when this returns (fsync).
+            least_bytes: payloads from this size on are large.
         """
-        are_large = payload_sizes(rows) >= ASIDE_BYTES
+        are_large = payload_sizes(rows) >= least_bytes
         if has_refs(rows):
             are_large &= pc.is_null(rows[COLUMN]).to_numpy()
         if not are_large.any():

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.batch_schema import InputKind, Rows
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.checkpoint import REPAIR, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from tracker.messages import typed
 from tracker.rebuilt import Rebuilt
@@ -62,10 +62,23 @@ class PreparedState:
         write_durably(self._folder / "meta.json", json.dumps({"offset": offset.to_json(), **metadata}))
 
     @property
+    def is_there(self) -> bool:
+        """Whether anything was prepared."""
+        return (self._folder / "meta.json").exists()
+
+    @property
     def offset(self) -> Offset | None:
-        """The offset with which the query begins; None: nothing was prepared."""
-        meta = self._folder / "meta.json"
-        return Offset.from_json(json.loads(meta.read_text())["offset"]) if meta.exists() else None
+        """The offset with which the query begins; None: nothing was prepared.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        if not self.is_there:
+            return None
+        try:
+            return Offset.from_json(json.loads((self._folder / "meta.json").read_text())["offset"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the prepared state in {self._folder} is damaged ({error}): {REPAIR}") from None
 
     @property
     def shards(self) -> int:
@@ -124,7 +137,7 @@ def last_routes(checkpoint: Path) -> KnownRoutes | None:
         checkpoint: the checkpoint's folder.
 
     Raises:
-        CheckpointError: the newest offset can't be read.
+        CheckpointError: that offset can't be read.
     """
     offset = Checkpoint(checkpoint).newest_offset() or PreparedState(checkpoint).offset
     return None if offset is None else offset.known_routes

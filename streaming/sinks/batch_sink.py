@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,11 +19,14 @@ from streaming.release.driver.releaser import Releaser
 from streaming.release.driver.run_context import DispatchedBatch
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.messages import concat, in_order
+from tracker.packing import fitting, row_sizes
 from tracker.requests import OPERATION
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
 from warehouse.routes.membership import write_changes
 from warehouse.schemas import DELAYED_INDEX
+
+_PART_BYTES = 32 << 20  # of rows whose payloads are in memory at a time
 
 
 class BatchSink:
@@ -102,10 +106,7 @@ class BatchSink:
             if not has_first:
                 self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
             self._outcomes.publish(outcomes, tick, applied_at)
-        bucket = in_order(self._payloads.bring_back(output.rows(OutputKind.BUCKET)))
-        cancels = output.rows(OutputKind.CANCELS)
-        index = [to_index(bucket, tick), cancels_to_index(cancels, tick)]
-        self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
+        self._append_index(in_order(output.rows(OutputKind.BUCKET)), output.rows(OutputKind.CANCELS), tick)
         entries = output.rows(OutputKind.ENTRIES)
         if entries.num_rows:
             self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar may delete them
@@ -137,9 +138,32 @@ class BatchSink:
         )
         self._on_batch(done)
 
+    def _append_index(self, bucket: pa.Table, cancels: pa.Table, tick: int) -> None:
+        """Appends a tick's rows to the delayed index, in one commit; of large payloads it has few in memory."""
+
+        def rows_of(part: pa.Table) -> pa.Table:
+            return to_index(self._payloads.bring_back(part), tick)
+
+        parts = list(_parts(bucket))
+        if len(parts) > 1:
+            makers = [*(partial(rows_of, part) for part in parts), partial(cancels_to_index, cancels, tick)]
+            self._tables.append_parts("delayed_index", makers, bucket.num_rows, {self._app_id: tick})
+        else:
+            index = [*map(rows_of, parts), cancels_to_index(cancels, tick)]
+            self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
+
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
             self._tables.append(table, rows, {self._app_id: tick})
+
+
+def _parts(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yields rows in parts of about _PART_BYTES, payloads in files counted."""
+    sizes = row_sizes(rows)
+    while rows.num_rows:
+        n = fitting(sizes, _PART_BYTES)
+        yield rows.slice(0, n)
+        rows, sizes = rows.slice(n), sizes[n:]
 
 
 def _latest(of_shards: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

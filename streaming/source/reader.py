@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -22,7 +23,7 @@ from conf.settings import Settings, local_path
 from status.alerts import Alerts
 from streaming.batch_schema import InputKind, InputRow, Rows, command_copies, input_rows
 from streaming.checkpoint.offset import Offset
-from streaming.checkpoint.payload_files import PayloadFiles
+from streaming.checkpoint.payload_files import ASIDE_BYTES, ASIDE_BYTES_OF_MANY, PayloadFiles
 from streaming.checkpoint.prepared import PreparedState
 from streaming.free_memory import give_back_memory
 from streaming.operator.schemas import INPUT_SCHEMA
@@ -39,7 +40,14 @@ from tracker.schemas import COMMAND_ROWS
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import first_rounds, next_rounds
 from warehouse.queries.held_rejects import Span, find_rejects
-from warehouse.queries.index_rows import find_known_messages, find_rows, read_large, read_light_segment
+from warehouse.queries.index_rows import (
+    PART_BYTES,
+    find_known_messages,
+    find_places,
+    read_large,
+    read_light_segment,
+    read_places,
+)
 from warehouse.routes.known_routes import KnownRoutes
 
 # The most bytes of input that go with a task, but for a single message: Spark refuses more than
@@ -259,7 +267,6 @@ class SourceReader:
         later, pause_changes = later_commands(self._tables, partition.versions, partition.changed, routes)
         commands, pause_changes = concat([later, decoded.commands], COMMAND_ROWS), pause_changes + decoded.pause_changes
         known_messages = find_known_messages(self._tables, partition.versions, commands, partition.keyed)
-        payload_rows = find_rows(self._tables, partition.versions, commands, partition.keyed)
         resumed: dict[str, int] = defaultdict(int)
         for change in decoded.pause_changes:
             resumed[change.topic] |= 0 if change.is_paused else change.subscriptions
@@ -269,13 +276,24 @@ class SourceReader:
         return [
             *self._rows(InputKind.REQUEST_IDS, decoded.request_ids),
             *(self._rows(InputKind.PAUSE_CHANGES, pause_changes) if pause_changes else ()),
-            *self._rows(InputKind.PAYLOAD_ROWS, payload_rows),
+            *self._payload_rows(partition, commands),
             *resumes,
             *self._rows(InputKind.COMMANDS, commands),
             *command_copies(commands, known_messages, partition.keyed, self._shard_keys),
             *self._rows(InputKind.KNOWN_MESSAGES, known_messages),
             *self._rows(InputKind.REJECTED_COMMANDS, decoded.rejects),
         ]
+
+    def _payload_rows(self, partition: CommandsPart, commands: pa.Table) -> Iterator[InputRow]:
+        """Packs the rows of the messages that commands move or restore: of many bytes references alone."""
+        places = find_places(self._tables, partition.versions, commands, partition.keyed)
+        are_many = (pc.sum(places["payload_bytes"]).as_py() or 0) > PART_BYTES
+        for rows in read_places(self._tables, partition.versions[0], places):
+            least_bytes = ASIDE_BYTES_OF_MANY if are_many else ASIDE_BYTES
+            rows = self._payloads.put_aside(rows, self._tick, least_bytes=least_bytes)
+            yield from input_rows(InputKind.PAYLOAD_ROWS, rows, self._shard_keys)
+            del rows
+            give_back_memory()
 
     def _rows(self, kind: InputKind, content: Any) -> list[InputRow]:
         """Packs content; large payloads of messages go to a file."""

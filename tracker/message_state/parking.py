@@ -38,13 +38,11 @@ class Round(NamedTuple):
             due before it is in the round, too. None: the round has all that is parked.
         left: about how many sealed messages stay parked after the round.
         left_bytes: about the bytes of their payloads.
-        n: how many sealed messages are in the round.
     """
 
     until: int | None = None
     left: int = 0
     left_bytes: int = 0
-    n: int = 0
 
 
 Rounds = Mapping[str, Mapping[str, Round]]  # by source topic and subscription

@@ -65,6 +65,7 @@ class MessageState:
         cancelled: the messages that are cancelled or skipped.
         delivered: the messages that were delivered before a rebuild: they are not delivered again, and no command
             changes them any more.
+        rejected: the messages that were rejected before a rebuild, for subscription 0: they are not rejected again.
         moved: the last move of each message.
         moves: the new rows of moved messages, as MESSAGES, that `take_moves` returns next.
         unwanted_moves: how many rows of moved messages are unwanted.
@@ -78,6 +79,7 @@ class MessageState:
         self._subscriptions = context.subscriptions
         self.cancelled = CancelledMessages(store, compression)
         self.delivered = CancelledMessages(store, compression, "delivered")
+        self.rejected = CancelledMessages(store, compression, "rejected")
         self.moved = Moved(store)
         self.moves: list[pa.Table] = []
         self._saved = store.get(_TABLE, (0, 0))
@@ -162,6 +164,16 @@ class MessageState:
                 is_done |= self.moved.find_moves(subscription, position)[0] > 0
                 left[is_done] &= ~(1 << subscription)
         return np.asarray(left == 0, np.bool_)
+
+    def were_rejected(self, messages: pa.Table) -> BoolArray:
+        """Tells which messages were rejected before a rebuild: bool, (messages,).
+
+        Args:
+            messages: as MESSAGES: the rows with which the messages come in.
+        """
+        if not self.rejected:
+            return np.zeros(messages.num_rows, np.bool_)
+        return self.rejected.contains(0, message_ids(messages))
 
     def addressed_to(self, rows: pa.Table) -> Int64Array:
         """Returns a mask of the subscriptions that each row is for, int64, (rows,).
@@ -391,7 +403,11 @@ class MessageState:
 
     def rebuild(self, rebuilt: Rebuilt) -> None:
         """Restores the state after a rebuild."""
-        for messages, rows in ((self.cancelled, rebuilt.cancelled), (self.delivered, rebuilt.delivered)):
+        for messages, rows in (
+            (self.cancelled, rebuilt.cancelled),
+            (self.delivered, rebuilt.delivered),
+            (self.rejected, rebuilt.rejected),
+        ):
             _add_positions(messages, rows)
             messages.save()
         subscriptions = int64(rebuilt.moved, "subscription")
@@ -407,12 +423,14 @@ class MessageState:
         """Forgets cancelled, delivered and moved messages that are past at the cutoff, ms since the epoch."""
         self.cancelled.drop_expired(cutoff)
         self.delivered.drop_expired(cutoff)
+        self.rejected.drop_expired(cutoff)
         self.moved.drop_expired(cutoff)
 
     def save(self) -> None:
         """Writes the changes to the store."""
         self.cancelled.save()
         self.delivered.save()
+        self.rejected.save()
         self.moved.save()
         sealed = [self._to_seal.n_chunks, self._to_seal.n_rows]
         saved = [*sealed, self.unwanted_moves, self.paused, self._unwanted, self._numbers]

@@ -258,15 +258,55 @@ class Tables:
         Raises:
             FencedError: somebody else has taken the warehouse over.
         """
+        return self._append(name, lambda: rows, (rows.num_rows, self._segment_rows), versions)
+
+    def append_parts(
+        self, name: str, parts: Sequence[Callable[[], pa.Table]], n_rows: int, versions: dict[str, int]
+    ) -> bool:
+        """Does what `append` does with rows that need not all be in memory.
+
+        Args:
+            name: the table.
+            parts: each returns some of the rows, in the table's columns; called again if another commit comes first.
+            n_rows: the number of all rows, about. A part's rows are a row group.
+            versions: as of `append`.
+        """
+        failures: list[Exception] = []  # delta-rs makes texts of them
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for part in parts:
+                    yield from part().to_batches()
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        def reader() -> pa.RecordBatchReader:
+            return pa.RecordBatchReader.from_batches(FENCED[name], batches())
+
+        row_group_rows = min(self._segment_rows, max(1, n_rows // len(parts)))
+        try:
+            return self._append(name, reader, (n_rows, row_group_rows), versions)
+        except Exception as error:
+            raise next(iter(failures), error) from None
+
+    def _append(
+        self,
+        name: str,
+        rows: Callable[[], pa.Table | pa.RecordBatchReader],
+        n_rows: tuple[int, int],
+        versions: dict[str, int],
+    ) -> bool:
+        """Appends rows, of which there are so many in all and in a row group: see `append`."""
         table = self._open(name)
         return self.commit(
             table,
             lambda properties: write_deltalake(
                 table,
-                rows,
+                rows(),
                 mode="append",
                 commit_properties=properties,
-                writer_properties=appended(name, rows.num_rows, self._segment_rows),
+                writer_properties=appended(name, *n_rows),
             ),
             versions,
             lambda: not versions or any(_number(table, app) < version for app, version in versions.items()),

@@ -13,11 +13,11 @@ from tracker.message_state.parking import Round, Rounds
 from tracker.messages import MESSAGES, concat, empty_table, in_order_of_dues, int64, is_among, typed, where
 from tracker.packing import fitting
 from warehouse.delta.tables import Tables
-from warehouse.named_queries import NamedQueries, Sql, all_of, columns
+from warehouse.named_queries import ALL, NamedQueries, Sql, all_of, columns
 from warehouse.pending import are_moved_on
 from warehouse.queries.index_rows import near_entries
 
-# What the rounds of one tick have together: rows, and bytes of payloads; of each subscription one message in any case.
+# What the rounds of one tick have together: rows, and bytes; of each subscription one message in any case.
 ROUND_ROWS = 10_000
 ROUND_BYTES = 16 << 20
 MAX_ROUNDS = 8  # so many resumed subscriptions have a round in a tick
@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
     Attributes:
         rows: how many messages.
-        n_bytes: of payloads; the first message is in the round in any case.
+        n_bytes: of payloads and properties; the first message is in the round in any case.
         since: nothing that is parked was due before, ms since the epoch.
     """
 
@@ -132,19 +132,22 @@ def find_first_held(tables: Tables, version: int, topic: str, name: str, limits:
     first = waiting.slice(0, min(limits.rows, fitting(sizes, limits.n_bytes)))
     if not first.num_rows:
         return empty_table(MESSAGES), Round()
-    rows = _rows(tables, version, first, own)
+    # The properties of few are read.
+    with_properties = _rows(tables, version, first, own, _SQL("place_and_size"))
+    first = first.slice(0, fitting(int64(with_properties, "size"), limits.n_bytes))
+    rows = typed(_rows(tables, version, first, own, ALL), MESSAGES)
     if has_all and first.num_rows == waiting.num_rows:
-        return rows, Round(n=first.num_rows)
+        return rows, Round()
     until = first["was_due"][first.num_rows - 1].as_py()
     [all_parked] = tables.query("delayed_index", _SQL("count", since=limits.since, **own), version).to_pylist()
     gone = places.num_rows - waiting.num_rows + first.num_rows
     gone_bytes = (pc.sum(places["payload_bytes"]).as_py() or 0) - int(sizes[first.num_rows :].sum())
     left, left_bytes = max(1, all_parked["n"] - gone), max(0, all_parked["n_bytes"] - gone_bytes)
-    return rows, Round(HELD_DELIVER_AT if until is None else until, left, left_bytes, first.num_rows)
+    return rows, Round(HELD_DELIVER_AT if until is None else until, left, left_bytes)
 
 
-def _rows(tables: Tables, version: int, first: pa.Table, own: Mapping[str, str]) -> pa.Table:
-    """Reads the rows of places, in the order in which they were due; few others are read."""
+def _rows(tables: Tables, version: int, first: pa.Table, own: Mapping[str, str], selected: Sql) -> pa.Table:
+    """Reads columns of the rows of places, in the order in which they were due; few others are read."""
     (since, start), (until, end) = (
         (first["was_due"][i].as_py(), first["sequence"][i].as_py()) for i in (0, first.num_rows - 1)
     )
@@ -156,6 +159,14 @@ def _rows(tables: Tables, version: int, first: pa.Table, own: Mapping[str, str])
         conditions.append(_SQL("was_due_until", due=until, sequence=end))
     sequences = pc.min_max(first["sequence"]).as_py()
     lowest, highest = sequences["min"], sequences["max"]
-    sql = _SQL("rows", near=near_entries(first), lowest=lowest, highest=highest, was_due=all_of(conditions), **own)
+    sql = _SQL(
+        "rows",
+        columns=selected,
+        near=near_entries(first),
+        lowest=lowest,
+        highest=highest,
+        was_due=all_of(conditions),
+        **own,
+    )
     rows = tables.query("delayed_index", sql, version)
-    return in_order_of_dues(typed(where(rows, is_among(rows, first, _PLACE)), MESSAGES))
+    return in_order_of_dues(where(rows, is_among(rows, first, _PLACE)))

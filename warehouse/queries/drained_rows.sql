@@ -23,8 +23,18 @@ SELECT topic, subscription, count(*) AS n, coalesce(sum(payload_bytes), 0) AS n_
 FROM delayed_index WHERE deliver_at = :held_deliver_at AND operation = 'DELAY' GROUP BY topic, subscription
 
 -- rows --
-SELECT * FROM delayed_index
+SELECT :columns FROM delayed_index
 WHERE :held AND operation = 'DELAY' AND :near AND sequence BETWEEN :lowest AND :highest AND :was_due
+
+-- properties_size --
+-- Of names and values, bytes.
+coalesce(
+    octet_length(array_to_string(map_keys(properties), '')) + octet_length(array_to_string(map_values(properties), '')),
+    0
+)
+
+-- place_and_size --
+:place, was_due, coalesce(payload_bytes, 0) + :properties_size AS size
 
 -- was_due_from --
 (was_due > :due OR (was_due = :due AND sequence >= :sequence))

@@ -17,7 +17,7 @@ _SQL = NamedQueries(__file__, not_seen=f"{NOT_SEEN_REASON}%", left_out=f"{LEFT_O
 
 # The most rejects of a round: of one entry all of them are in one round, however many.
 _MAX_ROWS = 5_000
-ROUND_BYTES = 16 << 20  # about the most bytes of their payloads, but for those of one entry
+ROUND_BYTES = 16 << 20  # about the most bytes of their payloads and properties, but for those of one entry
 
 
 class RejectKey(NamedTuple):
@@ -52,7 +52,7 @@ class Round(NamedTuple):
 
     Attributes:
         to: the key of the last reject; None: these are all.
-        n_bytes: of their payloads.
+        n_bytes: of their payloads and properties.
     """
 
     to: RejectKey | None
@@ -66,7 +66,7 @@ def find_round(tables: Tables, version: int, topic: str, after: RejectKey, most_
         version: of the table `rejects`.
         topic: the source topic.
         after: the key of the last reject that has been sent again.
-        most_bytes: about the most bytes of payloads in the round, but for those of its first entry.
+        most_bytes: about the most bytes of payloads and properties in the round, but for those of its first entry.
     """
     condition = _condition(Span(topic, after, None))
     unknown = _SQL("count_rejects", condition=all_of([condition, _SQL("has_unknown_size")]))
@@ -74,12 +74,20 @@ def find_round(tables: Tables, version: int, topic: str, after: RejectKey, most_
     is_unknown = any(tables.query("rejects", unknown, version)["n"].to_pylist())
     size = _SQL("counted_size" if is_unknown else "known_size")
     entries = tables.query("rejects", _SQL("entries", condition=condition, size=size, most=_MAX_ROWS + 1), version)
-    sizes = int64(entries, "n_bytes")
-    n = min(fitting(int64(entries, "n"), _MAX_ROWS), fitting(sizes, most_bytes))
-    if n == entries.num_rows:
-        return Round(None, int(sizes.sum()))
-    tick, ledger_id, entry_id = (entries[name][n - 1].as_py() for name in ("batch_id", "ledger_id", "entry_id"))
-    return Round(RejectKey(tick, ledger_id, entry_id), int(sizes[:n].sum()))
+    n = min(fitting(int64(entries, "n"), _MAX_ROWS), fitting(int64(entries, "n_bytes"), most_bytes))
+    if not n:
+        return Round(None, 0)
+    # The properties of few are read.
+    condition = _condition(Span(topic, after, _key(entries, n - 1)))
+    size = _SQL("with_properties", size=size)
+    first = tables.query("rejects", _SQL("entries", condition=condition, size=size, most=n), version)
+    sizes = int64(first, "n_bytes")
+    n = fitting(sizes, most_bytes)
+    return Round(None if n == entries.num_rows else _key(first, n - 1), int(sizes[:n].sum()))
+
+
+def _key(entries: pa.Table, i: int) -> RejectKey:
+    return RejectKey(*(entries[name][i].as_py() for name in ("batch_id", "ledger_id", "entry_id")))
 
 
 def find_rejects(tables: Tables, version: int, span: Span) -> pa.Table:

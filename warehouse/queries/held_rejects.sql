@@ -7,6 +7,13 @@ SELECT batch_id, ledger_id, entry_id, count(*) AS n, sum(coalesce(:size, 0)) AS 
 FROM rejects WHERE :condition
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT :most
 
+-- properties_size --
+-- Of names and values, bytes.
+coalesce(
+    octet_length(array_to_string(map_keys(properties), '')) + octet_length(array_to_string(map_values(properties), '')),
+    0
+)
+
 -- count_rejects --
 SELECT count(*) AS n FROM rejects WHERE :condition
 
@@ -16,6 +23,9 @@ payload_bytes
 -- counted_size --
 -- It takes the length of texts alone.
 coalesce(payload_bytes, octet_length(encode(payload, 'hex')) / 2)
+
+-- with_properties --
+coalesce(:size, 0) + :properties_size
 
 -- has_unknown_size --
 payload_bytes IS NULL AND payload IS NOT NULL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +22,16 @@ from tracker.messages import (
     Int64Array,
     concat,
     has_occurrences,
+    in_order,
     int64,
     is_among,
     of_entries,
     position_texts,
     typed,
     where,
+    with_columns,
 )
+from tracker.packing import fitting
 from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, ranges_of
@@ -42,6 +45,22 @@ LOOKED_UP = ["delayed_index", "entries", "outcomes"]
 _SQL = NamedQueries(__file__, slot_millis=SLOT_MILLIS, held=HELD_DELIVER_AT)
 _ENTRY = ["ledger_id", "entry_id"]
 MAX_LARGE_ROWS = 50_000
+PART_BYTES = 16 << 20  # of payloads, which `read_places` reads at a time
+_UNKNOWN_BYTES = 16 << 10  # of a payload for which the table has no size: there is none, or an earlier version wrote it
+
+# Where rows of the delayed index are, without what may be large.
+PLACES = pa.schema(
+    [
+        *(
+            MESSAGES.field(name)
+            for name in (
+                *("topic", "ledger_id", "entry_id", "batch_index", "batch_size", "deliver_at", "subscription"),
+                *("sequence", "was_due", "occurrence"),
+            )
+        ),
+        ("payload_bytes", pa.int64()),
+    ]
+)
 _MAX_RANGES = 50
 
 
@@ -218,7 +237,7 @@ def _as_they_came(
 
     Args:
         versions, commands, keyed: as for `find_known_messages`.
-        schema: KNOWN or MESSAGES.
+        schema: KNOWN or PLACES.
 
     Returns:
         the rows, as the schema says.
@@ -322,8 +341,8 @@ def in_index_or_not_durable(tables: Tables, versions: list[int], rows: pa.Table,
     return is_among(rows, waiting, _ENTRY) | ~is_among(rows, durable, _ENTRY)
 
 
-def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
-    """Reads the sealed rows of the entries that commands of the kinds KINDS_WITH_PAYLOAD name, as MESSAGES.
+def find_places(tables: Tables, versions: list[int], commands: pa.Table, keyed: Collection[str]) -> pa.Table:
+    """Finds the sealed rows of the entries that commands of the kinds KINDS_WITH_PAYLOAD name; reads no payloads.
 
     For a recurring message only its first row and the last one of each subscription.
 
@@ -331,23 +350,59 @@ def find_rows(tables: Tables, versions: list[int], commands: pa.Table, keyed: Co
         versions: the versions of the tables LOOKED_UP to read.
         commands: the commands, as COMMAND_ROWS.
         keyed: the topics that have had schedule keys.
+
+    Returns:
+        the rows, as PLACES, in the order in which they are due.
     """
     commands = commands.filter(pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
     found = []
     if wanted.num_rows:
-        moved = tables.query("delayed_index", _SQL("moved_rows", near=near_entries(wanted)), versions[0])
-        came = _as_they_came(tables, versions, commands, keyed, MESSAGES)
-        found += [came, of_entries(typed(moved, MESSAGES), wanted)]
+        sql = _SQL("moved_rows", columns=columns(PLACES.names), near=near_entries(wanted))
+        moved = tables.query("delayed_index", sql, versions[0])
+        came = _as_they_came(tables, versions, commands, keyed, PLACES)
+        found += [came, of_entries(typed(moved, PLACES), wanted)]
     if keys:
-        rows = tables.query("delayed_index", _SQL("rows_with_keys", keys=keys), versions[0])
+        sql = _SQL("rows_with_keys", columns=columns(PLACES.names), keys=keys)
+        rows = tables.query("delayed_index", sql, versions[0])
         topics = pa.array(pc.unique(commands["topic"]))
-        found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), MESSAGES))
-    return _last_occurrences(concat(found))
+        found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), PLACES))
+    places = in_order(_last_occurrences(concat(found, PLACES)))
+    return with_columns(places, payload_bytes=pc.fill_null(places["payload_bytes"], _UNKNOWN_BYTES))
+
+
+def read_places(tables: Tables, version: int, places: pa.Table) -> Iterator[pa.Table]:
+    """Reads rows of a version of the delayed index, as MESSAGES, in parts of about PART_BYTES of payloads.
+
+    Args:
+        version: of the delayed index.
+        places: as `find_places` returns them.
+    """
+    while places.num_rows:
+        part = places.slice(0, fitting(int64(places, "payload_bytes"), PART_BYTES))
+        places = places.slice(part.num_rows)
+        due = int64(part, "deliver_at")
+        conditions = [in_ranges("deliver_at", _covering(due, due)), near_entries(part), _SQL("is_delay")]
+        entries = part.group_by("ledger_id").aggregate([("entry_id", "distinct")]).to_pylist()
+        if len(entries) <= _MAX_RANGES:  # the payloads of rows between them are not read
+            conditions.append(
+                some_of(
+                    _SQL("is_entry_among", ledger=one["ledger_id"], entries=one["entry_id_distinct"]) for one in entries
+                )
+            )
+        rows = _rows(tables, version, all_of(conditions))
+        # A message's rows differ by the move that made them.
+        yield where(rows, is_among(_with_moves(rows), _with_moves(part), [*_ENTRY, "batch_index", "sequence"]))
+
+
+def _with_moves(rows: pa.Table) -> pa.Table:
+    """Returns rows, MESSAGES or PLACES, with sequence -1 where it is null."""
+    moves = pc.fill_null(rows["sequence"], -1)
+    return rows.select([*_ENTRY, "batch_index"]).append_column("sequence", moves)
 
 
 def _last_occurrences(rows: pa.Table) -> pa.Table:
-    """Returns MESSAGES with only the last row of each recurring message and subscription."""
+    """Returns PLACES with only the last row of each recurring message and subscription."""
     if not has_occurrences(rows):
         return rows
     last: dict[tuple[object, ...], int] = {}

@@ -77,10 +77,16 @@ SELECT ledger_id, entry_id FROM entries WHERE :near
 
 -- moved_rows --
 -- A moved row may be due at any time; the log's statistics show which files have moved rows.
-SELECT * FROM delayed_index WHERE sequence IS NOT NULL AND :near AND operation = 'DELAY'
+SELECT :columns FROM delayed_index WHERE sequence IS NOT NULL AND :near AND operation = 'DELAY'
 
 -- rows_with_keys --
-SELECT * FROM delayed_index WHERE schedule_key IN (:keys) AND operation = 'DELAY'
+SELECT :columns FROM delayed_index WHERE schedule_key IN (:keys) AND operation = 'DELAY'
+
+-- is_delay --
+operation = 'DELAY'
+
+-- is_entry_among --
+(ledger_id = :ledger AND entry_id IN (:entries))
 
 -- between_ledgers --
 ledger_id BETWEEN :first AND :last

@@ -16,7 +16,7 @@ from broker.protocol.brokers import Brokers
 from broker.protocol.reading import before_time, read_entries, read_messages
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
-from checkpoint_from_tables.rebuild.destinations import _first_not_durable
+from checkpoint_from_tables.rebuild.destinations import first_not_durable
 from tests.attack.entries import Sender
 from tests.support.clients.raw_producer import RawProducer, entry, metadata
 from tests.support.service.harness import PATIENCE
@@ -52,10 +52,10 @@ def test_chunks_that_lie_of_their_size_are_read_as_anything_else(
     assert [one.properties for one in read_messages(brokers, topic)] == [{"n": "1"}, *[{}] * 20, {"n": "2"}]
     found = list(read_entries(brokers, topic))
     assert len(found) == 42
-    published = _first_not_durable(brokers, topic, {topic: found[0].position})
+    published = first_not_durable(brokers, topic, {topic: found[0].position})
     assert published is not None
     assert abs(published - now()) < 60_000
-    assert _first_not_durable(brokers, topic, {topic: found[-1].position}) is None
+    assert first_not_durable(brokers, topic, {topic: found[-1].position}) is None
 
 
 def test_batches_that_lie_are_read_as_anything_else(
@@ -83,7 +83,7 @@ def test_a_publish_time_that_lies_hides_no_other_message(broker: EmbeddedBroker,
     raw.flush()
     raw.close()
     ids = [one.position for one in read_entries(brokers, topic)]
-    firsts = [_first_not_durable(brokers, topic, {topic: after}) for after in (START, ids[2], ids[3])]
+    firsts = [first_not_durable(brokers, topic, {topic: after}) for after in (START, ids[2], ids[3])]
     assert firsts == [4_000, 6_000, None]
 
 

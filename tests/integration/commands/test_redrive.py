@@ -22,7 +22,7 @@ from broker import dead_letter_subscription
 from broker.client import NoAnswerError
 from broker.dead_letter_subscription import DeadLetterConsumer
 from broker.protocol.brokers import Brokers
-from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
+from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, large_message, single_entry
 from broker.protocol.reading import plain_messages, read_entries
 from broker.protocol.wire.pulsar_pb2 import ZLIB
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -278,6 +278,34 @@ def test_what_can_not_go_back_stays_and_the_others_go(letters: DeadLetters, capl
     # Those before it in its entry, too, are still there under the same request id.
     assert letters.redrive().run() == counts | {"matched": 2, "redriven": 0, "refused": 2}
     assert retry_of(letters.sent_back()) == meant
+
+
+def test_one_that_an_entry_can_not_hold_goes_back_in_chunks_and_one_that_may_be_there_in_part_stays(
+    letters: DeadLetters, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = Brokers(letters.settings.pulsar)
+    producer = brokers.produce(f"{letters.topic}-d-dlq", "large")
+    payloads = [bytes([n]) * n_bytes for n, n_bytes in enumerate((6_000_000, 7_000_000, 100))]
+    for n, payload in enumerate(payloads):
+        own = letters.properties(8, n) | {"delaylake.reasons": '["large"]'}
+        message = OutgoingMessage(n + 1, payload, [encoded_property(*one) for one in own.items()])
+        producer.send(large_message(message, producer.name, now()))
+    wait_until(lambda: not producer.n_pending, 20, "they have arrived")
+    producer.close()(5)
+    brokers.close()
+
+    first = letters.redrive("first", reason="large", message_ids=["8:0"]).run()
+    assert (first["matched"], first["redriven"], first["refused"]) == (1, 1, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeadLetterConsumer, "acknowledge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            letters.redrive("cut off", reason="large", message_ids=["8:1"]).run()
+    again = letters.redrive("cut off", reason="large", message_ids=["8:1"]).run()
+    assert (again["matched"], again["redriven"], again["alreadyRedriven"], again["refused"]) == (1, 0, 0, 1)
+    assert "may have some of them only" in caplog.text
+    assert letters.redrive("others", reason="large", message_ids=["8:2"]).run()["redriven"] == 1
+    assert letters.redrive("left", reason="large").dry_run()["matched"] == 1
+    assert [message.data() for message in letters.sent_back()] == payloads
 
 
 ODD: dict[str, dict[str, Any]] = {

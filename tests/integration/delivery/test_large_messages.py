@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pulsar
 import pytest
 
@@ -28,6 +29,7 @@ def send(client: pulsar.Client, topic: str, n: int, due: int, size: int) -> set[
     for name in names:
         producer.send_async((name + noise)[: max(size, len(name))], None, properties={"deliverAt": str(due)})
     producer.flush()
+    assert producer.last_sequence_id() == n - 1, f"{topic}: a message was not sent"
     producer.close()
     return set(names)
 
@@ -58,6 +60,7 @@ def test_payloads_in_files_arrive_as_they_were_over_a_kill_a_reschedule_and_a_lo
 
     try:
         job.start()
+        assert "receiving/receiver.py" in job.report(), "what stands still can be seen"
         soon = now() + round(12_000 * job.pace)
         send_at(soon, 6)
         send_at("not a time", 1)
@@ -112,21 +115,22 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
         collector.collect(f"{source}-a")
 
     def came() -> list[tuple[bytes, int]]:
+        assert job.is_running, job.report()
         received = [m for of_topic in list(collector.received.values()) for m in list(of_topic)]
         return [(re.match(rb"[^ ]+ ", m.payload)[0], m.received_at) for m in received]  # type: ignore[index]
 
     try:
         job.start()
-        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 180, f"the backlogs\n{job.log}")
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 180, "the backlogs")
         due = now() + round(25_000 * job.pace)
         sent |= send(pulsar_client, at_once, AT_ONCE, due, SIZE)
         assert now() < due, "the machine is too slow for this test"
         sent |= send(pulsar_client, small, 50, due + 100, 100)
-        wait_until(lambda: len(collector.received[f"{at_once}-a"]) >= AT_ONCE // 4, 180, f"a part of them\n{job.log}")
+        wait_until(lambda: len(collector.received[f"{at_once}-a"]) >= AT_ONCE // 4, 180, "a part of them")
         job.kill9()
         job.stop()
         job.start()
-        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 240, f"all messages\n{job.log}")
+        wait_until(lambda: len({name for name, _ in came()}) >= len(sent), 240, "all messages")
         assert Counter(name for name, _ in came()) == Counter(sent), "each once"
         first, last = (
             {source: pick(m.received_at for m in collector.received[f"{source}-a"]) for source in (small, at_once)}
@@ -139,3 +143,40 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
         assert job.terminate() == 0
     finally:
         job.stop()
+
+
+@pytest.mark.long
+def test_one_command_moves_more_than_the_heap_and_more_than_a_task_may_have_in_memory(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    n, size = 400, 1_000_000
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "380m"}})
+    collector.collect(f"{topic}-a")
+    try:
+        job.start()
+        sent = send(pulsar_client, topic, n, now() + 3_600_000, size)
+        count = "SELECT count(*) AS n FROM {table}"
+        wait_until(lambda: job.rows("delayed_index", count)[0]["n"] >= n, 120, "all are sealed")
+        entries = job.rows("delayed_index", "SELECT ledger_id, entry_id FROM {table}")
+        ids = [f"--messageId-triplet={row['ledger_id']}:{row['entry_id']}" for row in entries]
+        asked = now()
+        moved = job.command("topics", "reschedule", topic, "-s", "a", *ids, "--deliver-after=20s", "--timeout=90")
+        assert moved.returncode == 0, moved.stderr
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= n, 240, "all have come")
+        received = collector.received[f"{topic}-a"]
+        assert Counter(m.payload.partition(b" ")[0] + b" " for m in received) == Counter(sent), "each once"
+        assert {len(m.payload) for m in received} == {size}
+        assert min(m.received_at for m in received) >= asked + 20_000
+        most = max(peak_bytes(process) for process in job.children() if process.name() != "java")
+        assert most < n * size, "the rows were read bit by bit"
+        assert not any("OutOfMemory" in file.read_text(errors="replace") for file in tmp_path.rglob("spark.log"))
+        assert job.terminate() == 0
+    finally:
+        job.stop()
+
+
+def peak_bytes(process: psutil.Process) -> int:
+    """The most memory that a process had so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])

@@ -31,6 +31,5 @@ def rounds(stored: pa.Table, names: Iterable[str], most: int) -> dict[str, Any]:
         rows = parked(stored, name)
         found += rows[:most]
         left = rows[most:]
-        n = len(rows) - len(left)
-        read[name] = Round(rows[most - 1]["was_due"], len(left), n=n) if left else Round(n=n)
+        read[name] = Round(rows[most - 1]["was_due"], len(left)) if left else Round()
     return {"drained": pa.Table.from_pylist(found, schema=MESSAGES), "rounds": {TOPIC: read}}

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ atexit.register(http.close)
 _USUAL_START_SECONDS = 24
 
 
+_started: weakref.WeakSet[Job] = weakref.WeakSet()  # jobs that were not stopped: a wait in vain reports on them
+
+
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Waits until a condition gives something true, and returns that.
 
@@ -54,7 +58,8 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         took = time.monotonic() - asked
         time.sleep(max(0.2, min(3 * took, 5)))
         asked = time.monotonic()
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+    reports = "\n\n".join(job.report() for job in list(_started))
+    raise AssertionError(f"not within {seconds:.0f} s: {what}\n{reports}")
 
 
 def now() -> int:
@@ -80,6 +85,8 @@ class Job:
         self.file.write_text(yaml.safe_dump(content))
         self.process: subprocess.Popen[str] | None = None
         self.progress: list[dict[str, Any]] = []
+        self._routes = routes
+        self._pulsar_settings = pulsar_settings
         self.pace = 1.0  # how much slower this machine is than usual: what tests the time left gives it so much more
 
     @property
@@ -93,6 +100,7 @@ class Job:
     def start(self, program: Sequence[str] = (str(PROGRAM),), is_standby: bool = False) -> Job:
         """Starts the job, and waits until it is ready, or could take over."""
         started = time.monotonic()
+        _started.add(self)
         with open(self.folder / "job.log", "a") as log:
             self.process = subprocess.Popen(
                 [*program, "--config", str(self.file), "run", "--output", "json", "--report-every", "1"]
@@ -159,10 +167,66 @@ class Job:
 
     def stop(self) -> None:
         """Ends whatever is left of it."""
+        _started.discard(self)
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def report(self) -> str:
+        """Returns what the job, its processes and the broker say now, for the message of a test that fails."""
+        assert self.process is not None
+        end = self.process.poll()
+        said = [f"The job of {self.folder} {'runs' if end is None else f'has ended with {end}'}."]
+        parts: dict[str, Callable[[], str]] = {
+            "stacks are in the logs of": self._print_stacks,
+            "progress": lambda: json.dumps(self.progress[-1:]),
+            "status": lambda: self.command("status", "--output", "json").stdout[-8_000:],
+            "topics": lambda: "\n".join(self._topic_stats()),
+            "job.log": lambda: (self.folder / "job.log").read_text(errors="replace")[-20_000:],
+            "spark.log": lambda: (self.folder / "checkpoint" / "spark.log").read_text(errors="replace")[-20_000:],
+        }
+        for title, look in parts.items():
+            try:
+                said.append(f"--- {title}: {look()}")
+            except Exception as error:  # what else there is to say is said
+                said.append(f"--- {title}: {type(error).__name__}: {error}")
+        return "\n".join(said)
+
+    def _print_stacks(self) -> str:
+        """Lets its Python processes print what each of their threads does; returns which do."""
+        assert self.process is not None
+        asked = []
+        for process in [psutil.Process(self.process.pid), *self.children()]:
+            with contextlib.suppress(psutil.Error, OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+                if caught >> (signal.SIGUSR1 - 1) & 1 and process.name() != "java":
+                    process.send_signal(signal.SIGUSR1)
+                    asked.append(process.pid)
+        time.sleep(2)  # until they have: nothing says when
+        return str(asked)
+
+    def _topic_stats(self) -> Iterator[str]:
+        """Yields a line for each topic of the routes: what the broker counts of it."""
+        sources = [route["source"] for route in self._routes]
+        names = [f"{route['source']}-{s['name']}" for route in self._routes for s in route["subscriptions"]]
+        with httpx.Client(base_url=self._pulsar_settings.admin_url, timeout=10) as admin:
+            for topic in (*sources, *names):
+                answer = admin.get(f"/admin/v2/{topic.replace('://', '/')}/stats")
+                stats = answer.json() if answer.status_code == 200 else {}
+                counts = ("msgBacklog", "msgOutCounter", "unackedMessages")
+                subscriptions = {
+                    name: {count: one.get(count) for count in counts}
+                    | {"permits": [consumer.get("availablePermits") for consumer in one["consumers"]]}
+                    for name, one in stats.get("subscriptions", {}).items()
+                }
+                yield f"{topic}: {answer.status_code}, came {stats.get('msgInCounter')}, {subscriptions}"
 
     def rows(self, table: str, sql: str = "SELECT * FROM {table}") -> list[dict[str, Any]]:
         """Rows of a table, by delta-rs."""
@@ -253,7 +317,14 @@ class Collector:
                 message = consumer.receive(300)
             except pulsar.Timeout:
                 continue
-            consumer.acknowledge(message)
+            except pulsar.PulsarException as error:
+                if not self._stopped.is_set():
+                    print(f"{topic} is not collected any more: {error!r}", flush=True)
+                return
+            try:
+                consumer.acknowledge(message)
+            except pulsar.PulsarException as error:  # it comes again, and counts once
+                print(f"{topic}: {error!r}", flush=True)
             position = str(message.message_id()), message.topic_name()
             if position in seen:
                 continue

@@ -32,8 +32,9 @@ from warehouse.queries.index_rows import (
     cancels_to_index,
     find_keyed_messages,
     find_known_messages,
-    find_rows,
+    find_places,
     outcomes_to_rows,
+    read_places,
     read_segment,
     to_index,
 )
@@ -110,7 +111,9 @@ class Service:
         versions = [version, self.tables.version("entries"), self.tables.version("outcomes")]
         if order:
             changes["known_messages"] = find_known_messages(self.tables, versions, ordered, [])
-            changes["payload_rows"] = find_rows(self.tables, versions, ordered, [])
+            changes["payload_rows"] = concat(
+                read_places(self.tables, version, find_places(self.tables, versions, ordered, []))
+            )
         elif pause:
             changes |= self.first_rounds()
         tick_input = TickInput(
@@ -232,7 +235,10 @@ class Service:
 
         self.now += SECOND
         folder = self.folder / f"checkpoint {self.tick}"
-        with mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations):
+        with (
+            mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", found_at_destinations),
+            mock.patch("checkpoint_from_tables.rebuild.rejected._sent", return_value=()),
+        ):
             rebuild(self.settings, self.tables, folder, now=self.now)
         prepared = PreparedState(folder)
         assert prepared.offset is not None

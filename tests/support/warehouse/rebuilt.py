@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -27,9 +27,15 @@ def of_one_shard(folder: Path, topic: str, names: Sequence[str]) -> Settings:
     )
 
 
-def without_destinations() -> AbstractContextManager[mock.MagicMock]:
-    """While the block runs, a rebuild reads no destinations, for which it needs a broker."""
-    return mock.patch("checkpoint_from_tables.rebuild.rebuild.write_missing_deliveries", return_value=0)
+@contextmanager
+def without_destinations() -> Iterator[mock.MagicMock]:
+    """While the block runs, a rebuild reads no destinations and rejects topics, for which it needs a broker."""
+    of_rebuild = "checkpoint_from_tables.rebuild"
+    with (
+        mock.patch(f"{of_rebuild}.rebuild.write_missing_deliveries", return_value=0) as patched,
+        mock.patch(f"{of_rebuild}.rejected._sent", return_value=()),
+    ):
+        yield patched
 
 
 def prepared(settings: Settings, folder: Path, now: int) -> PreparedState:
@@ -49,6 +55,7 @@ def of_all_shards(found: PreparedState) -> Rebuilt:
         unwanted=sum(of_shard["unwanted"] for of_shard, _ in inputs),
         cancelled=tables[InputKind.REBUILT_CANCELLED],
         delivered=tables[InputKind.REBUILT_DELIVERED],
+        rejected=tables[InputKind.REBUILT_REJECTED],
         request_ids=meta["request_ids"],
         message_requests=meta["message_requests"],
         moved=tables[InputKind.REBUILT_MOVED],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pulsar
@@ -10,10 +12,16 @@ import pytest
 
 from conf.files import FolderError
 from conf.settings import Settings
+from jobs.commands.run import _update_routes
+from jobs.options import Output
+from jobs.reporter import Reporter
 from status.alerts import NO_BROKER, Alerts
+from status.status_writer import StatusWriter
 from streaming import crash_recovery
-from streaming.checkpoint.checkpoint import Checkpoint, checkpoint_lock
-from streaming.crash_recovery import GivenUpError, Restarts, begin, wait_for_broker
+from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError, checkpoint_lock
+from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import FOLDER, PreparedState, last_routes
+from streaming.crash_recovery import GivenUpError, Restarts, begin, check_checkpoint, wait_for_broker
 from streaming.start_checks import StartError
 from warehouse.delta.tables import Tables
 
@@ -25,6 +33,32 @@ def test_a_folder_that_can_not_be_made_is_named_with_its_setting(tmp_path: Path)
     settings = Settings(warehouse=f"file:{tmp_path}/file/warehouse", checkpoint=f"file:{tmp_path}/checkpoint")
     with pytest.raises(StartError, match=r"can't be made in .*file/warehouse .*`warehouse`"):
         begin(settings, Tables(settings.warehouse), Checkpoint(tmp_path / "checkpoint"))
+
+
+def test_the_version_of_a_checkpoint_is_looked_at_before_a_prepared_offset_that_only_its_program_can_read(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(checkpoint=f"file:{tmp_path}/checkpoint", warehouse=f"file:{tmp_path}/warehouse")
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.write_version()
+    PreparedState(checkpoint.folder).complete(Offset(tick=3), {"sealed": [0] * settings.tracker.shards, "paused": {}})
+    check_checkpoint(settings, checkpoint)
+
+    meta = tmp_path / "checkpoint" / FOLDER / "meta.json"
+    content = json.loads(meta.read_text())
+    content["offset"]["of_a_later_program"] = 1
+    meta.write_text(json.dumps(content))
+    (tmp_path / "checkpoint/query/version").write_text(str(VERSION + 1))
+    starts: list[Callable[[], object]] = [
+        lambda: check_checkpoint(settings, checkpoint),
+        lambda: begin(settings, Tables(settings.warehouse), checkpoint),
+        lambda: _update_routes(settings, Reporter(Output.TEXT, 0, 1), StatusWriter(settings.warehouse, 1, list)),
+    ]
+    for start in starts:
+        with pytest.raises(CheckpointError, match="a newer delaylake has written the checkpoint"):
+            start()
+    with pytest.raises(CheckpointError, match=r"the prepared state in .* is damaged"):
+        last_routes(checkpoint.folder)
 
 
 class Client:

@@ -192,8 +192,8 @@ def test_what_the_destinations_have_counts_by_its_new_ids_and_later_not_at_all(t
         with (
             mock.patch("checkpoint_from_tables.rebuild.destinations.Brokers", return_value=brokers),
             mock.patch("checkpoint_from_tables.rebuild.destinations.AdminClient"),
-            mock.patch("checkpoint_from_tables.rebuild.destinations._first_not_durable", return_value=NOW),
-            mock.patch("checkpoint_from_tables.rebuild.destinations._messages_since", since),
+            mock.patch("checkpoint_from_tables.rebuild.destinations.first_not_durable", return_value=NOW),
+            mock.patch("checkpoint_from_tables.rebuild.destinations.messages_since", since),
         ):
             context = RebuildContext(made, made, tables, durable, NOW)
             write_missing_deliveries(context, known, {}, DestinationReading(renumbering=of))

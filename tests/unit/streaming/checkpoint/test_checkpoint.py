@@ -11,6 +11,7 @@ from typing import Any, cast
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
@@ -21,14 +22,16 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles, PayloadSweep
 from streaming.crash_recovery import begin
 from streaming.operator.schemas import OUTPUT_SCHEMA
+from streaming.sinks import batch_sink
 from streaming.sinks.batch_sink import BatchSink
 from streaming.start_checks import StartError
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
-from tracker.messages import concat, with_columns
+from tracker.messages import concat, in_order, with_columns
 from tracker.payload_refs import files_of
 from tracker.schemas import OUTCOME_ROWS
+from tracker.store import StateLostError
 from tracker.tick import Effects as TickEffects
 from tracker.wire.delaylake_pb2 import Result
 from warehouse import durable
@@ -359,6 +362,47 @@ def test_large_payloads_are_in_the_tables_and_their_files_are_gone_when_nobody_n
     assert len(list(job.checkpoint.payload_folder.iterdir())) == 4, "the batch may run again"
     batch(7, names[3:])
     assert [file.name for file in job.checkpoint.payload_folder.iterdir()] == names[3:]
+
+
+def test_a_bucket_of_many_bytes_is_appended_in_one_commit_with_few_of_its_payloads_in_memory(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_sink, "_PART_BYTES", 3 * ASIDE_BYTES)
+    job = Start(settings, tmp_path / "c")
+    files = PayloadFiles(job.checkpoint.payload_folder)
+    payloads = [os.urandom(ASIDE_BYTES) if n % 5 else b"small" for n in range(40)]
+    bucket = concat(messages([(1, n, 9_000 - n)], payload=payload) for n, payload in enumerate(payloads))
+    cancels = pa.table({"operation": ["CANCEL"], "topic": [TOPIC], "ledger_id": [1], "entry_id": [99]})
+    read: list[int] = []
+    bring_back = PayloadFiles.bring_back
+
+    def noted(files: PayloadFiles, rows: pa.Table) -> pa.Table:
+        rows = bring_back(files, rows)
+        read.append(rows.nbytes)
+        return rows
+
+    monkeypatch.setattr(PayloadFiles, "bring_back", noted)
+    sink = BatchSink(job.tables, mock.Mock(), mock.Mock(), job.checkpoint, "r", lambda status: None)
+    before = job.tables.version("delayed_index")
+    for _ in range(2):  # the second time it is there
+        sink._append_index(in_order(files.put_aside(bucket, 1)), cancels, 1)
+    assert job.tables.version("delayed_index") == before + 1
+    assert len(read) > 10
+    assert max(read) < 5 * ASIDE_BYTES
+    index = job.tables.query("delayed_index", "SELECT * FROM delayed_index")
+    assert sorted(index["operation"].to_pylist()) == ["CANCEL"] + ["DELAY"] * 40
+    found = dict(zip(index["entry_id"].to_pylist(), index["payload"].to_pylist(), strict=True))
+    assert [found[n] for n in range(40)] == payloads
+    [file] = Path(job.tables.path("delayed_index")).glob("*.parquet")
+    footer = pq.ParquetFile(file).metadata
+    assert footer.num_row_groups > 10, "a few rows are read without the others"
+
+    bucket = in_order(files.put_aside(bucket, 2))
+    for file in job.checkpoint.payload_folder.iterdir():
+        file.unlink()
+    with pytest.raises(StateLostError, match="is gone: run `delaylake rebuild"):
+        sink._append_index(bucket, cancels, 2)
+    assert job.tables.version("delayed_index") == before + 1
 
 
 def test_who_is_overtaken_while_a_batch_is_carried_out_tells_nothing_of_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,12 +29,17 @@ def tables(tmp_path: Path) -> Tables:
 
 
 def park(
-    tables: Tables, name: str, dues: dict[int, int | None], sequence: int = 5, size: int = 1, topic: str = TOPIC
+    tables: Tables,
+    name: str,
+    dues: dict[int, int | None],
+    sequence: int = 5,
+    size: int = 1,
+    topic: str = TOPIC,
+    properties: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Seals parked messages, by entry when they were due; their sequences rise."""
-    rows = messages(
-        [(1, entry, HELD_DELIVER_AT) for entry in dues], payload=b"x" * size, subscription=name, topic=topic
-    )
+    own = {"payload": b"x" * size, "subscription": name, "topic": topic, "properties": list(properties)}
+    rows = messages([(1, entry, HELD_DELIVER_AT) for entry in dues], **own)
     sequences = pa.array(range(sequence, sequence + len(dues)))
     rows = with_columns(rows, was_due=pa.array(dues.values(), pa.int64()), sequence=sequences)
     tables.append("delayed_index", to_index(rows, 1), {})
@@ -61,9 +67,9 @@ def test_the_first_come_in_order_also_of_those_due_at_one_time_and_without_those
         assert concat([found])["payload"].to_pylist() == [b"x"] * found.num_rows
         return found["entry_id"].to_pylist(), one
 
-    assert first(3) == ([1, 2, 3], Round(20, 2, 2, n=3))
-    assert first(5) == ([1, 2, 3, 4, 0], Round(n=5))
-    assert first(100) == ([1, 2, 3, 4, 0], Round(n=5))
+    assert first(3) == ([1, 2, 3], Round(20, 2, 2))
+    assert first(5) == ([1, 2, 3, 4, 0], Round())
+    assert first(100) == ([1, 2, 3, 4, 0], Round())
     assert find_first_held(tables, version, TOPIC, "c", Limits(3))[1] == Round()
 
 
@@ -71,10 +77,10 @@ def test_a_round_is_bounded_in_bytes_and_has_one_message_at_least(tables: Tables
     for entry, (due, size) in enumerate([(10, 10 * MIB), (20, 5 * MIB), (30, 5 * MIB), (None, 1)]):
         park(tables, "a", {entry: due}, size=size)
     found, one = find_first_held(tables, tables.version("delayed_index"), TOPIC, "a", Limits())
-    assert (found["entry_id"].to_pylist(), one) == ([0, 1], Round(20, 2, 5 * MIB + 1, n=2))
+    assert (found["entry_id"].to_pylist(), one) == ([0, 1], Round(20, 2, 5 * MIB + 1))
     park(tables, "b", {0: None}, size=17 * MIB)
     found, one = find_first_held(tables, tables.version("delayed_index"), TOPIC, "b", Limits())
-    assert (found["entry_id"].to_pylist(), one) == ([0], Round(n=1))
+    assert (found["entry_id"].to_pylist(), one) == ([0], Round())
 
 
 def test_of_many_due_at_one_instant_a_round_reads_its_own_alone(
@@ -98,7 +104,7 @@ def test_of_many_due_at_one_instant_a_round_reads_its_own_alone(
         )
         entries = found["entry_id"].to_pylist()
         left = 60 - 17 * (n + 1)
-        assert one == (Round(7, left, 100 * left, n=17) if n < 3 else Round(n=9))
+        assert one == (Round(7, left, 100 * left) if n < 3 else Round())
         move_on(tables, "a", entries)
         came += entries
     assert came == list(range(60))
@@ -114,7 +120,7 @@ def test_those_that_have_gone_out_are_passed_however_many_they_are(
     version = tables.version("delayed_index")
     for since in (0, 100):
         found, one = find_first_held(tables, version, TOPIC, "a", Limits(2, since=since))
-        assert (found["entry_id"].to_pylist(), one) == ([95, 96], Round(106, 3, 3, n=2))
+        assert (found["entry_id"].to_pylist(), one) == ([95, 96], Round(106, 3, 3))
 
 
 def test_subscriptions_that_are_resumed_together_share_a_round(tables: Tables) -> None:
@@ -124,13 +130,13 @@ def test_subscriptions_that_are_resumed_together_share_a_round(tables: Tables) -
     rows, rounds = first_rounds(tables, tables.version("delayed_index"), [(TOPIC, name) for name in names])
     assert rows.num_rows == 16  # 16 MiB
     assert [rounds[TOPIC][name] for name in names] == [
-        *[Round(1, 8, 8 * MIB, n=2)] * 8,
+        *[Round(1, 8, 8 * MIB)] * 8,
         *[Round(0, 10, 10 * MIB)] * 3,
         Round(),
     ]
     drains = {TOPIC: {"s09": 5, "s10": 100}}
     rows, rounds = next_rounds(tables, tables.version("delayed_index"), drains, {TOPIC: {"s09": 0}})
-    assert rounds == {TOPIC: {"s09": Round(4, 5, 5 * MIB, n=5), "s10": Round(7, 2, 2 * MIB, n=8)}}
+    assert rounds == {TOPIC: {"s09": Round(4, 5, 5 * MIB), "s10": Round(7, 2, 2 * MIB)}}
     assert rows.num_rows == 13
 
 
@@ -139,7 +145,7 @@ def test_topics_have_their_own(tables: Tables) -> None:
     park(tables, "a", {1: 2}, topic="other")
     version = tables.version("delayed_index")
     rows, rounds = first_rounds(tables, version, [("other", "a"), ("another", "a")])
-    assert (rows["entry_id"].to_pylist(), rounds) == ([1], {"other": {"a": Round(n=1)}, "another": {"a": Round()}})
+    assert (rows["entry_id"].to_pylist(), rounds) == ([1], {"other": {"a": Round()}, "another": {"a": Round()}})
     assert first_rounds(tables, version, [])[0].num_rows == 0
 
 
@@ -150,3 +156,11 @@ def test_a_move_to_its_own_row_is_none_and_nor_is_one_of_another_subscription(ta
     move_on(tables, "b", [2], sequence=9)
     found, _ = find_first_held(tables, tables.version("delayed_index"), TOPIC, "a", Limits())
     assert found["entry_id"].to_pylist() == [0, 2]
+
+
+def test_properties_count_in_a_round(tables: Tables) -> None:
+    park(tables, "a", {entry: entry for entry in range(40)}, size=10, properties=[("name", "x" * MIB)])
+    version = tables.version("delayed_index")
+    rows, one = find_first_held(tables, version, TOPIC, "a", Limits(n_bytes=5 * MIB))
+    assert (rows["entry_id"].to_pylist(), one) == ([0, 1, 2, 3], Round(3, 36, 360))
+    assert rows["properties"][0].as_py() == [("name", "x" * MIB)]

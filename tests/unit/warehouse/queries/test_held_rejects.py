@@ -87,3 +87,14 @@ def test_a_round_has_no_more_rows_than_are_sent_in_a_while(tmp_path: Path) -> No
     one = find_round(tables, tables.version("rejects"), TOPIC, RejectKey.before_tick(3))
     assert one == Round(RejectKey(3, 1, 4_999), 0)
     assert find_round(tables, tables.version("rejects"), TOPIC, RejectKey(3, 1, 4_999)) == Round(None, 0)
+
+
+def test_properties_count_in_a_round(tmp_path: Path) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    own = {"payload": b"x" * 10, "properties": [("name", "y" * 986), ("none", "")]}
+    rows = messages([(1, entry, 0) for entry in range(20)], **own)
+    tables.append("rejects", to_rejects(with_columns(rows, reason=pa.array(["bad"] * 20)), 3), {})
+    version = tables.version("rejects")
+    assert find_round(tables, version, TOPIC, RejectKey(3, 1, 4), 5_500) == Round(RejectKey(3, 1, 9), 5 * 1_004)
+    assert find_round(tables, version, TOPIC, RejectKey(3, 1, 14), 5_500) == Round(None, 5 * 1_004)

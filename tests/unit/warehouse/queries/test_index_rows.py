@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given
@@ -17,9 +19,18 @@ from tests.support.tracker.messages import TOPIC, batches, command, commands, me
 from tracker.commands.kinds import RESCHEDULE, RESTORE, RETRY, SKIP
 from tracker.entry_log import entries_of
 from tracker.keys.cold_keys import GROUP_MILLIS
-from tracker.messages import concat
+from tracker.messages import concat, int64, where, with_columns
+from tracker.packing import payload_sizes
 from warehouse.delta.tables import Tables
-from warehouse.queries.index_rows import _covering, find_keyed_messages, find_known_messages, find_rows, to_index
+from warehouse.queries import index_rows
+from warehouse.queries.index_rows import (
+    _covering,
+    find_keyed_messages,
+    find_known_messages,
+    find_places,
+    read_places,
+    to_index,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +128,8 @@ class Index:
         return positions(find_known_messages(self.tables, self.versions, named(kind, entry), keyed))
 
     def rows(self, kind: str, entry: int) -> list[tuple[int, ...]]:
-        return positions(find_rows(self.tables, self.versions, named(kind, entry), []))
+        places = find_places(self.tables, self.versions, named(kind, entry), [])
+        return positions(concat(read_places(self.tables, self.versions[0], places)))
 
 
 def named(kind: str, entry: int) -> pa.Table:
@@ -209,3 +221,39 @@ def test_messages_of_schedule_keys_are_found_by_when_they_are_due_in_the_version
     assert entries(["it's"], [3]) == entries(["it's"], [5]) == entries(["nobody's"], [4]) == []
     assert entries([f"k{group}" for group in many], many) == list(range(2, 2 + len(many)))
     assert not find_keyed_messages(tables, version, [("another topic", "it's")], [4]).num_rows
+
+
+def test_rows_that_commands_move_are_read_in_parts_of_bounded_bytes_without_those_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_rows, "PART_BYTES", 1_000)
+    tables = Tables(str(tmp_path))
+    tables.create()
+    sizes = {entry: 0 if entry % 7 == 0 else 30 * (entry % 20) for entry in range(100)} | {50: 5_000}
+    rows = concat(messages([(1, n, NOW + n % 3)], payload=b"x" * size) for n, size in sizes.items())
+    rows = with_columns(rows, payload=pc.if_else(pc.equal(pc.binary_length(rows["payload"]), 0), None, rows["payload"]))
+    moved = with_columns(rows.slice(10, 20), sequence=pa.array(range(20)), deliver_at=pa.array([NOW + DAY] * 20))
+    tables.append("delayed_index", to_index(concat([rows, moved]), 1), {})
+    read: list[pa.Table] = []
+    query = Tables.query
+
+    def noted(*arguments: Any) -> pa.Table:
+        found = query(*arguments)
+        read.append(found)
+        return found
+
+    monkeypatch.setattr(Tables, "query", noted)
+    asked = commands([command(f"{n}", 1, n) | {"kind": RESCHEDULE, "deliver_at": 0} for n in range(0, 100, 2)])
+    versions = [tables.version("delayed_index"), tables.version("entries")]
+    places = find_places(tables, versions, asked, [])
+    assert not any("payload" in one.column_names for one in read), "no payload is read before its size is known"
+    parts = list(read_places(tables, versions[0], places))
+    assert concat(parts).num_rows == places.num_rows == 50 + 10
+    assert positions(concat(parts)) == positions(
+        concat([where(one, int64(one, "entry_id") % 2 == 0) for one in (rows, moved)])
+    )
+    for part, of_query in zip(parts, read[-len(parts) :], strict=True):
+        assert int(payload_sizes(part).sum()) <= 1_000 or part.num_rows == 1
+        assert int(payload_sizes(of_query).sum()) <= 2_000 or part.num_rows == 1, "a moved one's first row at most"
+    assert len(parts) > 10
+    assert list(read_places(tables, versions[0], places.slice(0, 0))) == []
