@@ -73,6 +73,7 @@ def main() -> int:
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         result = simulate(Plan(seed))
         summary.add(result)
+        print(f"seed {seed}: {len(result.fallen)} faults, {result.seconds:.1f} s", file=sys.stderr, flush=True)
         if chosen.history:
             print("\n".join(result.history))
         if result.broken:

@@ -66,6 +66,8 @@ class Oracle:
             names = ("ledger_id", "entry_id")
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
+        if table == "rejects" and rows.num_rows:
+            raise BrokenGuaranteeError(f"{rows['position'][0]} is rejected: {rows['reason'][0]}")
         if table == "deliveries":
             for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
                 self.recorded[position, name] += 1

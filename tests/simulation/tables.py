@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import Schema
 from deltalake.exceptions import CommitFailedError
 
@@ -176,6 +178,8 @@ _connection: list[duckdb.DuckDBPyConnection] = []
 
 def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
     """Stands in for `warehouse.delta.snapshot.run_sql`."""
+    if len(tables) == 1 and (found := _of_time(next(iter(tables.values())).rows(), sql)) is not None:
+        return found
     if not _connection:
         _connection.append(duckdb.connect(config={"threads": 1}))
     [connection] = _connection
@@ -184,11 +188,36 @@ def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
     return pa.table(connection.sql(_sql(sql)).to_arrow_table())
 
 
+# What is asked most: rows of the delayed index that are due in a span of time. DuckDB takes milliseconds for it.
+_SPAN = r"deliver_at >= (-?\d+) AND deliver_at < (-?\d+) AND operation = 'DELAY'"
+_SLOTS = re.compile(
+    rf"SELECT deliver_at / (\d+) AS slot, count\(\*\) AS n\s+FROM delayed_index WHERE {_SPAN}\s+GROUP BY 1 ORDER BY 1"
+)
+_ROWS = re.compile(rf"SELECT \* FROM delayed_index WHERE {_SPAN}")
+
+
+def _of_time(rows: pa.Table, sql: str) -> pa.Table | None:
+    """Answers what is asked of a span of time; None: something else is asked."""
+    slots, whole = _SLOTS.fullmatch(sql.strip()), _ROWS.fullmatch(sql.strip())
+    if slots is None and whole is None:
+        return None
+    start, end = map(int, slots.groups()[1:] if slots else whole.groups())  # type: ignore[union-attr]
+    due = rows["deliver_at"]
+    within = pc.and_(pc.greater_equal(due, start), pc.less(due, end))
+    rows = rows.filter(pc.and_(within, pc.equal(rows["operation"], "DELAY")))
+    if slots is None:
+        return rows
+    numbers, counts = np.unique(rows["deliver_at"].to_numpy() // int(slots[1]), return_counts=True)
+    return pa.table({"slot": pa.array(numbers, pa.int64()), "n": pa.array(counts, pa.int64())})
+
+
 # Of integers DataFusion's division is whole.
 _DIVISION = re.compile(r"(\w+) / (\d+)")
 
 
 def _sql(sql: str) -> str:
+    sql = sql.replace("octet_length(encode(payload, 'hex'))", "octet_length(payload) * 2")
+    sql = sql.replace("octet_length(array_to_string(", "strlen(array_to_string(")
     return _DIVISION.sub(r"\1 // \2", sql)
 
 

@@ -137,6 +137,7 @@ class World:
         self.broken: str = ""
         self.is_undecided = False
         self.is_over = False
+        self._looked_at = 0.0
 
     def trace(self, what: str) -> None:
         self.history.append(f"{self.scheduler.now:9.3f}  {what}")
@@ -345,6 +346,9 @@ class World:
         return sum(self.cluster.topic(route.source).n_acknowledged for route in self.settings.routes)
 
     def _is_done(self) -> bool:
+        if self.scheduler.now < self._looked_at + 1.0:
+            return False
+        self._looked_at = self.scheduler.now
         with contextlib.suppress(BrokenGuaranteeError):
             self.oracle.check_end(self._n_acknowledged())
             return True
