@@ -27,6 +27,7 @@ from admin.security.refusals import Refusals
 from conf.settings import Settings
 from warehouse.delta.tables import Tables
 from warehouse.queries.message_index import MessageIndex
+from warehouse.queries.unsealed_messages import UnacknowledgedReader
 
 
 class _AdminApi(FastAPI):
@@ -71,6 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.policy = Policy(settings, refusals)
     app.state.metrics = ApiMetrics(settings)
     app.state.stats = Stats(settings)
+    app.state.unacknowledged = UnacknowledgedReader(settings, keep_seconds=1.0)
     app.state.message_index = MessageIndex(app.state.tables)
     app.include_router(topics_api.router, tags=["topics"])
     app.include_router(schedule_api.router, tags=["schedules"])

@@ -240,6 +240,7 @@ class Subscription(Section):
     windows: tuple[Window, ...] = ()
     order: Literal["none", "key"] = "none"
     backoff: BackoffSettings | None = None
+    expire_after: Annotated[Duration, Field(ge=1, le=_YEAR_MILLIS)] | None = None
 
     @property
     def dead_letter_topic(self) -> str:

@@ -100,6 +100,7 @@ class JobStatus:
     dead_letters: int = 0  # the dead letters among these retries
     occurrences: int = 0  # the occurrences of recurring messages among the delivered messages
     misfires: int = 0  # how often a schedule has left out missed occurrences, counted for each subscription
+    expired: int = 0  # messages that could not be sent by their end, counted for each subscription
     rejected: int = 0
     left_out: int = 0  # messages that were replicated from another cluster
     sealed: int = 0

@@ -30,6 +30,7 @@ _COUNTERS = {
     "delaylake_dead_letters": ("dead_letters", "Of these the ones that went to topics of dead letters."),
     "delaylake_occurrences": ("occurrences", "Of the delivered messages the occurrences of recurring ones."),
     "delaylake_misfires": ("misfires", "How often a schedule left out what was missed, once for each subscription."),
+    "delaylake_expired_messages": ("expired", "Messages that could not be sent by their end, for each subscription."),
     "delaylake_rejected_messages": ("rejected", "Messages and commands that were rejected."),
     "delaylake_left_out_messages": ("left_out", "Messages left to the cluster in which they were published."),
     "delaylake_shaped_messages": ("shaped", "Messages that got a later time by their subscription's rate or windows."),

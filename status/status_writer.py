@@ -74,7 +74,7 @@ _POINT_SECONDS = 5.0
 _POINTS = 180  # a quarter of an hour
 
 # The counts of a batch that are added up over all batches.
-_SUMMED_UP = ("taken", "rejected", "left_out", "sealed", "commands", "shaped", "misfires")
+_SUMMED_UP = ("taken", "rejected", "left_out", "sealed", "commands", "shaped", "misfires", "expired")
 
 
 class StatusWriter:

@@ -25,7 +25,7 @@ from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.message_state.parking import Round, Rounds
 from tracker.messages import MESSAGES, Int64Array, concat, has_keys, int64, is_among, where
 from tracker.packing import in_parts, pack, unpack
-from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, Rebuilt
+from tracker.rebuilt import LIVE_KEYS, MOVED, NOT_TO_DELIVER, OCCURRENCES_DONE, PARKED_ENDS, Rebuilt
 from tracker.schemas import CANCEL_ROWS, COMMAND_ROWS, KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.sharding import shard_of, shards_of
 from tracker.tick import Effects, TickInput
@@ -211,6 +211,7 @@ class InputKind(StrEnum):
     REBUILT_WAITING = "rebuilt_waiting", Rows(COMMAND_ROWS), to_each, Rebuilt, "waiting"
     REBUILT_KEYS = "rebuilt_keys", Rows(LIVE_KEYS), to_each, Rebuilt, "keys"
     REBUILT_OCCURRENCES = "rebuilt_occurrences", Rows(OCCURRENCES_DONE), to_each, Rebuilt, "occurrences"
+    REBUILT_ENDS = "rebuilt_ends", Rows(PARKED_ENDS), to_each, Rebuilt, "ends"
     REBUILT_OUTCOMES = "rebuilt_outcomes", Rows(OUTCOME_ROWS), to_each  # to be published (again)
 
 

@@ -16,6 +16,7 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
+from tracker.expiry import are_current
 from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.message_state.changes import HELD_DELIVER_AT
@@ -160,9 +161,18 @@ class Dispatcher:
         Returns:
             how many rows are dispatched, those of `dispatch_in_order` included.
         """
+        waits = step.expiring.wait_for_end(rows) if rows.num_rows else np.zeros(0, np.bool_)
+        if waits.any():
+            self._tracker.put_off(where(rows, waits))
+            rows = where(rows, ~waits)
         if not rows.num_rows:
             return 0
         masks = self._parking.choose_subscriptions(rows)
+        ended = step.expiring.find_ended(rows, masks)
+        # An occurrence that has expired is moved on as if it were sent.
+        passed = np.where(are_recurring(rows), ended, 0) if ended.any() else ended
+        step.expiring.expire_rows(rows, ended & ~passed)
+        masks = self._parking.park_due(rows, masks & ~ended)
         # Dead letters go to another topic, which may be writable.
         spared = np.where(are_recurring(rows), masks, masks & dead_letters_in(rows, self._subscriptions))
         given_up, others = step.giving_up.reject_rows(rows, masks & ~spared)
@@ -170,8 +180,9 @@ class Dispatcher:
         placed = None
         if self._shaper:
             masks, placed, waiting = self._shaper.shape_rows(rows, masks, have_waited=kind == PLANNED)
-            for queue, queue_rows in waiting:
-                self._tracker.put_back(queue, queue_rows)
+            for queue, queue_rows, ends in waiting:
+                self._tracker.put_back(queue, queue_rows, ends)
+        masks = masks | passed
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
         if placed is not None and placed.num_rows:
@@ -186,6 +197,26 @@ class Dispatcher:
         self._add_release(step, kind, self._key_order.take_ordered(rows))
         step.given_up.append(given_up)
         return n
+
+    def expire_parked(self, step: TickInProgress, rows: pa.Table) -> None:
+        """Has messages expire that are parked, and whose end has come, as MESSAGES.
+
+        Those for which the tick has failed stay parked, and are judged when they are dispatched.
+        """
+        (rows, _), state = split_failed(step, rows), self._parking.state
+        for topic in rows["topic"].unique().to_pylist():
+            for number, name in enumerate(self._subscriptions.names.get(topic, ())):
+                found = _of_subscription(rows, topic, name)
+                found = where(found, are_current(state, found, number))
+                recurs = are_recurring(found)
+                if (others := where(found, ~recurs)).num_rows:
+                    step.expiring.expire_parked(others, number, self._context.next_sequence())
+                if (recurring := where(found, recurs)).num_rows:
+                    sequence = self._context.next_sequence()
+                    step.expiring.note_expired(recurring, number, sequence)
+                    self._occurrences.skip_next(recurring, number, sequence)
+                    state.unwanted_moves += recurring.num_rows
+                    step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
     def dispatch_in_order(self, step: TickInProgress) -> None:
         """Dispatches the messages that have to come in order, of all rows that `dispatch_due` got in this tick."""
@@ -234,7 +265,13 @@ class Dispatcher:
         """
         masks = int64(rows, "subscription_mask")
         rows, shaped = rows.drop_columns(["subscription_mask"]), self._shaper.shaped_masks(rows)
-        rows, masks = self._occurrences.dispatch_occurrences(rows, masks, shaped)
+        ended = step.expiring.find_ended(rows, np.where(are_recurring(rows), masks, 0))
+        # What follows an expired one may have to be parked, so it comes in the next tick.
+        waits = shaped | (ended & by_topic(rows, self._parking.parked_mask)) if ended.any() else shaped
+        rows, masks = self._occurrences.dispatch_occurrences(rows, masks, waits, ended)
+        ended = step.expiring.find_ended(rows, np.where(are_recurring(rows), masks, 0))
+        step.expiring.expire_rows(rows, ended)
+        masks = masks & ~ended
         more, masks = step.giving_up.reject_rows(rows, masks)
         is_wanted = is_rejected(rows) | (masks != 0)
         rows = where(rows.append_column("subscription_mask", pa.array(masks)), is_wanted)
@@ -254,6 +291,10 @@ def split_failed(step: TickInProgress, rows: pa.Table) -> tuple[pa.Table, pa.Tab
 
 def _due_before(rows: pa.Table, until: int) -> pa.Table:
     return rows.filter(pc.fill_null(pc.less(rows["was_due"], until), False)) if rows.num_rows else rows
+
+
+def _of_subscription(rows: pa.Table, topic: str, name: str) -> pa.Table:
+    return rows.filter(pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["subscription"], name)))
 
 
 def _parked_for(rows: pa.Table, topic: str, name: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""When a message is due: reads the properties `deliverAt` and `deliverAfter`."""
+"""When a message is due, and when it expires: reads `deliverAt`, `deliverAfter`, `expireAt` and `expireAfter`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from conf.times import EXAMPLES, parse_duration
 DELIVER_AT = "deliverAt"
 
 DELIVER_AFTER = "deliverAfter"
+
+EXPIRE_AT = "expireAt"
+
+EXPIRE_AFTER = "expireAfter"
 
 MAX_TIME_MILLIS = 253_402_300_799_999  # the end of the year 9999
 
@@ -51,6 +55,31 @@ def deliver_at(properties: Mapping[str, str], publish_time: int, now: int, max_d
     if 0 < max_delay_millis < due - publish_time:
         raise BadScheduleError(TOO_FAR.format(max_delay_millis))
     return due
+
+
+def expires_at(properties: Mapping[str, str], due: int) -> int | None:
+    """Returns the time from which on a message is not sent, ms since the epoch; None: it has no such time.
+
+    Args:
+        properties: the message's. `expireAt` is ms since the epoch, `expireAfter` a duration from when the message is
+            due; if it has both, the earlier end counts.
+        due: when the message is due, ms since the epoch.
+
+    Raises:
+        BadScheduleError: `expireAt` is no whole number, negative, beyond the year 9999, or not after a time that the
+            message itself names; or `expireAfter` is no duration above 0.
+    """
+    ends: list[int] = []
+    if (at := properties.get(EXPIRE_AT)) is not None:
+        end = _millis(EXPIRE_AT, at)
+        if end > MAX_TIME_MILLIS:
+            raise BadScheduleError(f"{EXPIRE_AT} {end} is beyond the year 9999")
+        if end <= due and (DELIVER_AT in properties or DELIVER_AFTER in properties):
+            raise BadScheduleError(f"{EXPIRE_AT} {end} is not after the time at which the message is due, {due}")
+        ends.append(end)
+    if (after := properties.get(EXPIRE_AFTER)) is not None:
+        ends.append(min(due + duration(EXPIRE_AFTER, after), MAX_TIME_MILLIS))
+    return min(ends, default=None)
 
 
 def duration(name: str, text: str) -> int:

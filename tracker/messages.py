@@ -62,6 +62,7 @@ MESSAGES = pa.schema(
         # Of a topic's messages with the same request id the first counts. null: no id, or the shard has decided whether
         # the message is the first; so tables and state have none.
         ("request_id", pa.string()),
+        ("expires_at", pa.int64()),  # the message itself is not sent from then on; null: it has no end, or it recurs
     ]
 )
 

@@ -67,6 +67,8 @@ SHAPED_FROM = "delaylake.shapedFrom"  # when it was due before its subscription'
 
 OCCURRENCE = "delaylake.occurrence"  # of a recurring message
 
+EXPIRES_AT = "delaylake.expiresAt"  # from when on the message is not sent, also not once more
+
 KEY_ENCODING = "delaylake.keyEncoding"  # of a key whose bytes are not text
 
 BASE64 = "base64"  # the value of KEY_ENCODING

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tracker.messages import MESSAGES
 from tracker.schemas import COMMAND_ROWS
 
 # How long messages that are done with are remembered at least, ms: longer than it takes to read the source topics again
@@ -41,6 +42,10 @@ MOVED = pa.schema(
         ("attempt", pa.int32()),  # retry number; null or 0: no retry
     ]
 )
+
+# Rows of messages that are parked for a subscription, and when they expire there. Payload and properties are null,
+# except of recurring messages, whose next occurrence needs them.
+PARKED_ENDS = MESSAGES.append(pa.field("ends_at", pa.int64()))  # ms since the epoch
 
 # The last messages of schedule keys, for `tracker.keys.live_keys`. Rows with `comes_again` are for
 # `tracker.keys.superseding`: messages that superseded another one and come in again, remembered until `deliver_at`.
@@ -92,6 +97,7 @@ class Rebuilt:
     paused: Mapping[str, int] = field(default_factory=dict)  # by topic: a mask of its paused subscriptions
     waiting: pa.Table = field(default_factory=COMMAND_ROWS.empty_table)  # commands that wait for their messages
     occurrences: pa.Table = field(default_factory=OCCURRENCES_DONE.empty_table)  # occurrences done or rescheduled
+    ends: pa.Table = field(default_factory=PARKED_ENDS.empty_table)  # when messages expire that are parked
     keys: pa.Table = field(default_factory=LIVE_KEYS.empty_table)  # the last messages of schedule keys
     # By source topic and subscription name: the last time that shaping has given a message, ms since the epoch.
     shaped_until: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

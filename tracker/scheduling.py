@@ -6,8 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from conf.errors import one_line
-from tracker.due_time import DELIVER_AFTER, DELIVER_AT, BadScheduleError, deliver_at
+from tracker.due_time import (
+    DELIVER_AFTER,
+    DELIVER_AT,
+    EXPIRE_AFTER,
+    EXPIRE_AT,
+    MAX_TIME_MILLIS,
+    BadScheduleError,
+    deliver_at,
+    expires_at,
+)
 from tracker.properties import (
+    EXPIRES_AT,
     REQUEST_ID,
     RETRY_OF,
     SCHEDULE_KEY,
@@ -20,7 +30,7 @@ from tracker.recurrence.columns import accepted_first, is_occurrence
 from tracker.recurrence.recurrence import REPEAT
 
 # A message without any of these properties is due at once, and nothing else is said of its delivery.
-MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF, REQUEST_ID})
+MEANINGFUL = frozenset({DELIVER_AT, DELIVER_AFTER, EXPIRE_AT, EXPIRE_AFTER, REPEAT, SCHEDULE_KEY, RETRY_OF, REQUEST_ID})
 
 
 _MOST = 200  # characters of an error in a reason
@@ -35,6 +45,7 @@ class Scheduling(NamedTuple):
     occurrence: int | None = None  # 1: the message recurs
     retry: RetryProperties | None = None  # of a message that was sent back for a retry
     request_id: str | None = None  # of a topic's messages with the same one the first counts
+    expires_at: int | None = None  # ms since the epoch; None: it has no end, or it recurs, and each occurrence has one
 
 
 def scheduling(
@@ -57,25 +68,41 @@ def scheduling(
     requested: str | None = None
     try:
         if RETRY_OF in properties:
-            return Scheduling(min(published, now), retry=sent_back(properties))
+            retry = sent_back(properties)
+            return Scheduling(min(published, now), retry=retry, expires_at=_end_of_retry(properties, retry, published))
         requested = request_id(properties) if REQUEST_ID in properties else None
         due, occurrence = deliver_at(properties, published, now, max_delay_millis), None
         if is_occurrence(properties):
             return Scheduling(due, request_id=requested)
         if REPEAT in properties:
+            if EXPIRE_AT in properties:
+                raise BadScheduleError(f"{EXPIRE_AT} does not go with {REPEAT}: {EXPIRE_AFTER} is for each occurrence")
             occurrence = 1
             due = first(properties, published) if first else accepted_first(properties, published, max_delay_millis)
         key = schedule_key(properties) if SCHEDULE_KEY in properties else None
+        end = expires_at(properties, due) if EXPIRE_AT in properties or EXPIRE_AFTER in properties else None
     except BadScheduleError as error:
         return Scheduling(min(published, now), str(error), request_id=requested)
     except Exception as error:  # so that the message fails alone, and keeps what could be read
         what = f"{type(error).__name__}: {one_line(error)[:_MOST]}"
         reason = f"{_what_fails(properties)} fails with {what}"
         return Scheduling(min(published, now), reason, request_id=requested)
-    return Scheduling(due, None, key, occurrence, request_id=requested)
+    end = end if occurrence is None else None
+    return Scheduling(due, None, key, occurrence, request_id=requested, expires_at=end)
+
+
+def _end_of_retry(properties: Mapping[str, str], retry: RetryProperties, published: int) -> int | None:
+    """Returns when a message expires that was sent back: as before, and never where it was re-driven."""
+    if retry.attempt == 0:
+        return None
+    known = properties.get(EXPIRES_AT, "")
+    if known.isascii() and known.isdigit() and int(known) <= MAX_TIME_MILLIS:
+        return int(known)
+    given = {name: properties[name] for name in (EXPIRE_AT, EXPIRE_AFTER) if name in properties}
+    return expires_at(given, published) if given else None
 
 
 def _what_fails(properties: Mapping[str, str]) -> str:
     """Names the property whose check has failed in a way that nobody expected."""
-    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER, REQUEST_ID)
+    names = (RETRY_OF, REPEAT, SCHEDULE_KEY, DELIVER_AT, DELIVER_AFTER, EXPIRE_AT, EXPIRE_AFTER, REQUEST_ID)
     return next((name for name in names if name in properties), "its time")

@@ -156,6 +156,8 @@ SEQUENCE_BITS = 20
 
 SUPERSEDED_ID = "superseded"  # of all superseded messages
 
+EXPIRED_ID = "expired"  # of all expired messages
+
 REDRIVE_ID = "redrive-"  # begins the request id of REDRIVE outcomes
 
 NOT_DELIVERED_ID = "not-delivered-"  # begins that of messages which their destination does not take
@@ -169,4 +171,4 @@ _PREFIXES = (REDRIVE_ID, NOT_DELIVERED_ID, REBUILD_ID, SCHEDULED_ID)
 
 def is_reserved(request_id: str) -> bool:
     """Whether only the job's own outcomes may have a request id."""
-    return request_id in (SUPERSEDED_ID, RETRY_OF) or request_id.startswith(_PREFIXES)
+    return request_id in (SUPERSEDED_ID, EXPIRED_ID, RETRY_OF) or request_id.startswith(_PREFIXES)

@@ -22,6 +22,7 @@ from tracker.commands.occurrences import Occurrences
 from tracker.context import Context
 from tracker.dispatching import Dispatcher, split_failed
 from tracker.entry_log import EntryLog
+from tracker.expiry import Expiring
 from tracker.giving_up import (
     GivenUp,
     GivingUp,
@@ -46,6 +47,7 @@ from tracker.messages import (
     int64,
     is_left_out,
     is_rejected,
+    typed,
     where,
     with_columns,
 )
@@ -168,6 +170,8 @@ class Shard:
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
             step.effects.entries = self._entries.take_durable(tick.durable_through)
+            self.due = typed(self._parking.ends.take_ended(tick.now), MESSAGES)
+            self._dispatcher.expire_parked(step, self.due)
 
         self._dispatch_due(step, short_notice, moved)
         self._add_moves_of_dispatch(step)
@@ -195,6 +199,7 @@ class Shard:
             tick=tick,
             input=tick_input,
             giving_up=GivingUp(context, tick.unwritable),
+            expiring=Expiring(context, self._state),
             ends_seal_epoch=tick.seal_epoch != last.seal_epoch,
             commands=tick_input.commands,
         )
@@ -230,6 +235,7 @@ class Shard:
         self._requests.rebuild(rebuilt.message_requests)
         self._keys.rebuild(rebuilt.keys)
         self._shaper.rebuild(rebuilt.shaped_until)
+        self._parking.ends.rebuild(rebuilt.ends)
 
     def _find_named(self, step: TickInProgress, accepted: Accepted) -> Named:
         """Finds the messages that the commands name, by id or by schedule key."""
@@ -309,14 +315,16 @@ class Shard:
             fits = most.fitting(at_once)
             self._tracker.put_off(where(at_once, ~fits))
             at_once = where(at_once, fits)
-        self.due = concat([at_once, planned])
+        self.due = concat([self.due, at_once, planned])
         at_once, planned = self._without_failed(step, at_once, planned)
         if self._shaper:
             self._shaper.postpone_late(concat([at_once, planned]))
             self._shaper.assign_places(tick.places, self._tracker.queue_lengths)
         if self._tracker.queue_lengths:
             is_set_back = tick.cutoff < self._context.released
+            ended = self._tracker.take_ended(tick.now)
             waited = self._tracker.take_waiting(partial(self._max_from_queue, is_set_back), tick.cutoff)
+            waited = concat([ended, waited])
             self.due = concat([self.due, waited])
             at_once, waited = self._without_failed(step, at_once, waited)
             planned = in_order(concat([waited, planned]))
@@ -388,12 +396,13 @@ class Shard:
     def _complete_effects(self, step: TickInProgress) -> Effects:
         """Returns the tick's effects, after all its stages."""
         tick, given_up, effects = step.tick, step.given_up, step.effects
-        effects.outcomes = concat([*step.outcomes, *(one.outcomes for one in given_up)], OUTCOME_ROWS)
+        outcomes = [*step.outcomes, *(one.outcomes for one in given_up), step.expiring.all_outcomes()]
+        effects.outcomes = concat(outcomes, OUTCOME_ROWS)
         rejected_commands = step.input.rejected_commands
         effects.rejects = concat([effects.rejects, rejected_commands, *(one.rejects for one in given_up)])
         effects.failures += self._occurrences.failed.noted
         effects.shaped_until = self._shaper.last_places
-        effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths)
+        effects.waiting = self._shaper.count_waiting(self._tracker.queue_lengths, self._tracker.queues_with_ends)
         effects.resuming = self._parking.resuming
         effects.paused = self._context.subscriptions.names_by_topic(self._state.paused)
         effects.status = {
@@ -420,6 +429,7 @@ class Shard:
             "schedule_keys": len(self._keys),
             "cold_schedule_keys": self._keys.n_cold,
             "misfires": self._occurrences.n_misfires,
+            "expired": step.expiring.n,
         }
         return effects
 

@@ -76,6 +76,8 @@ class Subscriptions:
         shaping: by topic and subscription number: the rule by which messages are shaped, as
             `tracker.shaping.token_bucket` writes it.
         in_order: by topic: a mask of the subscriptions with `order: key`; topics without any are left out.
+        expire_after: by topic and subscription number: how long after it is due a message is sent at the latest, ms,
+            where the settings say it.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -84,6 +86,7 @@ class Subscriptions:
     backoffs: Mapping[str, Mapping[int, Backoff]] = field(default_factory=dict)
     shaping: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     in_order: Mapping[str, int] = field(default_factory=dict)
+    expire_after: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def backoff(self, topic: str, subscription: int) -> Backoff:
         """Returns how messages of a topic's subscription, given by its number, are retried."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tracker.commands.repeats import FirstAnswers, no_answers
 from tracker.entry_log import EMPTY_ENTRIES, ENTRY_LOG_ROWS
+from tracker.expiry import Expiring
 from tracker.giving_up import GivenUp, GivingUp
 from tracker.in_flight import Release
 from tracker.keys.live_keys import FindKeyed, none_sealed
@@ -137,6 +138,7 @@ class TickInProgress:
     tick: Tick
     input: TickInput
     giving_up: GivingUp
+    expiring: Expiring
     ends_seal_epoch: bool
     commands: pa.Table  # as COMMAND_ROWS: the input's and those of messages sent back, with schedule keys resolved
     effects: Effects = field(default_factory=Effects)

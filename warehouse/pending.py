@@ -27,7 +27,7 @@ from warehouse.named_queries import TRUE, NamedQueries, Sql, identifier, literal
 _ENTRY = ("ledger_id", "entry_id")
 
 _EFFECTS = {operation.kind.upper(): operation.effect for operation in OPERATIONS.values()}
-_APPLIED = ("APPLIED", "SUPERSEDED")
+_APPLIED = ("APPLIED", "SUPERSEDED", "EXPIRED")
 
 SQL = NamedQueries(
     __file__,

@@ -39,6 +39,7 @@ DELAYED_INDEX = pa.schema(
         MESSAGES.field("occurrence"),
         MESSAGES.field("occurrence_at"),
         ("payload_bytes", pa.int64()),  # of the payload; null: an earlier version wrote the row, or it has none
+        MESSAGES.field("expires_at"),
     ]
 )
 

@@ -139,7 +139,7 @@ def history_of(settings: Settings, topic: str, ref: MessageRef) -> list[dict[str
     for row in outcomes:
         is_done = row["result"] == "APPLIED"
         what = _WORDS.get(row["operation"], row["operation"]) if is_done else f"{row['operation']}: {row['result']}"
-        what = "superseded" if row["result"] == "SUPERSEDED" else what
+        what = row["result"].lower() if row["result"] in ("SUPERSEDED", "EXPIRED") else what
         to = row["deliver_at"] if row["had_effect"] == Effect.MOVE else None
         add(row["applied_at"], what, row["issued_by"] or "", row["subscription"] or "", row["reason"] or "", to)
     destinations = known_destinations(settings, known_status(settings.warehouse))

@@ -40,6 +40,7 @@ from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_messages import MAX_LIMIT, Pending
+from warehouse.queries.unsealed_messages import NOTHING_MORE
 
 _PAGE = 100  # messages of a page if no limit is given
 _STREAMED_AT_ONCE = 100_000
@@ -48,6 +49,12 @@ PROTOBUF = "application/x-protobuf"
 _MEANT = (
     "\n\nA message is known here when the job has sealed it, a few seconds after it came; one that is due sooner than"
     " about ten seconds may never be."
+)
+
+_LISTED = (
+    "\n\nWhat came in within the last seconds is read from the source topic itself, as far as a `note` does not say"
+    " otherwise; with `isGoingOut` it is due within moments, or has just been delivered. Without these are listings as"
+    " DelayedIndex: there a message is known when the job has sealed it, a few seconds after it came."
 )
 
 router = APIRouter()
@@ -111,7 +118,7 @@ _BULK_ERRORS = CHANGE_ERRORS | {
     summary="The messages that wait, soonest first",
     description="All pages of a listing are of the version of the tables that the first one was of. With"
     f" `Accept: {PROTOBUF}` all entries, or `limit` of them, as length-delimited messages DelayedIndex of"
-    " proto/delayed_index.proto: each once for each time at which messages of it are due." + _MEANT,
+    " proto/delayed_index.proto: each once for each time at which messages of it are due." + _LISTED,
     response_model=None,
     responses=_LISTING
     | error_responses(
@@ -129,10 +136,13 @@ def list_delayed(
     cursor: Annotated[str | None, Query(description="nextCursor of the page before.")] = None,
 ) -> Response:
     try:
-        question = _ask(request, target, wanted, cursor)
         if PROTOBUF in request.headers.get("accept", "").lower():
-            return _stream(target, question, limit, request.app.state.control)
-        return JSONResponse(question.page(limit or _PAGE).to_json())
+            return _stream(target, _ask(request, target, wanted, cursor), limit, request.app.state.control)
+        come_in = NOTHING_MORE  # what is read first is not missed where it is sealed meanwhile
+        if wanted.state is State.WAITING:
+            partition = target.partition if target.partition >= 0 else None
+            come_in = request.app.state.unacknowledged.read(target.route.source, partition)
+        return JSONResponse(_ask(request, target, wanted, cursor).page(limit or _PAGE, come_in).to_json())
     except PendingError as error:
         raise refusal(error) from error
 

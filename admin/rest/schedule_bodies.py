@@ -73,6 +73,10 @@ class ScheduleRequest(BaseModel):
     ] = None
     deliver_at: Annotated[Time | None, Field(description="When; without a time at once.")] = None
     deliver_after: Annotated[Duration | None, Field(description="In which time, instead of deliverAt.")] = None
+    expire_at: Annotated[Time | None, Field(description="From when on it is not sent any more.")] = None
+    expire_after: Annotated[
+        Duration | None, Field(description="How long after it is due it is sent at the latest.", examples=["2h"])
+    ] = None
     schedule_key: Annotated[Text | None, Field(description="One message waits for each.", examples=["order-7"])] = None
     schedule_mode: Annotated[Mode | None, Field(strict=False)] = None
     debounce_max: Duration | None = None

@@ -14,6 +14,8 @@ from tracker.scheduling import MEANINGFUL, scheduling
 
 _NAMES = pa.array(sorted(MEANINGFUL))
 
+_DECIDED = ("schedule_key", "occurrence", "attempt", "reason", "expires_at")
+
 
 def with_meaning(messages: pa.Table, has_time: pa.ChunkedArray, max_delay_millis: int) -> pa.Table:
     """Sets times, schedule keys and occurrences by the properties, and drops properties that only the job gives.
@@ -27,7 +29,7 @@ def with_meaning(messages: pa.Table, has_time: pa.ChunkedArray, max_delay_millis
         the same messages; those whose properties are wrong have a reason, unless they had one.
     """
     rows = _with_special_names(messages["properties"])
-    columns = {name: messages[name].to_pylist() for name in ("schedule_key", "occurrence", "attempt", "reason")}
+    columns = {name: messages[name].to_pylist() for name in _DECIDED}
     due, published = int64(messages, "deliver_at").copy(), messages["publish_time"].to_pylist()
     own_time = has_time.to_numpy()
     properties = {}
@@ -47,7 +49,7 @@ def with_meaning(messages: pa.Table, has_time: pa.ChunkedArray, max_delay_millis
         due[row] = found.deliver_at
         columns["schedule_key"][row], columns["occurrence"][row] = found.schedule_key, found.occurrence
         columns["attempt"][row] = None if found.retry is None else found.retry.attempt
-        columns["reason"][row] = found.reason
+        columns["reason"][row], columns["expires_at"][row] = found.reason, found.expires_at
         # Whoever reads the rule of a recurring message finds its first time in the properties.
         kept = given if found.occurrence is not None else dict(before)
         properties[row] = [(name, value) for name, value in kept.items() if not is_dropped(name)]

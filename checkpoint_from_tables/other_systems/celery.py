@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from checkpoint_from_tables.other_systems.item import Item, iso_millis, item, json_object, rejected_item, unreadable
+from checkpoint_from_tables.other_systems.item import (
+    Item,
+    end_millis,
+    iso_millis,
+    item,
+    json_object,
+    rejected_item,
+    unreadable,
+)
 from checkpoint_from_tables.other_systems.redis_server import names_of
 
 _AT_ONCE = 1_000
@@ -146,5 +154,6 @@ def task(message: bytes, queue: str) -> Item | None:
         "contentEncoding": content.get("content-encoding"),
         "retries": headers.get("retries") or None,
         "expires": headers.get("expires"),
+        "expireAt": end_millis(iso_millis(ends) if isinstance(ends := headers.get("expires"), str) else None),
     }
     return item(id, due, payload, properties)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from conf.errors import DelayLakeError
+from tracker.due_time import MAX_TIME_MILLIS
 
 # Numbers below this are taken for a time, ms since the epoch; whether it can be delivered then is checked later.
 _MOST_MILLIS = 1 << 60
@@ -104,6 +105,16 @@ def json_object(content: bytes | str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value of JSON is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def end_millis(millis: float | None) -> int | None:
+    """Returns the property `expireAt` of an item's end, ms since the epoch; None: it has none that can be stored."""
+    return round(millis) if millis is not None and 0 <= millis <= MAX_TIME_MILLIS else None
 
 
 def iso_millis(text: str) -> float | None:

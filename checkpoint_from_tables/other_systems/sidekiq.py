@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from checkpoint_from_tables.other_systems.item import Item, item, json_object, rejected_item, unreadable
+from checkpoint_from_tables.other_systems.item import (
+    Item,
+    end_millis,
+    is_number,
+    item,
+    json_object,
+    rejected_item,
+    unreadable,
+)
 
 _SETS = ("schedule", "retry")
 _AT_ONCE = 1_000
@@ -52,5 +60,6 @@ def job(member: bytes, seconds: float) -> tuple[str | None, Item]:
         "jid": jid,
         "queue": queue,
         "retryCount": content.get("retry_count"),
+        "expireAt": end_millis(expiry * 1000 if is_number(expiry := content.get("expiry")) else None),
     }
     return queue, item(f"sidekiq:{jid}", seconds * 1000, member, properties)

@@ -16,10 +16,12 @@ from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
 from checkpoint_from_tables.rebuild.waiting_commands import WAITING
 from tracker.commands.kinds import RESCHEDULE, RETRY
+from tracker.ends import moved_ends
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import (
     BoolArray,
     Int64Array,
+    concat,
     in_order,
     int64,
     is_among,
@@ -188,7 +190,8 @@ def _resumed(moves: pa.Table, now: int) -> pa.Table:
     is_resumed = (int64(moves, "is_time_known") == 0) & (int64(moves, "deliver_at") >= HELD_DELIVER_AT)
     due = np.where(is_resumed, now, int64(moves, "deliver_at"))
     is_known = int64(moves, "is_time_known") | is_resumed
-    return with_columns(moves, deliver_at=pa.array(due), is_time_known=pa.array(is_known))
+    moves = with_columns(moves, deliver_at=pa.array(due), is_time_known=pa.array(is_known))
+    return moves.append_column("is_resumed", pa.array(is_resumed))
 
 
 def _delays_of(
@@ -334,6 +337,10 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
         "shaped_from": pa.nulls(moves.num_rows, pa.int64()),
         **{name: moves[name] for name in ("occurrence", "occurrence_at", "was_due") if name in moves.column_names},
     }
+    if "is_resumed" in moves.column_names:  # a retry, and what was parked, keep their ends
+        ends = moved_ends(concat([rows], DELAYED_INDEX), int64(moves, "deliver_at"))["expires_at"]
+        keeps = pc.or_(moves["is_resumed"], pc.greater(moves["attempt"], 0))
+        new["expires_at"] = pc.if_else(keeps, concat([rows], DELAYED_INDEX)["expires_at"], ends)
     return typed(new, DELAYED_INDEX)
 
 

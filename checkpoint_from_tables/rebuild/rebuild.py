@@ -30,10 +30,21 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from tracker.commands.kinds import Effect
 from tracker.context import Context
+from tracker.ends import ends_of, parked_ends
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
-from tracker.messages import FIRST_IMPORTED_LEDGER, Int64Array, concat, int64, is_among, where
-from tracker.rebuilt import REBUILT_TICK, Rebuilt
+from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
+    MESSAGES,
+    Int64Array,
+    concat,
+    int64,
+    is_among,
+    subscription_numbers,
+    typed,
+    where,
+)
+from tracker.rebuilt import PARKED_ENDS, REBUILT_TICK, Rebuilt
 from tracker.sharding import shards_of
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
@@ -135,6 +146,7 @@ def rebuild(
             InputKind.REBUILT_OCCURRENCES: schedule_states.done_rows,
             InputKind.REBUILT_KEYS: live_keys(tables, found.keyed, durable, now, ended, names),
             InputKind.REBUILT_WAITING: pa.concat_tables(waiting),
+            InputKind.REBUILT_ENDS: find_parked_ends(context),
             InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
         }
     )
@@ -150,6 +162,20 @@ def rebuild(
         "deliveries_found_at_destinations": unwritten,
         "topic_partitions": len(durable),
     }
+
+
+def find_parked_ends(context: RebuildContext) -> pa.Table:
+    """Returns when messages expire that are, or were, parked, as PARKED_ENDS; the state knows which rows count."""
+    subscriptions = known_routes(context.known).subscriptions
+    topics = sorted(subscriptions.expire_after)
+    may_expire = _SQL("in_topics", topics=topics) if topics else _SQL("has_end")
+    found = []
+    for rows in context.tables.stream(_SQL("parked", may_expire=may_expire)):
+        numbers = subscription_numbers(rows, context.names)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            own = typed(where(rows, numbers == number), MESSAGES)
+            found.append(parked_ends(own, ends_of(own, number, subscriptions)))
+    return concat(found, PARKED_ENDS)
 
 
 def _delivered_rows(delivered: Delivered, found: Sealed, changes: Changes, now: int) -> pa.Table:

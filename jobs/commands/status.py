@@ -77,6 +77,7 @@ def _text(found: JobStatus, now: int, zone: tzinfo | None) -> str:
         lines.append(
             f"pending {found.pending:,} (in state {found.in_state:,}, in flight {found.in_flight:,}), "
             f"taken {found.taken:,}, delivered {found.delivered:,}, rejected {found.rejected:,}"
+            + (f", expired {found.expired:,}" if found.expired else "")
         )
         lines.append(
             f"lookahead {found.lookahead_millis} ms, last batch {found.batch_millis_last} ms, "

@@ -25,6 +25,9 @@ FOLDER = Path("query/rebuild")
 # The kinds of rows in it, a file each.
 _KINDS = [kind for kind in InputKind if kind.taker is Rebuilt] + [InputKind.REBUILT_OUTCOMES]
 
+# Those of which each row says in which shard its message is, or that only one shard may have.
+_WITH_KEYS = (InputKind.REBUILT_KEYS, InputKind.REBUILT_ENDS, InputKind.REBUILT_OUTCOMES)
+
 # Names of files that an earlier version of the program wrote.
 _EARLIER_NAMES = {InputKind.REBUILT_CANCELLED: "rebuilt_taken"}
 
@@ -106,9 +109,7 @@ class PreparedState:
         # all rows of the other kinds. Outcomes are to be published once, by any shard.
         is_anywhere = bool(meta["offset"].get("keyed"))
         shard = {
-            kind: shards_of(rows, shards)
-            for kind, rows in tables.items()
-            if kind in (InputKind.REBUILT_KEYS, InputKind.REBUILT_OUTCOMES) or not is_anywhere
+            kind: shards_of(rows, shards) for kind, rows in tables.items() if kind in _WITH_KEYS or not is_anywhere
         }
         return [
             (

@@ -16,6 +16,7 @@ from tracker.properties import (
     BASE64,
     DEAD_LETTER_OF,
     DELIVER_AT,
+    EXPIRES_AT,
     KEY_ENCODING,
     MESSAGE_ID,
     NOT_PASSED_ON,
@@ -78,6 +79,8 @@ def delivered(
     if dead_letter_of is not None and columns["key_encoding"][row] is not None:
         # Consumers have clients that do not show it.
         properties[KEY_ENCODING] = columns["key_encoding"][row]
+    if columns["expires_at"][row] is not None:
+        properties[EXPIRES_AT] = str(columns["expires_at"][row])
     if columns["shaped_from"][row] is not None:
         properties[SHAPED_FROM] = str(columns["shaped_from"][row])
     return _built(columns, row, properties, sequence_id, columns["payload"][row])

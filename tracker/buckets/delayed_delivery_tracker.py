@@ -12,7 +12,7 @@ from tracker.buckets.index_bits import MAX_ENTRY_ID, IndexBits
 from tracker.buckets.large_rows import Budget, LargeRows
 from tracker.buckets.mutable_bucket import Chunks, MutableBucket
 from tracker.buckets.time_slots import Pile, Queue, TimeSlots, WaitingRows
-from tracker.messages import MESSAGES, BoolArray, concat, has_occurrences, in_order, int64, where
+from tracker.messages import MESSAGES, BoolArray, Int64Array, concat, has_occurrences, in_order, int64, where
 from tracker.store import Store
 
 _TABLE = "tracker"
@@ -166,9 +166,13 @@ class DelayedDeliveryTracker:
         self._add(where(rows, ~is_due))
         return where(rows, is_due)
 
-    def put_back(self, queue: Queue, rows: pa.Table) -> None:
-        """Adds due rows to the end of a queue, where they wait until `take_waiting`."""
-        self._waiting.add_rows(queue, rows)
+    def put_back(self, queue: Queue, rows: pa.Table, ends: Int64Array | None = None) -> None:
+        """Adds due rows to the end of a queue, where they wait until `take_waiting`, or their end: as of `add_rows`."""
+        self._waiting.add_rows(queue, rows, ends)
+
+    def take_ended(self, now: int) -> pa.Table:
+        """Removes and returns the rows of queues whose end has come by now, ms since the epoch."""
+        return self._waiting.take_ended(now)
 
     def take_waiting(self, limit: Callable[[Queue], int | None], cutoff: int) -> pa.Table:
         """Removes and returns the first rows of each queue: see `WaitingRows.take_rows`.
@@ -184,6 +188,11 @@ class DelayedDeliveryTracker:
     def queue_lengths(self) -> dict[Queue, int]:
         """How many rows wait in each queue; queues without rows are left out."""
         return self._waiting.counts
+
+    @property
+    def queues_with_ends(self) -> set[Queue]:
+        """The queues of which rows may expire."""
+        return self._waiting.with_ends
 
     def select_near(self, moved: pa.Table, cutoff: int) -> pa.Table:
         """Returns the rows of moved messages that `add_moved` does not put into the mutable bucket.

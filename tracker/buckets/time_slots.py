@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.large_rows import NONE_LARGE, Budget, LargeRule
-from tracker.messages import concat, in_order, int64, where
+from tracker.messages import Int64Array, concat, in_order, int64, where
 from tracker.packing import LARGE_BYTES, in_parts, payload_sizes
 from tracker.store import Store, get_rows, put_rows
 
@@ -220,8 +220,15 @@ PIECE_ROWS = 10_000
 
 _QUEUES = "waiting"
 
+_END = "ends_at"  # a column of a piece
+_PLACE_OF_END = 4  # of the earliest in a piece's item
+
 # A source topic and the name of a subscription.
 Queue = tuple[str, str]
+
+
+def _without_ends(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns([_END]) if _END in rows.column_names else rows
 
 
 class WaitingRows:
@@ -235,7 +242,8 @@ class WaitingRows:
         self._store = store
         saved = saved or {}
         self._next: int = saved.get("next", 0)
-        # By queue its pieces in order: [number, rows, earliest `deliver_at`, latest `deliver_at`], ms since the epoch.
+        # By queue its pieces in order: [number, rows, earliest `deliver_at`, latest `deliver_at`], ms since the epoch,
+        # and where rows have an end, the earliest.
         self._pieces: dict[Queue, list[list[int]]] = {
             (topic, name): pieces for topic, name, pieces in saved.get("queues", ())
         }
@@ -252,17 +260,49 @@ class WaitingRows:
     @property
     def counts(self) -> dict[Queue, int]:
         """How many rows wait, by queue; queues without rows are left out."""
-        return {queue: sum(n for _, n, _, _ in pieces) for queue, pieces in self._pieces.items()}
+        return {queue: sum(n for _, n, *_ in pieces) for queue, pieces in self._pieces.items()}
 
     @property
     def earliest(self) -> int | None:
         """The earliest `deliver_at`, ms since the epoch; None: there are no rows."""
-        return min((first for pieces in self._pieces.values() for _, _, first, _ in pieces), default=None)
+        return min((first for pieces in self._pieces.values() for _, _, first, *_ in pieces), default=None)
 
-    def add_rows(self, queue: Queue, rows: pa.Table) -> None:
-        """Adds rows of MESSAGES to the end of a queue."""
+    @property
+    def with_ends(self) -> set[Queue]:
+        """The queues of which rows have an end."""
+        return {queue for queue, pieces in self._pieces.items() if any(len(p) > _PLACE_OF_END for p in pieces)}
+
+    def add_rows(self, queue: Queue, rows: pa.Table, ends: Int64Array | None = None) -> None:
+        """Adds rows to the end of a queue.
+
+        Args:
+            rows: as MESSAGES.
+            ends: int64, (rows,), ms since the epoch: `take_ended` takes each row from then on; None: none has an end.
+        """
+        if ends is not None:
+            rows = rows.append_column(_END, pa.array(ends))
         for piece in in_parts(rows, PIECE_ROWS):
             self._pieces.setdefault(queue, []).append(self._put(piece))
+
+    def take_ended(self, now: int) -> pa.Table:
+        """Removes and returns the rows whose end has come by now, ms since the epoch; the others keep their order."""
+        taken = []
+        for queue, pieces in list(self._pieces.items()):
+            kept = []
+            for piece in pieces:
+                if len(piece) <= _PLACE_OF_END or piece[_PLACE_OF_END] > now:
+                    kept.append(piece)
+                    continue
+                rows = self._get(piece[0])
+                self._store.remove(_QUEUES, (piece[0], 0))
+                has_ended = int64(rows, _END) <= now
+                taken.append(_without_ends(where(rows, has_ended)))
+                if not has_ended.all():
+                    kept.append(self._put(where(rows, ~has_ended)))
+            self._pieces[queue] = kept
+            if not kept:
+                del self._pieces[queue]
+        return concat(taken)
 
     def take_rows(self, limit: Callable[[Queue], int | None]) -> pa.Table:
         """Removes and returns the first rows of each queue, queue by queue.
@@ -288,7 +328,7 @@ class WaitingRows:
                 self._pieces[queue] = pieces
         if not self._pieces:
             self._next = 0
-        return concat(taken)
+        return concat(_without_ends(rows) for rows in taken)
 
     def find_rows(self, times: Iterable[int]) -> list[pa.Table]:
         """Returns the rows of the pieces that overlap the time slots of some times, ms since the epoch; keeps them."""
@@ -304,9 +344,9 @@ class WaitingRows:
     def _where(self, is_wanted: Callable[[int, int], bool]) -> list[pa.Table]:
         """Returns the rows of the pieces that `is_wanted` chooses by their earliest and latest `deliver_at`, ms."""
         return [
-            self._get(number)
+            _without_ends(self._get(number))
             for pieces in self._pieces.values()
-            for number, _, first, last in pieces
+            for number, _, first, last, *_ in pieces
             if is_wanted(first, last)
         ]
 
@@ -315,7 +355,8 @@ class WaitingRows:
         due, number = int64(rows, "deliver_at"), self._next
         put_rows(self._store, _QUEUES, (number, 0), rows)
         self._next += 1
-        return [number, rows.num_rows, int(due.min()), int(due.max())]
+        piece = [number, rows.num_rows, int(due.min()), int(due.max())]
+        return [*piece, int(int64(rows, _END).min())] if _END in rows.column_names else piece
 
     def _get(self, number: int) -> pa.Table:
         return get_rows(self._store, _QUEUES, (number, 0))

@@ -26,6 +26,7 @@ from tracker.commands.repeats import FirstAnswers, Repeats, RequestLog
 from tracker.commands.retries import retry_rows
 from tracker.commands.waiting import EarlyCommands, WaitingCommands
 from tracker.context import Context
+from tracker.ends import moved_ends
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
@@ -195,7 +196,7 @@ class Executor:
         said = int64(application.commands, "deliver_at")[applied]
         times = NEW_TIMES[application.group.kind](decision.due_times(rows, now), said, now)
         application.times[applied] = times
-        self._state.move_messages(rows, decision.subscription, times, application.sequence)
+        self._state.move_messages(moved_ends(rows, times), decision.subscription, times, application.sequence)
 
     def _retry(self, application: Application) -> None:
         """Moves messages that have been dispatched to another time, even if they were cancelled afterwards."""

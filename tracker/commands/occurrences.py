@@ -280,7 +280,7 @@ class Occurrences:
         self.n_misfires = 0
 
     def dispatch_occurrences(
-        self, rows: pa.Table, masks: Int64Array, shaped: Int64Array
+        self, rows: pa.Table, masks: Int64Array, shaped: Int64Array, expired: Int64Array | None = None
     ) -> tuple[pa.Table, Int64Array]:
         """Moves recurring messages that are dispatched on to their next occurrence.
 
@@ -289,6 +289,7 @@ class Occurrences:
             masks: int64, (rows,): the subscriptions to which each row goes now, as bits.
             shaped: int64, (rows,): the subscriptions of the row's topic that are shaped, as bits. If there are any, no
                 further occurrence of the row's message goes out in this tick.
+            expired: int64, (rows,): the subscriptions for which the occurrence has expired, as bits; None: none.
 
         Returns:
             the rows, and those of following occurrences that are due at the cutoff, in order; and their masks, which
@@ -300,6 +301,7 @@ class Occurrences:
         if self._earlier:
             index, masks = _each_subscription(rows, masks)
             rows, shaped = rows.take(pa.array(index)), shaped[index]
+            expired = None if expired is None else expired[index]
         chosen = np.flatnonzero(are_recurring(rows) & (masks != 0))
         masks, wanted = masks.copy(), masks
         current = CurrentOccurrences(_take(rows, chosen), masks[chosen])
@@ -322,7 +324,8 @@ class Occurrences:
             last_out = {i: out[int(chosen[i])] for i in ended.tolist() if int(chosen[i]) in out}
             self.failed.find_failed(_take(rows, chosen), wanted[chosen], current, ended, last_out, now)
         masks[chosen[is_skipped]] = 0
-        self._move_on(rows, wanted, chosen, pending, is_skipped)
+        is_replaced = is_skipped if expired is None else is_skipped | (expired[chosen] & wanted[chosen] != 0)
+        self._move_on(rows, wanted, chosen, pending, is_replaced)
         # Occurrences that were parked, or put off to a later tick, go out late: in the order in which they were due.
         is_late = pc.and_(pc.is_valid(rows["occurrence"]), pc.is_valid(rows["was_due"]))
         is_late = pc.and_(is_late, pc.is_null(rows["shaped_from"]))  # those with a place go out at their place

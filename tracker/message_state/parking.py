@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.context import Context
+from tracker.ends import ParkedEnds, ends_of, may_expire
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.state import MessageState
 from tracker.messages import (
@@ -85,18 +86,20 @@ class Parking:
     Attributes:
         unwritable: by topic: a mask of the subscriptions whose destinations are unwritable; `begin_tick` sets it.
         n_joined: how many messages this tick has moved to the time of those that were parked.
+        ends: when messages expire that are parked.
     """
 
     def __init__(self, context: Context, state: MessageState) -> None:
         self._context = context
         self._subscriptions = context.subscriptions
-        self._state = state
+        self.state = self._state = state
         self.unwritable: Mapping[str, int] = {}
         self._resuming = {(topic, number): Resuming(*one) for topic, number, *one in state.draining}
         self._ended: set[tuple[str, int]] = set()  # by topic and number: this tick has the last round
         self._dispatch_at = 0
         self._let_through: dict[tuple[str, int], int] = {}  # by topic and number: moves from this sequence on
         self.n_joined = 0
+        self.ends = ParkedEnds(context.store, state.parked_ends)
 
     def begin_tick(self, unwritable: Mapping[str, int], dispatch_at: int) -> None:
         """Begins a tick, whose fields the context has.
@@ -120,7 +123,8 @@ class Parking:
         return found
 
     def save(self) -> None:
-        """Adds what is resuming to the state, which the caller saves."""
+        """Adds what is resuming, and when what is parked expires, to the state, which the caller saves."""
+        self._state.parked_ends = self.ends.meta
         self._state.draining = [[*key, *one] for key, one in sorted(self._resuming.items())]
 
     def change_pauses(self, changes: Iterable[PauseChange]) -> None:
@@ -143,7 +147,7 @@ class Parking:
         return 0 if is_missing else self.unwritable.get(topic, 0) & ~self._state.paused.get(topic, 0)
 
     def choose_subscriptions(self, rows: pa.Table) -> Int64Array:
-        """Decides to which subscriptions due rows go now, and parks them for subscriptions whose messages are parked.
+        """Decides to which subscriptions due rows go, unless they are parked there (`park_due`).
 
         Args:
             rows: as MESSAGES, removed from the tracker.
@@ -154,10 +158,9 @@ class Parking:
         rejected = is_rejected(rows)
         left = self._state.masks_with_removed(rows)
         self._state.count_unwanted(where(rows, ~rejected & (left == 0)), -1)
-        masks = np.where(rejected, 0, self._state.without_removed(rows, left))
-        return self._park_due(rows, masks)
+        return np.where(rejected, 0, self._state.without_removed(rows, left))
 
-    def _park_due(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
+    def park_due(self, rows: pa.Table, masks: Int64Array) -> Int64Array:
         """Moves due rows to HELD_DELIVER_AT for the subscriptions whose messages are parked now.
 
         Args:
@@ -190,8 +193,12 @@ class Parking:
             parked = rows.take(pa.array(np.flatnonzero(masks >> subscription & 1)))
             was_due = pc.coalesce(parked["was_due"], parked["shaped_from"], parked["deliver_at"]).to_numpy()
             times = np.full(parked.num_rows, HELD_DELIVER_AT)
-            self._state.move_messages(parked, subscription, times, self._in_order(times), was_due)
+            sequences = self._in_order(times)
+            self._state.move_messages(parked, subscription, times, sequences, was_due)
             self._note_parked(parked, subscription, was_due)
+            if may_expire(parked, self._subscriptions):
+                ends = ends_of(parked, subscription, self._subscriptions)
+                self.ends.add_rows(self._state.moves[-1], ends)
 
     def _note_parked(self, rows: pa.Table, subscription: int, was_due: Int64Array) -> None:
         """Notes rows, as MESSAGES, that are parked for a subscription that is resuming, and when they were due."""

@@ -71,6 +71,7 @@ class MessageState:
         unwanted_moves: how many rows of moved messages are unwanted.
         paused: by topic: a mask of the subscriptions that are paused.
         draining: of `Parking`: (topic, subscription's number, the values of `Resuming`).
+        parked_ends: of `tracker.ends.ParkedEnds`: its attribute `meta`.
     """
 
     def __init__(self, context: Context, compression: Compression | None = None) -> None:
@@ -85,7 +86,7 @@ class MessageState:
         self._saved = store.get(_TABLE, (0, 0))
         # Earlier versions did not save the last values: they are empty.
         saved: list[Any] = json.loads(self._saved) if self._saved else [0, 0, 0, {}]
-        defaults: list[Any] = [{}, {}, []]
+        defaults: list[Any] = [{}, {}, [], []]
         self._to_seal = Chunks(store, "cancels", CANCEL_ROWS, *saved[:2])
         self.unwanted_moves: int = saved[2]
         self.paused: dict[str, int] = saved[3]
@@ -93,7 +94,7 @@ class MessageState:
         self._unwanted: dict[str, int]
         # By topic: how many numbers are in use. More than before mean that a subscription was added.
         self._numbers: dict[str, int]
-        self._unwanted, self._numbers, self.draining = [*saved[4:], *defaults[len(saved) - 4 :]]
+        self._unwanted, self._numbers, self.draining, self.parked_ends = [*saved[4:], *defaults[len(saved) - 4 :]]
         for topic, names in self._subscriptions.names.items():
             if len(names) > self._numbers.get(topic, len(names)):
                 self._unwanted.pop(topic, None)
@@ -434,8 +435,10 @@ class MessageState:
         self.moved.save()
         sealed = [self._to_seal.n_chunks, self._to_seal.n_rows]
         saved = [*sealed, self.unwanted_moves, self.paused, self._unwanted, self._numbers]
-        if self.draining:
+        if self.draining or self.parked_ends:
             saved.append(self.draining)
+        if self.parked_ends:
+            saved.append(self.parked_ends)
         data = json.dumps(saved).encode()
         if data != self._saved:
             self._context.store.put(_TABLE, (0, 0), data)

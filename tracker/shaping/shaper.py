@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tracker.buckets.time_slots import Queue
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
+from tracker.ends import NO_END, due_times, ends_of, may_expire
 from tracker.message_state.state import MessageState
 from tracker.messages import (
     MESSAGES,
@@ -38,6 +39,9 @@ _LATE_MILLIS = 500.0
 
 # The most places that a shard gives a subscription in a tick on its own: more would keep all other messages waiting.
 MOST_PLACES = 50_000
+
+# Of rows that may expire so many get places together as have them within this time, ms.
+_PLACES_AHEAD_MILLIS = 5_000
 
 _NO_KEY = ""
 
@@ -104,6 +108,14 @@ class ShapedSubscription:
         """Whether the offset gives all shards places together, for messages beyond each shard's own share."""
         return self._rule.rate is not None and not self._rule.is_per_key and self._shard_id.shards > 1
 
+    @property
+    def most_places_ahead(self) -> int:
+        """How many rows get places together that may have expired by then: their places are lost to others."""
+        if self._rule.rate is None:
+            return MOST_PLACES
+        ahead = self._context.now + _PLACES_AHEAD_MILLIS - self.state.last
+        return 0 if ahead < 0 else 1 + int(self._rule.rate * min(ahead, _PLACES_AHEAD_MILLIS) / 1000)
+
     def begin_tick(self, n_waiting: int) -> None:
         """Begins a tick.
 
@@ -140,17 +152,20 @@ class ShapedSubscription:
         self.state.last = max(self.state.last, ceil(end))
         self.state.next_times[_NO_KEY] = self._state_after(self.state.last)
 
-    def give_places(self, rows: pa.Table, have_waited: bool) -> tuple[FloatArray, BoolArray]:
-        """Gives places to rows that come due.
+    def give_places(
+        self, rows: pa.Table, have_waited: bool, ends: Int64Array | None = None
+    ) -> tuple[FloatArray, BoolArray]:
+        """Gives places to rows that come due. A row whose place would not be before its end takes none from others.
 
         Args:
             rows: as MESSAGES, of this subscription.
             have_waited: whether the first `max_from_queue` rows of the queue are among the rows. If not, the rows are
                 to wait behind those in the queue.
+            ends: int64, (rows,), ms since the epoch: when the messages expire, later than now; None: never.
 
         Returns:
             the places, float64, (rows,), ms since the epoch, and which rows had one before: bool, (rows,). A place of
-            NaN means that the row gets none in this tick.
+            NaN means that the row gets none in this tick; one at its end, that it waits until it expires.
         """
         rule, due = self._rule, int64(rows, "deliver_at")
         opened = OpenTime(rule.windows, min(self._context.now, int(due.min())))
@@ -161,14 +176,15 @@ class ShapedSubscription:
             # A place that is outside the windows, because the settings have changed, does not count. Without a rate
             # every time within the windows is a place.
             has_place &= opened.is_open(places if rule.rate is not None else np.maximum(places, self._context.now))
+        last = np.full(len(places), np.inf) if ends is None else np.where(ends < NO_END, ends, np.inf)
         new = np.flatnonzero(~has_place)
         if not have_waited and self._n_waiting:
             places[new] = np.nan
         elif len(new):
             keys = rows["key"].take(pa.array(new)) if rule.is_per_key else None
             times = np.maximum(due[new], self._context.now).astype(np.float64)
-            n = min(len(self._assigned), len(new))
-            places[new[:n]] = np.maximum(self._assigned[:n], times[:n])
+            n, own = self._assigned_places(times, last[new])
+            places[new[:n]] = own
             new, times = new[n:], opened.to_open(times[n:])
             if not self.shares_places:
                 n = MOST_PLACES
@@ -178,8 +194,74 @@ class ShapedSubscription:
                 n = self._number_of_places(times, opened)
             places[new[n:]] = np.nan
             new, times, keys = new[:n], times[:n], None if keys is None else keys[:n]
-            places[new] = opened.to_real(self._take(times, keys, opened))
-        return places, has_place
+            places[new] = self._take_before(times, keys, opened, last[new])
+        return self._at_ends(places, last), has_place
+
+    def _at_ends(self, places: FloatArray, last: FloatArray) -> FloatArray:
+        """Returns places, (rows,), with the end where a place is not before it; within the cutoff the row waits."""
+        is_late = places >= last
+        # A row that is moved to a time within the cutoff would go out then.
+        return np.where(is_late, np.where(last <= self._context.cutoff, np.nan, last), places)
+
+    def _assigned_places(self, times: FloatArray, last: FloatArray) -> tuple[int, FloatArray]:
+        """Gives rows the places that the tick's offset has assigned; those that would be late leave theirs to others.
+
+        Args:
+            times: float64, (rows,), ms since the epoch: the earliest time of each.
+            last: float64, (rows,), ms since the epoch: the places have to be before these.
+
+        Returns:
+            for how many of the first rows it was decided, and their places, infinite where there is none in time.
+        """
+        if np.isinf(last).all():
+            n = min(len(self._assigned), len(times))
+            return n, np.maximum(self._assigned[:n], times[:n])
+        found: list[float] = []
+        taken = 0
+        for time, end in zip(times.tolist(), last.tolist(), strict=True):
+            if taken == len(self._assigned):
+                break
+            place = max(float(self._assigned[taken]), time)
+            found.append(place if place < end else np.inf)
+            taken += place < end
+        return len(found), np.array(found, np.float64)
+
+    def _take_before(
+        self, times: FloatArray, keys: pa.ChunkedArray | None, opened: OpenTime, last: FloatArray
+    ) -> FloatArray:
+        """Takes places, as `_take`, for those rows that get one before their end; the others take none.
+
+        Args:
+            last: float64, (n,), ms since the epoch: the ends.
+
+        Returns:
+            float64, (n,), ms since the epoch; infinite: none.
+        """
+        before, places = dict(self.state.next_times), np.full(len(times), np.inf)
+        left = np.arange(len(times))
+        while len(left):
+            self.state.next_times = dict(before)
+            chosen = None if keys is None else keys.take(pa.array(left))
+            places[left] = opened.to_real(self._take(times[left], chosen, opened))
+            is_late = places[left] >= last[left]
+            if not is_late.any():
+                break
+            # Whatever the first late row leaves, what comes after it gets no earlier place than it would have had.
+            drop = np.zeros(len(left), np.bool_)
+            names = np.zeros(len(left), np.int64)
+            if chosen is not None:
+                encoded = pc.fill_null(chosen.cast(pa.string()), _NO_KEY).combine_chunks().dictionary_encode()
+                names = encoded.indices.to_numpy().astype(np.int64)
+            groups, first = np.unique(np.where(is_late, names, -1), return_index=True)
+            for name, at in zip(groups.tolist(), first.tolist(), strict=True):
+                if name >= 0:
+                    follows = (names == name) & (np.arange(len(left)) >= at)
+                    drop |= follows & (last[left] <= places[left[at]])
+            places[left[drop]] = np.inf
+            left = left[~drop]
+        if not len(left):
+            self.state.next_times = before
+        return places
 
     def postpone_late(self, rows: pa.Table) -> None:
         """Postpones all places if rows have missed theirs, unless places were postponed in this tick already.
@@ -353,7 +435,8 @@ class Shaped(NamedTuple):
 
     masks: Int64Array  # (rows,): the subscriptions to which each row goes as it is, as bits
     placed: pa.Table  # further rows for this release, with another time: MESSAGES and `subscription_mask`, int64
-    waiting: list[tuple[Queue, pa.Table]]  # as MESSAGES: rows without a place, which are to wait in their queues
+    # As MESSAGES: rows without a place, which are to wait in their queues; and when they expire, None: never.
+    waiting: list[tuple[Queue, pa.Table, Int64Array | None]]
 
 
 class Shaper:
@@ -402,16 +485,20 @@ class Shaper:
         self._unconfirmed = [one for one in self._unconfirmed if one[0] > confirmed]
         self._this_tick = [self._context.tick, self._context.now]
 
-    def count_waiting(self, counts: Mapping[Queue, int]) -> dict[str, dict[str, list[int]]]:
+    def count_waiting(
+        self, counts: Mapping[Queue, int], with_ends: Collection[Queue] = ()
+    ) -> dict[str, dict[str, list[int]]]:
         """Returns by source topic and subscription how many rows wait for a later tick, and the last place given, ms.
 
         Args:
             counts: by queue: how many rows wait.
+            with_ends: the queues of which rows may expire: of these as many as have places within seconds.
         """
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, name), n in counts.items():
-            number = self._subscriptions.names[topic].index(name)
-            found.setdefault(topic, {})[name] = [n, self._subscription(topic, number).state.last]
+            subscription = self._subscription(topic, self._subscriptions.names[topic].index(name))
+            most = subscription.most_places_ahead if (topic, name) in with_ends else n
+            found.setdefault(topic, {})[name] = [min(n, most), subscription.state.last]
         return found
 
     def assign_places(self, places: Places, counts: Mapping[Queue, int]) -> None:
@@ -511,16 +598,20 @@ class Shaper:
             return Shaped(masks, nothing, [])
         masks = masks.copy()
         placed: list[pa.Table] = []
-        waiting: list[tuple[Queue, pa.Table]] = []
+        waiting: list[tuple[Queue, pa.Table, Int64Array | None]] = []
         for topic, number, chosen in self._by_subscription(rows, shaped):
             subscription = self._subscription(topic, number)
             shaped_rows = rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
             due = int64(shaped_rows, "deliver_at")
-            places, has_place = subscription.give_places(shaped_rows, have_waited)
+            ends = None
+            if may_expire(shaped_rows, self._subscriptions):
+                ends = ends_of(shaped_rows, number, self._subscriptions)
+            places, has_place = subscription.give_places(shaped_rows, have_waited, ends)
             if (has_none := np.isnan(places)).any():
                 masks[chosen[has_none]] &= ~(1 << number)
                 queue = topic, self._subscriptions.names[topic][number]
-                waiting.append((queue, self._of_subscription(where(shaped_rows, has_none), number)))
+                none_ends = None if ends is None else ends[has_none]
+                waiting.append((queue, self._of_subscription(where(shaped_rows, has_none), number), none_ends))
                 chosen, shaped_rows, due = chosen[~has_none], where(shaped_rows, ~has_none), due[~has_none]
                 places, has_place = places[~has_none], has_place[~has_none]
             # The last possible time is a place for any number of messages: the times beyond it have other meanings.
@@ -529,7 +620,11 @@ class Shaper:
             is_kept = at <= np.where(has_place, due, np.maximum(due, self._context.now))
             masks[chosen[~is_kept]] &= ~(1 << number)
             is_later = ~is_kept & (at > self._context.cutoff)
-            in_time = self._retimed(shaped_rows, at, ~is_kept & ~is_later)
+            has_no_place = np.zeros(len(at), np.bool_)
+            if ends is not None:
+                has_no_place = is_later & (at >= ends[~has_none])
+                is_later &= ~has_no_place
+            in_time = self._retimed(shaped_rows, at, ~is_kept & ~is_later & ~has_no_place)
             if in_time.num_rows:
                 names = self._subscriptions.names_of(in_time["topic"], number)
                 in_time = with_columns(in_time, subscription=names)
@@ -541,7 +636,10 @@ class Shaper:
                 shaped_from = int64(later, "shaped_from")
                 self._state.move_messages(original, number, at[is_later], sequence, shaped_from=shaped_from)
                 subscription.state.last = max(subscription.state.last, int(at[is_later].max()))
-                self.n_moved += later.num_rows
+            if has_no_place.any():  # these rows wait for nothing but their end
+                original, sequence = where(shaped_rows, has_no_place), self._context.next_sequence()
+                self._state.move_messages(original, number, at[has_no_place], sequence, due_times(original))
+            self.n_moved += int((is_later | has_no_place).sum())
         return Shaped(masks, concat(placed, nothing.schema), waiting)
 
     def save(self) -> None:

@@ -83,8 +83,9 @@ class Audit:
         taken_in: the number of messages of all durable entries.
         rejected: the number of messages that could not be taken.
         counts: for each `topic` and `subscription` the numbers of messages that are `delivered`, `taken_back`
-            (cancelled by a command or superseded), `superseded` (a part of `taken_back`), `rejected` and `pending`; and
-            of delivered `occurrences` of recurring messages, each of which counts as one delivered message.
+            (cancelled by a command, superseded or expired), `superseded` and `expired` (parts of `taken_back`),
+            `rejected` and `pending`; and of delivered `occurrences` of recurring messages, each of which counts as one
+            delivered message.
         findings: by kind, the number (`count`) and up to EXAMPLES of them (`examples`: topic, subscription, position);
             only the kinds that were found.
         comparison: the comparison of the tables with the broker.

@@ -63,6 +63,9 @@ delivered AS (
 ),
 occurrences AS (:last_occurrences),
 commands AS (:last_commands),
+expired AS (
+    SELECT DISTINCT ledger_id, entry_id, :message_number, subscription FROM outcomes WHERE result = 'EXPIRED'
+),
 superseded AS (SELECT DISTINCT ledger_id, entry_id, :message_number FROM outcomes WHERE result = 'SUPERSEDED'),
 due AS (
     SELECT i.topic, i.partition, i.ledger_id, i.entry_id, i.message, s.subscription, max(i.deliver_at) AS deliver_at,
@@ -80,7 +83,8 @@ due AS (
 SELECT m.topic, m.partition, m.ledger_id, m.entry_id, m.message, m.batch_index, m.is_durable, m.is_sealed,
        m.is_rejected, s.subscription, coalesce(d.times, 0) AS times,
        coalesce(greatest(t.deliver_at, r.deliver_at), t.deliver_at, r.deliver_at, m.deliver_at) AS deliver_at,
-       :is_cancelled AS is_cancelled, u.message IS NOT NULL AS is_superseded, t.next_due, d.recurring_until,
+       :is_cancelled AS is_cancelled, u.message IS NOT NULL AS is_superseded, x.message IS NOT NULL AS is_expired,
+       t.next_due, d.recurring_until,
        :last_cancelled >> :sequence_bits AS cancelled_in, coalesce(r.is_last, false) AS is_retried_last
 FROM messages AS m
 JOIN subscriptions AS s ON s.topic = m.topic
@@ -91,6 +95,8 @@ LEFT JOIN delivered AS d ON d.topic = m.topic AND d.partition = m.partition AND 
     AND (r.attempt IS NULL OR d.attempt = r.attempt)
 LEFT JOIN due AS t ON t.topic = m.topic AND t.partition = m.partition AND t.ledger_id = m.ledger_id
     AND t.entry_id = m.entry_id AND t.message = m.message AND t.subscription = s.subscription
+LEFT JOIN expired AS x ON x.ledger_id = m.ledger_id AND x.entry_id = m.entry_id AND x.message = m.message
+    AND x.subscription = s.subscription
 LEFT JOIN superseded AS u ON u.ledger_id = m.ledger_id AND u.entry_id = m.entry_id AND u.message = m.message
 :join_commands_of_message
 WHERE d.times > 0 OR (s.is_there AND NOT coalesce(t.is_missed, :missed))
@@ -155,6 +161,7 @@ SELECT topic, subscription,
        sum(CASE WHEN recurring_until IS NULL THEN 0 ELSE times END) AS occurrences,
        count(*) FILTER (WHERE times = 0 AND is_cancelled) AS taken_back,
        count(*) FILTER (WHERE times = 0 AND is_cancelled AND is_superseded) AS superseded,
+       count(*) FILTER (WHERE times = 0 AND is_cancelled AND is_expired) AS expired,
        count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND is_rejected) AS rejected,
        count(*) FILTER (WHERE times = 0 AND NOT is_cancelled AND NOT is_rejected AND is_sealed) AS pending
 FROM fates GROUP BY topic, subscription ORDER BY topic, subscription

@@ -186,7 +186,7 @@ class Retention:
             return self._is_durable(rows, or_last=False) & ~self._is_in("delayed_index", rows)
         unneeded = self._is_durable(rows) & ~self._is_in("entries", rows)
         if name == "outcomes":
-            is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED"]))
+            is_proof = pc.is_in(rows["result"], pa.array(["APPLIED", "SUPERSEDED", "EXPIRED"]))
             # A rebuild knows by its last pause change whether a subscription is paused.
             is_pause_change = pc.is_in(effects_of(rows), pa.array([Effect.HOLD, Effect.RESUME]))
             is_pause_change = is_pause_change.to_numpy(zero_copy_only=False) & ~self._are_of_past_schedules(rows)

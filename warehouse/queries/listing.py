@@ -90,6 +90,21 @@ class PendingFilter(BaseModel):
         """Whether the filter has a key, a property or a producer's name: conditions that few messages may meet."""
         return bool(self.properties) or self.key is not None or self.producer_name is not None
 
+    def matches(self, message: PendingMessage) -> bool:
+        """Whether a message meets the filter's conditions; subscription and state are not looked at."""
+        wanted = (
+            (self.key, message.key),
+            (self.producer_name, message.producer_name),
+            (self.ledger_id, message.ref.ledger_id),
+            (self.entry_id, message.ref.entry_id),
+        )
+        return (
+            all(given in (None, found) for given, found in wanted)
+            and self.properties.items() <= message.properties.items()
+            and (self.due_from is None or message.deliver_at >= self.due_from)
+            and (self.due_before is None or message.deliver_at < self.due_before)
+        )
+
     @property
     def conditions(self) -> list[Sql]:
         """The SQL conditions on a row of the delayed index, to be joined by AND; `due_from` is not among them."""
@@ -118,6 +133,8 @@ class PendingMessage:
     attempt: int | None = None  # number of the retry, from 1; None: the first delivery
     shaped_from: int | None = None  # when it was due before its subscription's rate or windows put it off
     occurrence: int | None = None  # number of a recurring message's next occurrence; None: it does not recur
+    expires_at: int | None = None  # it is not sent any more to one of the subscriptions; None: it has no end
+    is_going_out: bool = False  # it is due within moments, or has just been: it may be delivered already
 
     @property
     def is_held(self) -> bool:
@@ -166,6 +183,8 @@ class PendingMessage:
             "producerName": self.producer_name,
             "attempt": self.attempt,
             **({} if self.occurrence is None else {"occurrence": self.occurrence}),
+            **({} if self.expires_at is None else {"expiresAt": self.expires_at}),
+            **({"isGoingOut": True} if self.is_going_out else {}),
         }
 
 
@@ -186,12 +205,14 @@ class Page:
         as_of: when the listing began, ms since the epoch.
         messages: the messages, soonest first.
         cursor: the argument with which `Pending` reads the next page; None: this is the last one.
+        note: one line, which messages may be missing; empty: none.
     """
 
     version: int
     as_of: int
     messages: list[PendingMessage]
     cursor: str | None
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The page as JSON, as the admin API gives it."""
@@ -200,6 +221,7 @@ class Page:
             "asOf": self.as_of,
             "messages": [message.to_json() for message in self.messages],
             "nextCursor": self.cursor,
+            **({"note": self.note} if self.note else {}),
         }
 
 

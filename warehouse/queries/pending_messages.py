@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from broker.entries.message_ids import MessageRef
 from conf.errors import UnreadableWarehouseError
 from conf.settings import Settings
+from tracker.due_time import EXPIRE_AFTER, BadScheduleError, duration
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import Int64Array
 from warehouse.delta.snapshot import Snapshot
@@ -33,6 +35,7 @@ from warehouse.queries.listing import (
 from warehouse.queries.paused import paused_subscriptions
 from warehouse.queries.pending_counts import PendingCounts
 from warehouse.queries.pending_rows import SEQUENCE, WAITS, PendingRows, version_gone
+from warehouse.queries.unsealed_messages import NOTHING_MORE, Unacknowledged, without_known
 
 _SQL = NamedQueries(
     __file__,
@@ -61,6 +64,8 @@ _SHOWN = (
     "producer_name",
     "attempt",
     "shaped_from",
+    "was_due",
+    "expires_at",
     "occurrence",
 )
 
@@ -105,6 +110,7 @@ class Pending:
         self._asked = hashlib.sha256(f"{topic} {self._filter.model_dump_json()}".encode()).hexdigest()[:16]
         self._cursor = Cursor.decode(cursor, self._asked) if cursor else None
         self._warehouse = settings.warehouse
+        self._lookahead_millis = settings.release.lookahead_millis
         self._tables = self._open(settings)
         self.version = self._tables.versions["delayed_index"]
         self.as_of = self._cursor.as_of if self._cursor else (time.time_ns() // 1_000_000 if now is None else now)
@@ -116,12 +122,19 @@ class Pending:
         """Whether the listing has messages that were cancelled or skipped."""
         return self._filter.state is State.CANCELLED
 
-    def page(self, limit: int) -> Page:
+    def page(self, limit: int, come_in: Unacknowledged = NOTHING_MORE) -> Page:
         """Returns the next messages of the listing, at most `limit`, soonest first.
 
         A message that has a row for each subscription is listed once for each time, with all of them.
+
+        Args:
+            limit: the most messages.
+            come_in: what was found of the topic at its broker before this listing was begun: messages in it that no
+                table has are listed, too.
         """
         found = self._messages(limit + 1)
+        if come_in.messages:
+            found = self._with_unsealed(found, come_in.messages, has_more=len(found) > limit)
         cursor = None
         if len(found) > limit:
             del found[limit:]
@@ -132,7 +145,17 @@ class Pending:
                 asked=self._asked,
                 last=found[-1].place,
             ).encode()
-        return Page(self.version, self.as_of, found, cursor)
+        return Page(self.version, self.as_of, found, cursor, come_in.note)
+
+    def _with_unsealed(
+        self, found: list[PendingMessage], come_in: Sequence[PendingMessage], *, has_more: bool
+    ) -> list[PendingMessage]:
+        """Adds messages that are in no table to those of a page, in order, as far as they belong to it."""
+        unsealed = without_known(self._warehouse, come_in, self.subscriptions, self._filter, self.version)
+        after, end = self._cursor.last if self._cursor else None, found[-1].place if has_more else None
+        own = [one for one in unsealed if (after is None or one.place > after) and (end is None or one.place < end)]
+        own = [replace(one, is_going_out=one.deliver_at <= self.as_of + self._lookahead_millis) for one in own]
+        return sorted([*found, *own], key=lambda one: one.place)
 
     def _messages(self, n: int) -> list[PendingMessage]:
         """Returns the next n messages of the listing, or some more; those before the n-th have all their rows."""
@@ -333,10 +356,12 @@ class Pending:
         return dict(zip(found["subscription"].to_pylist(), found["n"].to_pylist(), strict=True))
 
     def _message(self, row: dict[str, Any]) -> PendingMessage:
+        waiting = [s for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1]
         return PendingMessage(
             ref=MessageRef(row["ledger_id"], row["entry_id"], row["partition"], row["batch_index"]),
-            subscriptions=tuple(s.name for i, s in enumerate(self.subscriptions) if row[WAITS] >> i & 1),
+            subscriptions=tuple(s.name for s in waiting),
             properties=dict(row["properties"] or ()),
+            expires_at=_end(row, [s.expire_after for s in waiting if s.expire_after is not None]),
             **{
                 name: row[name]
                 for name in (
@@ -370,3 +395,21 @@ class Pending:
             raise
         except DeltaError:
             raise version_gone() from None
+
+
+def _end(row: dict[str, Any], expire_after: Sequence[int]) -> int | None:
+    """Returns when a row expires first, ms since the epoch; None: never.
+
+    Args:
+        row: of the delayed index.
+        expire_after: of the subscriptions that wait for it, ms.
+    """
+    ends = [] if row["expires_at"] is None else [row["expires_at"]]
+    due = next(time for time in (row["shaped_from"], row["was_due"], row["deliver_at"]) if time is not None)
+    if due < HELD_DELIVER_AT:
+        after = dict(row["properties"] or ()).get(EXPIRE_AFTER) if row["occurrence"] is not None else None
+        if after is not None:
+            with suppress(BadScheduleError):  # an earlier version did not read it
+                ends.append(due + duration(EXPIRE_AFTER, after))
+        ends += [due + millis for millis in expire_after]
+    return min(ends, default=None)

@@ -32,6 +32,7 @@ class KnownSubscription:
     backoff: Backoff | None = field(default=None, kw_only=True)  # None: the default
     shaping: str | None = None  # the rule by which its messages are shaped, from `rule_of`; None: they are not shaped
     is_in_order: bool = field(default=False, kw_only=True)  # whether it gets the messages of a key in order
+    expire_after: int | None = field(default=None, kw_only=True)  # ms; None: only messages themselves have an end
 
     def to_json(self) -> list[Any]:
         """The subscription as an offset has it."""
@@ -69,6 +70,7 @@ class KnownRoutes:
                             *s,
                             backoff=_backoff(route.get("backoffs", {}).get(s[0])),
                             is_in_order=s[0] in route.get("in_order", ()),
+                            expire_after=route.get("expire_after", {}).get(s[0]),
                         )
                         for s in route["subscriptions"]
                     ),
@@ -87,6 +89,7 @@ class KnownRoutes:
             }
             | _if_any("backoffs", {s.name: list(s.backoff) for s in route.subscriptions if s.backoff is not None})
             | _if_any("in_order", [s.name for s in route.subscriptions if s.is_in_order])
+            | _if_any("expire_after", {s.name: s.expire_after for s in route.subscriptions if s.expire_after})
             for topic, route in self.routes.items()
         }
 
@@ -134,6 +137,10 @@ class KnownRoutes:
             topic: {i: s.backoff for i, s in enumerate(route.subscriptions) if s.backoff is not None}
             for topic, route in self.routes.items()
         }
+        expire_after = {
+            topic: {i: s.expire_after for i, s in enumerate(route.subscriptions) if s.expire_after is not None}
+            for topic, route in self.routes.items()
+        }
         return Subscriptions(
             names,
             {t: bits for t, bits in removed.items() if bits},
@@ -141,6 +148,7 @@ class KnownRoutes:
             {topic: topic_rules for topic, topic_rules in backoffs.items() if topic_rules},
             self.shaping,
             {topic: bits for topic, bits in in_order.items() if bits},
+            {topic: ends for topic, ends in expire_after.items() if ends},
         )
 
     @property
@@ -212,7 +220,15 @@ def _known(subscription: Subscription) -> KnownSubscription:
     shaping = rule_of(subscription.rate, subscription.windows)
     name, kind, destination = subscription.name, subscription.type.value, subscription.destination
     is_in_order = subscription.order == "key"
-    return KnownSubscription(name, kind, destination, shaping=shaping, backoff=known, is_in_order=is_in_order)
+    return KnownSubscription(
+        name,
+        kind,
+        destination,
+        shaping=shaping,
+        backoff=known,
+        is_in_order=is_in_order,
+        expire_after=subscription.expire_after,
+    )
 
 
 def _backoff(recorded: Sequence[Any] | None) -> Backoff | None:
@@ -304,6 +320,8 @@ def _changed(before: Sequence[KnownSubscription], after: Sequence[KnownSubscript
                 yield f"{now.name} has another rate, or other windows"
             if now.backoff != was.backoff:
                 yield f"{now.name} has another backoff"
+            if now.expire_after != was.expire_after:
+                yield f"{now.name} has another expire_after, for what comes due from now on"
             if now.is_in_order != was.is_in_order:
                 what = "in order" if now.is_in_order else "in no order any more"
                 yield f"{now.name} gets the messages of a key {what}, from what is handed out next"

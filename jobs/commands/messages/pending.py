@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,8 +51,8 @@ def pending(
 ) -> None:
     """List the messages that wait, soonest first.
 
-    A message is listed a few seconds after it was sent (tracker.max_seal_interval_millis). One that is due within about
-    10 seconds may never be listed.
+    What came in within the last seconds is read from the source topic itself. Going out: it is due within moments, or
+    has just been delivered. Counts leave both out: they have a message a few seconds after it was sent.
     """
     from warehouse.queries.listing import State
 
@@ -67,6 +68,8 @@ def pending(
             return json.dumps({"count": n}) if output is Output.JSON else str(n)
         if output is Output.JSON:
             return json.dumps(found)
+        if note := found.get("note"):
+            print(f"note: {note}", file=sys.stderr)
         return _stats_text(found, options.zone) if stats else _listing_text(topic, found, options.zone)
 
     if every is None:
@@ -77,13 +80,21 @@ def pending(
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
     """Returns messages, or with `stats` counts, from the tables or the admin API, as the API's JSON."""
+    from warehouse.queries.listing import State, resolve_route
     from warehouse.queries.pending_messages import MAX_LIMIT, Pending
+    from warehouse.queries.unsealed_messages import NOTHING_MORE, UnacknowledgedReader
     from warehouse.routes.missing_routes import settings_with
 
     if options.api_url is None:
         settings, is_missing = settings_with(options.settings, topic)
-        question = Pending(settings, topic, wanted)
-        found: dict[str, Any] = question.stats() if stats else question.page(limit).to_json()
+        if stats:
+            found: dict[str, Any] = Pending(settings, topic, wanted).stats()
+        else:
+            come_in = NOTHING_MORE
+            if wanted.state is State.WAITING:
+                source, partition, _ = resolve_route(settings, topic, wanted.subscription)
+                come_in = UnacknowledgedReader(settings).read(source, partition)
+            found = Pending(settings, topic, wanted).page(limit, come_in).to_json()
         return {**found, "isWithoutRoute": True} if is_missing else found
     query = wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"properties"}, mode="json")
     query["property"] = [f"{name}={value}" for name, value in wanted.properties.items()]
@@ -116,16 +127,21 @@ def messages_text(messages: list[dict[str, Any]], zone: tzinfo | None = UTC) -> 
             m["messageId"],
             m["key"] or "",
             ",".join(m["subscriptions"]),
+            time_text(m["expiresAt"], zone) if "expiresAt" in m else "",
         ]
         for m in messages
     ]
-    return table_text(["deliver at", "message", "key", "subscriptions"], rows)
+    titles = ["deliver at", "message", "key", "subscriptions", "expires at"]
+    n = len(titles) if any("expiresAt" in m for m in messages) else len(titles) - 1
+    return table_text(titles[:n], [row[:n] for row in rows])
 
 
 def _time_text(message: dict[str, Any], zone: tzinfo | None) -> str:
     if message["isHeld"]:
         return "held back"
-    return "paused" if message["deliverAt"] is None else time_text(message["deliverAt"], zone)
+    if message["deliverAt"] is None:
+        return "paused"
+    return time_text(message["deliverAt"], zone) + (" (going out)" if message.get("isGoingOut") else "")
 
 
 def _stats_text(stats: dict[str, Any], zone: tzinfo | None) -> str:

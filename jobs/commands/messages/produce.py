@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DELIVER_AT = "deliverAt"
 DELIVER_AFTER = "deliverAfter"
+EXPIRE_AT = "expireAt"
+EXPIRE_AFTER = "expireAfter"
 _TIMES = {DELIVER_AT, DELIVER_AFTER}
 
 # How long, in seconds, to try to reach the broker.
@@ -67,6 +69,21 @@ def produce(
             show_default=False,
         ),
     ] = None,
+    expire_after: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_duration,
+            metavar="DURATION",
+            help="How long after it is due it is sent at the latest: 10s, 5m.",
+            show_default=False,
+        ),
+    ] = None,
+    expire_at: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_due_time, metavar="TIME", help="From then on it is not sent any more.", show_default=False
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="The messages' key.", show_default=False)] = None,
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="Repeatable.", show_default=False)
@@ -106,7 +123,11 @@ def produce(
         raise typer.BadParameter("give messages with -m, a number of them with -n, or both")
     made = {} if deliver_after is None else {DELIVER_AFTER: str(deliver_after)}
     made |= {} if deliver_at is None else {DELIVER_AT: str(deliver_at)}
+    made |= {} if expire_after is None else {EXPIRE_AFTER: str(expire_after)}
+    made |= {} if expire_at is None else {EXPIRE_AT: str(expire_at)}
     _check_time(made)
+    if repeat is not None and expire_at is not None:
+        raise typer.BadParameter("--expire-at does not go with --repeat: --expire-after is for each occurrence")
     made |= recurrence_properties(repeat, time_zone, repeat_until, repeat_times, misfire)
     sent_properties = _joined(parse_properties(properties), made)
     total = count or len(message or [])
@@ -134,12 +155,12 @@ def _joined(given: dict[str, str], made: dict[str, str]) -> dict[str, str]:
 
 def _check_time(properties: dict[str, str]) -> None:
     """Raises typer.BadParameter where a message that is sent now would be rejected for its time."""
-    from tracker.due_time import BadScheduleError
+    from tracker.due_time import BadScheduleError, expires_at
     from tracker.due_time import deliver_at as due
 
     now = time.time_ns() // 1_000_000
     try:
-        due(properties, now, now)
+        expires_at(properties, due(properties, now, now))
     except BadScheduleError as error:
         raise typer.BadParameter(str(error)) from None
 

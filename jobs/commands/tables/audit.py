@@ -75,6 +75,7 @@ def _text(result: Audit, alerts: Sequence[Alert]) -> str:
         "delivered": "delivered",
         "cancelled": "taken_back",
         "superseded": "superseded",
+        "expired": "expired",
         "rejected": "rejected",
         "pending": "pending",
     }

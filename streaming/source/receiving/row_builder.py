@@ -319,6 +319,7 @@ class RowBuilder:
             None,
             None,
             given.request_id,
+            given.expires_at,
         )
 
 

@@ -407,11 +407,14 @@ def results(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return sorted((o.subscription, o.result, o.is_done) for o in outcomes), error
 
 
-def answers(lake: Client | FakeClient, topic: str, delivered: Callable[[int], None]) -> Iterator[Any]:
+def answers(
+    lake: Client | FakeClient, topic: str, delivered: Callable[[int], None], expired: Callable[[int], None]
+) -> Iterator[Any]:
     """Yields what commands of all kinds are answered, in all states of a message.
 
     Args:
         delivered: returns when so many deliveries have come.
+        expired: returns when so many messages have expired.
     """
     hour = timedelta(hours=1)
     message = lake.schedule(topic, b"1", after=hour)
@@ -475,6 +478,18 @@ def answers(lake: Client | FakeClient, topic: str, delivered: Callable[[int], No
     yield results(lake.resume, topic, **one)
     yield results(lake.resume, topic, **one)
     delivered(8)
+    # What expires where it is parked; what can be sent in time comes.
+    yield results(lake.pause, topic, **one)
+    gone = lake.schedule(topic, b"gone", after=timedelta(seconds=1), expire_after=timedelta(seconds=3))
+    delivered(9)
+    expired(1)
+    for change in (lake.cancel, lake.skip, lake.reschedule, lake.retry):
+        given = one | ({"after": hour} if change == lake.reschedule else {})
+        yield results(change, topic, gone, **given)
+    yield results(lake.resume, topic, **one)
+    end = lake_now(lake) + timedelta(seconds=60)
+    lake.schedule(topic, b"in time", after=timedelta(seconds=1), expire_at=end)
+    delivered(11)
 
 
 def lake_now(lake: Client | FakeClient) -> datetime:
@@ -484,6 +499,13 @@ def lake_now(lake: Client | FakeClient) -> datetime:
 def test_the_service_in_memory_answers_and_delivers_as_the_service(world: World, collector: Collector) -> None:
     topic = f"{world.topic}_fake"
     fake = FakeClient({topic: {s["name"]: s.get("type", "Shared") for s in SUBSCRIPTIONS}})
+
+    def has_expired(n: int) -> None:
+        assert len(fake.expired) == n
+
+    def wait_for_expired(n: int) -> None:
+        sql = f"SELECT * FROM {{table}} WHERE result = 'EXPIRED' AND topic = '{topic}'"
+        wait_until(lambda: len(world.job.rows("outcomes", sql)) == n, 30, f"{n} expired\n{world.job.log}")
 
     def advance(n: int) -> None:
         fake.advance(timedelta(seconds=10))
@@ -497,7 +519,8 @@ def test_the_service_in_memory_answers_and_delivers_as_the_service(world: World,
         wait_until(lambda: sum(len(collector.received[p]) for p in places.values()) >= n, 30, f"{n}\n{world.job.log}")
 
     with Client(world.api.url, timeout_seconds=SECONDS) as lake:
-        answered = list(zip(answers(lake, topic, wait), answers(fake, topic, advance), strict=True))
+        real, in_memory = answers(lake, topic, wait, wait_for_expired), answers(fake, topic, advance, has_expired)
+        answered = list(zip(real, in_memory, strict=True))
     differ = [f"{number}: {real}, in memory {ours}" for number, (real, ours) in enumerate(answered) if real != ours]
     assert not differ, "\n".join(differ)
     names = ("delaylake.occurrence", "delaylake.attempt")

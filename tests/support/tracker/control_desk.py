@@ -15,7 +15,7 @@ from tracker.context import Context
 from tracker.message_state.changes import Compression
 from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
-from tracker.messages import MESSAGES, BoolArray
+from tracker.messages import MESSAGES, BoolArray, Int64Array
 from tracker.rebuilt import Rebuilt
 from tracker.schemas import KNOWN, OUTCOME_ROWS, PauseChange
 from tracker.store import MemoryStore
@@ -135,6 +135,10 @@ class Desk:
         published = self.control.expire_waiting()
         self.answers.keep(published, self.context.tick)
         return results(published)
+
+    def choose_subscriptions(self, rows: pa.Table) -> Int64Array:
+        """The subscriptions to which due rows go, after what is parked is."""
+        return self.parking.park_due(rows, self.parking.choose_subscriptions(rows))
 
     def subscription_mask(self, rows: pa.Table) -> list[int]:
         masks: list[int] = self.state.subscription_masks(rows).tolist()

@@ -20,6 +20,7 @@ from tracker.sharding import ShardId
 from tracker.store import MemoryStore
 from tracker.subscriptions import Subscriptions
 from tracker.tick import Effects, Tick, TickInput
+from tracker.wire.delaylake_pb2 import Result
 
 START = 1_770_000_000_000
 LOOKAHEAD, NEAR, LOAD = 1_000, 3_000, 6_000
@@ -31,9 +32,15 @@ Row = tuple[int, int, str, int, int | None]  # tick, entry, subscription, time, 
 class Service:
     """Shards with two subscriptions, `s` with the rule and `t` without, their clock and their buckets."""
 
-    def __init__(self, rule: str | None, shards: int = 2, places_at_most: int = 1_000_000) -> None:
+    def __init__(
+        self, rule: str | None, shards: int = 2, places_at_most: int = 1_000_000, expire_after: int | None = None
+    ) -> None:
         self.places_at_most = places_at_most
-        self.subscriptions = Subscriptions({TOPIC: ["s", "t"]}, shaping={TOPIC: {0: rule}} if rule else {})
+        self.subscriptions = Subscriptions(
+            {TOPIC: ["s", "t"]},
+            shaping={TOPIC: {0: rule}} if rule else {},
+            expire_after={TOPIC: {0: expire_after}} if expire_after else {},
+        )
         self.stores = [MemoryStore() for _ in range(shards)]
         self.shard_ids = [ShardId(i, shards) for i in range(shards)]
         self.now, self.tick, self.seal_epoch, self.load, self.near = START, 0, 0, START, START
@@ -43,6 +50,7 @@ class Service:
         self.moves: list[pa.Table] = []
         self.out: list[Row] = []
         self.again: list[Row] = []
+        self.expired: list[tuple[int, str, int]] = []  # entry, subscription, when the outcome was made
 
     def step(self, millis: int, rows: pa.Table | None = None, **changes: Any) -> list[Effects]:
         self.now += millis
@@ -90,6 +98,9 @@ class Service:
         return found
 
     def _note(self, effects: Effects) -> None:
+        for row in effects.outcomes.to_pylist():
+            if row["result"] == Result.EXPIRED:
+                self.expired.append((row["entry_id"], row["subscription"], row["issued_at"]))
         for release in effects.releases:
             for row in release.rows.select(NOTED).to_pylist():
                 for number, name in enumerate("st"):

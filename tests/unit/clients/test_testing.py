@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delaylake import AsyncClient, Client, Invalid, NotAllowed, NotFound, TooLate
@@ -228,3 +229,49 @@ def test_it_needs_neither_pulsar_nor_a_rule_library() -> None:
     code = f"import sys, delaylake.testing; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_what_is_not_sent_by_its_end_expires() -> None:
+    lake = FakeClient({"orders": ["a", "b"]})
+    lake.pause("orders", subscription="a")
+    parked = lake.schedule("orders", b"1", after=MINUTE, expire_after=MINUTE)
+    assert [one.subscription for one in lake.advance(2 * MINUTE - timedelta(milliseconds=1))] == ["b"]
+    assert not lake.expired
+    assert not lake.advance(MINUTE)
+    [gone] = lake.expired
+    assert (gone.id, gone.subscription, gone.occurrence) == (parked, "a", None)
+    lake.resume("orders", subscription="a")
+    assert not lake.advance(MINUTE)
+    lake.schedule("orders", b"2", at=lake.now - 2 * MINUTE, expire_at=lake.now - MINUTE)
+    assert not lake.advance(MINUTE)
+    assert len(lake.expired) == 3
+
+
+def test_a_retry_keeps_the_end_and_each_occurrence_has_its_own() -> None:
+    lake = FakeClient({"orders": ["a"]})
+    message = lake.schedule("orders", b"1", after=MINUTE, expire_after=10 * MINUTE)
+    [first] = lake.advance(MINUTE)
+    assert first.properties["delaylake.expiresAt"] == str(int((first.deliver_at + 10 * MINUTE).timestamp() * 1000))
+    lake.retry("orders", message, subscription="a", after=30 * MINUTE)
+    assert not lake.advance(timedelta(hours=1))
+    assert [one.id for one in lake.expired] == [message]
+    lake.schedule("orders", b"2", repeat="@every 1h", expire_after=10 * MINUTE)
+    lake.pause("orders", subscription="a")
+    lake.advance(timedelta(hours=2))
+    lake.resume("orders", subscription="a")
+    assert [one.occurrence for one in lake.expired[1:]] == [1]
+    assert [one.occurrence for one in lake.advance(timedelta(hours=1))] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expire_after": timedelta(0), "after": MINUTE},
+        {"expire_at": datetime(2020, 1, 1, tzinfo=UTC), "after": MINUTE},
+        {"expire_at": datetime(2090, 1, 1), "after": MINUTE},
+        {"expire_at": datetime(2090, 1, 1, tzinfo=UTC), "repeat": "@every 1h"},
+    ],
+)
+def test_a_wrong_end_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expire_"):
+        FakeClient().schedule("orders", b"1", **options)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at
+from tracker.due_time import MAX_TIME_MILLIS, BadScheduleError, deliver_at, expires_at
+from tracker.scheduling import scheduling
 
 
 def test_times_are_read() -> None:
@@ -66,3 +67,41 @@ def test_a_delay_beyond_the_longest_is_refused() -> None:
     assert deliver_at({"deliverAfter": "1000"}, 100, 104, 1000) == 1100
     with pytest.raises(BadScheduleError, match="Exceeds max allowed delivery delay of 1000 milliseconds"):
         deliver_at({"deliverAt": "1101"}, 100, 104, 1000)
+
+
+def test_the_earlier_end_counts() -> None:
+    assert expires_at({}, 1_000) is None
+    assert expires_at({"expireAfter": "5s"}, 1_000) == 6_000
+    assert expires_at({"expireAt": "4000", "deliverAt": "1000"}, 1_000) == 4_000
+    assert expires_at({"expireAt": "4000", "expireAfter": "1s"}, 1_000) == 2_000
+    assert expires_at({"expireAt": "4000", "expireAfter": "1h"}, 1_000) == 4_000
+    assert expires_at({"expireAfter": "366d"}, MAX_TIME_MILLIS - 1) == MAX_TIME_MILLIS
+
+
+def test_an_end_that_is_none_or_before_the_messages_own_time_is_refused_with_the_propertys_name() -> None:
+    own = {"deliverAt": "1000"}
+    for wrong in ({"expireAt": "x"}, {"expireAt": "-1"}, {"expireAt": str(MAX_TIME_MILLIS + 1)}, {"expireAt": "1000"}):
+        with pytest.raises(BadScheduleError, match=r"^expireAt "):
+            expires_at(own | wrong, 1_000)
+    for after in ("", "0", "-5s", "soon", "0.0001ms"):
+        with pytest.raises(BadScheduleError, match=r"^expireAfter "):
+            expires_at(own | {"expireAfter": after}, 1_000)
+    assert expires_at({"expireAt": "500"}, 1_000) == 500, "it has no time of its own, and came late"
+
+
+def test_what_a_messages_properties_say_of_its_end() -> None:
+    def end(**properties: str) -> tuple[int | None, str | None]:
+        found = scheduling(properties, 1_000, 1_000)
+        return found.expires_at, found.reason
+
+    assert end(deliverAfter="2000", expireAfter="1s") == (4_000, None)
+    assert end(repeat="@every 1h", expireAfter="1s") == (None, None), "each occurrence has one of its own"
+    assert end(repeat="@every 1h", expireAt="9000000")[1] == (
+        "expireAt does not go with repeat: expireAfter is for each occurrence"
+    )
+    assert end(repeat="@every 1h", expireAfter="x")[1] is not None
+    back = {"retryOf": "1:0:-1:-1", "retrySubscription": "a", "expireAfter": "1s"}
+    assert end(**back) == (2_000, None)
+    assert end(**back, **{"delaylake.expiresAt": "1500"}) == (1_500, None), "as it was before"
+    assert end(**back, **{"delaylake.expiresAt": "no"}) == (2_000, None)
+    assert end(**back, redriveRequest="r") == (None, None), "somebody wants it"

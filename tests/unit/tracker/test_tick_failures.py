@@ -13,10 +13,11 @@ from tracker import tick_failures
 from tracker.commands.apply import Executor
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.dispatching import Dispatcher
+from tracker.expiry import Expiring
 from tracker.keys.superseding import Superseding
 from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
-from tracker.schemas import KNOWN
+from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard
 from tracker.store import MemoryStore, StateLostError, Store
 from tracker.tick import Effects, TickInput
@@ -117,6 +118,21 @@ def test_a_row_of_the_tables_that_fails_is_rejected_and_the_others_are_loaded(mo
     effects = job.step(20, segment=messages([(1, i, 20) for i in range(6)]))
     assert [one for one in handed_out(effects) if one[1]] == [(i, 0b11) for i in range(6) if i != BAD]
     assert effects.rejects["entry_id"].to_pylist() == [BAD, BAD]
+
+
+def test_a_parked_message_that_fails_as_it_expires_stays_parked_and_the_others_expire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job()
+    paused = {"pause_changes": [PauseChange("p", TOPIC, 0b11, True)], "request_ids": {"p": 1}}
+    job.step(10, messages=messages([(1, i, 20) for i in range(6)], expires_at=50), **paused)
+    job.step(20)
+    plant(monkeypatch, Expiring, "expire_parked", has_bad, IndexError())
+    effects = job.step(60)
+    gone = [(row["entry_id"], row["subscription"]) for row in effects.outcomes.to_pylist()]
+    assert sorted(gone) == [(i, name) for i in range(6) if i != BAD for name in "ab"]
+    assert [name for _, name, _ in effects.failures] == [f"1:{BAD}:-1:-1"]
+    assert job.step(70).outcomes.num_rows == 0
 
 
 def has_entry(number: int) -> Callable[..., bool]:

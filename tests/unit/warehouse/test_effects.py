@@ -9,7 +9,7 @@ from tracker.commands.kinds import OPERATIONS, Effect
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.pending import EFFECT, effects_of
 
-RESULTS = ("APPLIED", "SUPERSEDED")
+RESULTS = ("APPLIED", "SUPERSEDED", "EXPIRED")
 
 
 def outcomes() -> pa.Table:

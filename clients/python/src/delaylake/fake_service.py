@@ -69,6 +69,22 @@ class Delivery:
 
 
 @dataclass(frozen=True)
+class Expired:
+    """A message that could not be sent to a subscription by its end.
+
+    Attributes:
+        expired_at: when, by the fake's clock.
+        occurrence: the number of a recurring message's occurrence; None: it comes once.
+    """
+
+    topic: str
+    subscription: str
+    id: MessageId
+    expired_at: datetime
+    occurrence: int | None = None
+
+
+@dataclass(frozen=True)
 class Rejected:
     """A message that the service puts among its topic's rejects, with the reason."""
 
@@ -98,7 +114,7 @@ class _Copy:
     """What becomes of a message for one subscription. Times are ms since the epoch.
 
     Attributes:
-        state: `waiting`, `cancelled`, `delivered`, or of a schedule `ended`.
+        state: `waiting`, `cancelled`, `delivered`, `expired`, or of a schedule `ended`.
         due: when it is due.
         planned: when its rule has the occurrence: `due`, unless that was moved.
         occurrence: the number of the occurrence that waits; 0: the message comes once.
@@ -106,6 +122,7 @@ class _Copy:
         is_paused: its schedule is paused.
         is_parked: it came due while its subscription was paused.
         last: the last delivery.
+        end: from when on it is not sent; None: it has no end.
     """
 
     subscription: str
@@ -119,6 +136,7 @@ class _Copy:
     is_paused: bool = False
     is_parked: bool = False
     last: Delivery | None = None
+    end: int | None = None
 
 
 @dataclass
@@ -154,6 +172,8 @@ class _Message:
         }
         if copy.occurrence:
             properties["delaylake.occurrence"] = str(copy.occurrence)
+        elif copy.end is not None:
+            properties["delaylake.expiresAt"] = str(copy.end)
         if copy.attempt:
             properties["delaylake.attempt"] = str(copy.attempt)
         copy.last = Delivery(
@@ -177,6 +197,24 @@ class _Message:
             self.move_on(self.rule, copy, copy.planned if self.rule.misfire == "all" else max(copy.planned, now))
         return copy.last
 
+    def set_end(self, copy: _Copy) -> None:
+        """Gives what waits for a subscription the end that it has when it is due at its time."""
+        properties = self.sent.properties
+        after = properties.get("expireAfter")
+        ends = [int(at) for at in (properties.get("expireAt"),) if at is not None]
+        ends += [] if after is None else [copy.due + int(after)]
+        copy.end = min(ends, default=None)
+
+    def expire(self, copy: _Copy, now: int) -> Expired:
+        """Has what waits for a subscription expire; then its next occurrence waits, if there is one."""
+        found = Expired(self.sent.topic, copy.subscription, self.id, moment(now), copy.occurrence or None)
+        was_parked, copy.is_parked = copy.is_parked, False
+        if self.rule is None:
+            copy.state = "cancelled" if was_parked else "expired"
+        else:
+            self.move_on(self.rule, copy, copy.planned if self.rule.misfire == "all" else max(copy.planned, now))
+        return found
+
     def move_on(self, rule: Rule, copy: _Copy, after: int) -> None:
         """Lets the first occurrence after a time wait, in place of the one that waits; or the schedule ends."""
         copy.last_occurrence = copy.occurrence
@@ -186,6 +224,7 @@ class _Message:
         else:
             copy.due = copy.planned = following
             copy.occurrence += 1
+            self.set_end(copy)
 
     def make_up(self, copy: _Copy, now: int) -> None:
         """Gives a recurring message that did not go on for a time the occurrence that it goes on with."""
@@ -217,6 +256,7 @@ class FakeService:
         self.deliveries: list[Delivery] = []
         self.dead_letters: list[Delivery] = []
         self.rejects: list[Rejected] = []
+        self.expired: list[Expired] = []
 
     def types_of(self, topic: str) -> Mapping[str, str]:
         """Returns the subscriptions of a topic, with their types.
@@ -268,6 +308,8 @@ class FakeService:
             if "debounceMax" in sent.properties:
                 due = min(due, before.key_began + int(sent.properties["debounceMax"]))
         message.copies = {name: _Copy(name, due, due, 0 if rule is None else 1) for name in types}
+        for copy in message.copies.values():
+            message.set_end(copy)
         if before is not None:
             superseded = message if mode == "keep" else before
             for copy in superseded.copies.values():
@@ -277,20 +319,24 @@ class FakeService:
         return message_id
 
     def advance(self, target: int) -> list[Delivery]:
-        """Moves the clock to a time, and delivers what is due by then, in order."""
+        """Moves the clock to a time, and delivers what is due by then, in order; what is parked may expire."""
         before = len(self.deliveries)
         while True:
             due = [
-                (copy.due, message.id.entry_id, copy.subscription, message, copy)
+                (time, message.id.entry_id, copy.subscription, message, copy)
                 for message in self._messages.values()
                 for copy in message.copies.values()
-                if copy.state == "waiting" and copy.due <= target and not (copy.is_paused or copy.is_parked)
+                if copy.state == "waiting" and not copy.is_paused
+                for time in [copy.end if copy.is_parked else copy.due]
+                if time is not None and time <= target
             ]
             if not due:
                 break
-            *_, message, copy = min(due, key=lambda one: one[:3])
-            self.now = max(self.now, copy.due)
-            if (message.sent.topic, copy.subscription) in self._paused:
+            time, *_, message, copy = min(due, key=lambda one: one[:3])
+            self.now = max(self.now, time)
+            if copy.end is not None and copy.end <= self.now:
+                self.expired.append(message.expire(copy, self.now))
+            elif (message.sent.topic, copy.subscription) in self._paused:
                 copy.is_parked = True
             else:
                 self.deliveries.append(message.deliver(copy, self.now))
@@ -363,9 +409,9 @@ class FakeService:
             case "restore":
                 copy.state = "waiting"
             case "reschedule" | "deliver_now":
-                self._move(copy, int(command.fields.get("deliver_at", 0)))
+                self._move(message, copy, int(command.fields.get("deliver_at", 0)))
             case "postpone":
-                self._move(copy, copy.due + int(command.fields["by_millis"]))
+                self._move(message, copy, copy.due + int(command.fields["by_millis"]))
             case "skip_next" if message.rule is not None:
                 message.move_on(message.rule, copy, copy.planned)
             case "pause_schedule":
@@ -414,12 +460,13 @@ class FakeService:
     def _is_dispatched(self, message: _Message, copy: _Copy) -> bool:
         """Whether what waits for a subscription can't be changed any more."""
         if copy.state != "waiting":
-            return copy.state in ("delivered", "ended")
+            return copy.state in ("delivered", "expired", "ended")
         holds = copy.is_paused or copy.is_parked or (message.sent.topic, copy.subscription) in self._paused
         return not holds and copy.due - self._lookahead <= self.now
 
-    def _move(self, copy: _Copy, due: int) -> None:
+    def _move(self, message: _Message, copy: _Copy, due: int) -> None:
         copy.due, copy.is_parked = min(max(due, self.now), MAX_MILLIS), False
+        message.set_end(copy)
 
     def _retry(self, copy: _Copy, after: int) -> None:
         copy.attempt += 1

@@ -24,6 +24,7 @@ class PendingMessage:
         deliver_at: when it is due; None: it is parked, or its schedule is paused.
         subscriptions: those for which it is in the listed state.
         event_time: None: the message has none.
+        expires_at: from when on it is not sent any more to the first of these subscriptions; None: it has no end.
     """
 
     id: MessageId
@@ -35,6 +36,7 @@ class PendingMessage:
     event_time: datetime | None
     publish_time: datetime
     producer_name: str | None
+    expires_at: datetime | None = None
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> PendingMessage:
@@ -50,6 +52,7 @@ class PendingMessage:
             moment(found["eventTime"]) if found["eventTime"] else None,
             moment(found["publishTime"]),
             found["producerName"],
+            _moment(found.get("expiresAt")),
         )
 
 

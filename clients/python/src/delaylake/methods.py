@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from delaylake import paging, rest
 from delaylake.commands import Commands
 from delaylake.message_ids import MessageId
-from delaylake.scheduled import KeyRule, Misfire, Repeat, Scheduled, ScheduleMode, scheduled
+from delaylake.scheduled import Expiry, KeyRule, Misfire, Repeat, Scheduled, ScheduleMode, scheduled
 
 _Sent = TypeVar("_Sent")
 _Outcomes = TypeVar("_Outcomes")
@@ -93,6 +93,8 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
         schedule_key: str | None = None,
         schedule_mode: ScheduleMode | None = None,
         debounce_max: timedelta | None = None,
+        expire_at: datetime | None = None,
+        expire_after: timedelta | None = None,
         repeat: str | None = None,
         time_zone: str | None = None,
         repeat_until: datetime | None = None,
@@ -111,6 +113,8 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
             schedule_mode: what happens if another message waits under the key: `replace` (default) cancels that one,
                 `keep` cancels the new one, `debounce` replaces within `debounce_max`.
             debounce_max: how long after the key's first publish time its message may be put off.
+            expire_at: from then on it is not sent any more, with a time zone; not with `repeat`.
+            expire_after: how long after it is due it is sent at the latest, of a recurring message each occurrence.
             repeat: the rule: a cron expression of five fields, or of six with seconds, `@every 90s`, or an RRULE.
             time_zone: IANA name of the rule's zone; default UTC.
             repeat_until: no occurrence is later.
@@ -135,8 +139,9 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
         def make() -> Scheduled:
             recurs = Repeat.of(repeat, time_zone, repeat_until, repeat_times, misfire)
             keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
+            ends = Expiry.of(expire_at, expire_after)
             return scheduled(
-                topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed, request_id
+                topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed, request_id, ends
             )
 
         return self._send(make)

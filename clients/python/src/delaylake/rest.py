@@ -316,7 +316,9 @@ def schedule(message: Scheduled) -> Call:
     return Call("POST", path, {}, content, request_id=message.request_id or uuid.uuid4().hex)
 
 
-_NUMBERS = frozenset({"deliverAt", "deliverAfter", "debounceMax", "repeatUntil", "repeatTimes"})
+_NUMBERS = frozenset(
+    {"deliverAt", "deliverAfter", "expireAt", "expireAfter", "debounceMax", "repeatUntil", "repeatTimes"}
+)
 
 
 def scheduled_id(call: Call, response: httpx.Response) -> MessageId:

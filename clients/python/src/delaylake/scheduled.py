@@ -21,6 +21,7 @@ _REQUEST_ID = "requestId"
 # The properties that arguments set; the admin API has a field for each.
 PROPERTIES_WITH_FIELDS = (
     *(_DELIVER_AT, _DELIVER_AFTER, _REQUEST_ID),
+    *("expireAt", "expireAfter"),
     *("scheduleKey", "scheduleMode", "debounceMax"),
     *("repeat", "timeZone", "repeatUntil", "repeatTimes", "misfire"),
 )
@@ -151,6 +152,49 @@ class KeyRule:
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class Expiry:
+    """From when on a message is not sent any more; with both the earlier end counts.
+
+    Attributes:
+        at: None: no such end.
+        after: from when it is due, of a recurring message each occurrence; None: no such end.
+    """
+
+    at: datetime | None
+    after: timedelta | None
+
+    @classmethod
+    def of(cls, at: datetime | None, after: timedelta | None) -> Expiry | None:
+        """Makes an `Expiry` of a caller's arguments; None if the message has no end.
+
+        Raises:
+            ValueError: the duration is none above 0.
+        """
+        if after is not None and not 1 <= duration_millis("expire_after", after) <= MAX_MILLIS:
+            raise ValueError(f"expire_after must be a millisecond or more: {after!r}")
+        return None if at is None and after is None else cls(at, after)
+
+    def properties(self, due: int | None) -> dict[str, str]:
+        """Returns the message's properties for this end.
+
+        Args:
+            due: when the message is due, ms since the epoch; None: it recurs, or is due at once.
+
+        Raises:
+            ValueError: `at` has no time zone, or is not after `due`.
+        """
+        given: dict[str, str] = {}
+        if self.at is not None:
+            end = millis("expire_at", self.at)
+            if due is not None and end <= due:
+                raise ValueError(f"expire_at is not after the time at which the message is due: {self.at!r}")
+            given["expireAt"] = str(end)
+        if self.after is not None:
+            given["expireAfter"] = str(duration_millis("expire_after", self.after))
+        return given
+
+
 def _check_rule(rule: str) -> None:
     """Raises ValueError if a rule does not even look like one; the service checks it in full."""
     check_text("repeat", rule, _MAX_REPEAT_BYTES)
@@ -195,6 +239,7 @@ def scheduled(
     repeat: Repeat | None = None,
     key_rule: KeyRule | None = None,
     request_id: str | None = None,
+    expiry: Expiry | None = None,
 ) -> Scheduled:
     """Makes a message; a text is sent as UTF-8.
 
@@ -212,6 +257,10 @@ def scheduled(
         if rule is not None:
             given.update(rule.properties)
     deliver_at = None if repeat is not None and at is None and after is None else due(at, after)
+    if expiry is not None:
+        if repeat is not None and expiry.at is not None:
+            raise ValueError("expire_at does not go with repeat: expire_after is for each occurrence")
+        given.update(expiry.properties(None if at is None and after is None else deliver_at))
     if request_id is not None:
         check_request_id(request_id)
         given[_REQUEST_ID] = request_id

@@ -21,14 +21,14 @@ from typing import Any, Generic, TypeVar
 
 from delaylake import paging, rest
 from delaylake.commands import Command
-from delaylake.fake_service import MILLI, Backoff, Delivery, FakeService, Rejected, Subscriptions
+from delaylake.fake_service import MILLI, Backoff, Delivery, Expired, FakeService, Rejected, Subscriptions
 from delaylake.listing import MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.methods import Methods
 from delaylake.scheduled import Scheduled
 from delaylake.times import clock, millis, moment
 
-__all__ = ["AsyncFakeClient", "Backoff", "Delivery", "FakeClient", "Rejected"]
+__all__ = ["AsyncFakeClient", "Backoff", "Delivery", "Expired", "FakeClient", "Rejected"]
 
 _LOOKAHEAD = timedelta(milliseconds=2_500)
 _BACKOFF = Backoff()
@@ -79,6 +79,11 @@ class _Fake(
     def dead_letters(self) -> list[Delivery]:
         """What was retried more often than the backoff allows."""
         return list(self._service.dead_letters)
+
+    @property
+    def expired(self) -> list[Expired]:
+        """All messages so far that could not be sent by their end, in order."""
+        return list(self._service.expired)
 
     @property
     def rejects(self) -> list[Rejected]:

@@ -60,6 +60,14 @@ def test_a_job_of_sidekiq_is_its_json_as_it_is() -> None:
     assert found.properties == properties
 
 
+@pytest.mark.parametrize(
+    ("expiry", "end"), [(SECONDS + 60.25, str(MILLIS + 60_250)), (None, None), ("soon", None), (True, None), (-1, None)]
+)
+def test_a_job_of_sidekiq_that_expires_does_so_here(expiry: object, end: str | None) -> None:
+    _, found = sidekiq.job(dumped(SIDEKIQ, expiry=expiry), SECONDS)
+    assert (found.properties.get("expireAt"), found.reason) == (end, None)
+
+
 @pytest.mark.parametrize("member", [b"", b"[]", b"\xff", b"{}", dumped(SIDEKIQ, jid=7), b"[" * 100_000])
 def test_what_is_no_job_of_sidekiq_is_kept_whole_with_the_reason(member: bytes) -> None:
     _, found = sidekiq.job(member, SECONDS)
@@ -302,6 +310,10 @@ def test_a_task_of_celery_is_its_body() -> None:
     assert plain.payload == b"x"
     headers = CELERY["headers"]
     assert celery.task(dumped(CELERY, headers=headers | {"eta": None}), "celery") is None  # type: ignore[operator]
+    for expires, end in (("2030-01-31T12:00:00+00:00", "1896091200000"), ("no time", None), (7, None), (None, None)):
+        found = celery.task(dumped(CELERY, headers=headers | {"expires": expires}), "celery")  # type: ignore[operator]
+        assert found is not None
+        assert found.properties.get("expireAt") == end
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_command_for_a_topic_without_a_route_waits_until_it_has_been_read_agai
     desk.at(2, 60_000)
     assert desk.expire() == []
     assert desk.apply(command("s", 1, 8, [1])) == [("b", Result.WAITING)], "all before has come, but of this topic"
-    assert desk.parking.choose_subscriptions(messages([(1, 9, 50_000)])).tolist() == [0]
+    assert desk.choose_subscriptions(messages([(1, 9, 50_000)])).tolist() == [0]
     desk.save()
 
     desk.open()

@@ -102,7 +102,7 @@ def test_a_repeated_pause_does_not_pause_again(desk: Desk) -> None:
     for tick, (request, is_paused) in enumerate([("r", True), ("s", False), ("r", True)], 1):
         desk.at(tick, 1_000)
         assert pause(request, is_paused) == [("a", Result.APPLIED)]
-    assert desk.parking.choose_subscriptions(ALONE).tolist() == [0b11]
+    assert desk.choose_subscriptions(ALONE).tolist() == [0b11]
 
 
 def test_request_ids_of_other_shards_are_remembered_too(desk: Desk) -> None:

@@ -136,7 +136,7 @@ def test_a_rebuild_knows_subscriptions_by_their_names_and_missing_routes(
     every = {"a", "b", *(names or ())}
     assert masks == [every, every - {"a"}, every - {"a"}]
     if names is None:
-        assert desk.parking.choose_subscriptions(typed(rows, MESSAGES)).tolist() == [0, 0, 0]
+        assert desk.choose_subscriptions(typed(rows, MESSAGES)).tolist() == [0, 0, 0]
         held = desk.state.take_moves()
         assert np.all(held["deliver_at"].to_numpy() == HELD_DELIVER_AT)
         assert sorted(zip(held["entry_id"].to_pylist(), held["subscription"].to_pylist(), strict=True)) == [

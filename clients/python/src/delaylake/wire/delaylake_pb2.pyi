@@ -18,6 +18,7 @@ class Result(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOT_ALLOWED: _ClassVar[Result]
     INVALID: _ClassVar[Result]
     SUPERSEDED: _ClassVar[Result]
+    EXPIRED: _ClassVar[Result]
 RESULT_UNSPECIFIED: Result
 APPLIED: Result
 ALREADY_APPLIED: Result
@@ -27,6 +28,7 @@ NOT_FOUND: Result
 NOT_ALLOWED: Result
 INVALID: Result
 SUPERSEDED: Result
+EXPIRED: Result
 
 class ControlCommand(_message.Message):
     __slots__ = ("request_id", "topic", "subscriptions", "issued_at", "issued_by", "sum_up", "cancel", "skip", "reschedule", "restore", "pause", "resume", "cancels", "retry", "skip_next", "pause_schedule", "resume_schedule", "postpone")

@@ -1,0 +1,225 @@
+"""Messages that wait and are in no table yet: the job has not acknowledged them to Pulsar, so they are found there.
+
+A message is in the delayed index some seconds after it came in; one that is due sooner never is. Until its entry is
+durable it stays in its source topic. Whoever lists what waits reads these entries, and leaves out what the tables know.
+It costs the job nothing, and shows what came in while the job is down, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from broker.client import PulsarError
+from broker.entries.message_ids import MessageRef
+from broker.position import Position
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.encryption import Decryptor
+from broker.protocol.entries import EntryError, Message, is_dropped, messages_of
+from broker.protocol.reading import read_entries
+from broker.protocol.unpacking import UnpackedEntry, unpack
+from broker.pulsar_admin.admin_rest import AdminClient
+from conf.errors import UnreadableWarehouseError, one_line
+from conf.partitions import partition_name
+from conf.settings import Settings, Subscription
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT
+from tracker.scheduling import scheduling
+from warehouse.delta.snapshot import Snapshot
+from warehouse.named_queries import NamedQueries
+from warehouse.pending import EFFECT
+from warehouse.queries.index_rows import near_entries
+from warehouse.queries.listing import PendingFilter, PendingMessage, State
+
+MOST_ENTRIES = 2_000  # of a topic that are read; a note says where there are more
+_SECONDS = 2.0  # how long a broker is waited for
+_LARGEST = 1 << 27  # bytes of a message: what the broker refuses need not be known here
+
+_SQL = NamedQueries(__file__, effect=EFFECT)
+
+_Id = tuple[int, int, int]  # ledger id, entry id, batch index (0: the entry is one message)
+
+
+class Unacknowledged(NamedTuple):
+    """What a source topic has that the job has not acknowledged.
+
+    Attributes:
+        messages: those that can be delivered, for all subscriptions, in any order.
+        note: one line, why some may be missing; empty: none is.
+    """
+
+    messages: Sequence[PendingMessage]
+    note: str = ""
+
+
+NOTHING_MORE = Unacknowledged(())
+
+
+class UnacknowledgedReader:
+    """Reads what source topics have that the job has not acknowledged. May be used in any thread.
+
+    Args:
+        settings: of the job.
+        keep_seconds: an answer is given again for so long.
+    """
+
+    def __init__(self, settings: Settings, keep_seconds: float = 0.0) -> None:
+        self._settings = settings
+        self._keep_seconds = keep_seconds
+        self._kept: dict[tuple[str, int | None], tuple[float, Unacknowledged]] = {}
+
+    def read(self, topic: str, partition: int | None) -> Unacknowledged:
+        """Reads a source topic, or one partition of it; what fails is in the note.
+
+        Args:
+            topic: as the route names it.
+            partition: its number; None: all.
+        """
+        kept = self._kept.get((topic, partition))
+        if kept is not None and time.monotonic() - kept[0] < self._keep_seconds:
+            return kept[1]
+        try:
+            found = self._read(topic, partition)
+        except (PulsarError, OSError) as error:
+            found = Unacknowledged((), f"what came in within the last seconds may be missing: {one_line(error)}")
+        self._kept[topic, partition] = time.monotonic(), found
+        return found
+
+    def _read(self, topic: str, partition: int | None) -> Unacknowledged:
+        settings = self._settings.pulsar
+        decryptor = Decryptor.of_settings(settings)
+        messages: list[PendingMessage] = []
+        left, is_whole = MOST_ENTRIES, True
+        with closing(Brokers(settings, _SECONDS)) as brokers, AdminClient(settings, _SECONDS) as admin:
+            n = admin.partitions(topic)
+            if n is None:
+                return Unacknowledged(())
+            numbers = [-1] if n == 0 else list(range(n)) if partition is None else [partition]
+            for number in numbers:
+                name = partition_name(topic, number)
+                stats = admin.internal_stats(name)
+                if stats is None or settings.subscription not in stats.acknowledged:
+                    continue
+                after, end = Position(*stats.acknowledged[settings.subscription]), Position(*stats.end)
+                if after >= end:
+                    continue
+                with closing(read_entries(brokers, name, after, _SECONDS)) as entries:
+                    for entry in islice(entries, left):
+                        left -= 1
+                        messages += self._messages(entry, number, decryptor)
+                    is_whole &= left > 0
+        return Unacknowledged(
+            messages, "" if is_whole else f"more than {MOST_ENTRIES:,} entries have only just come in"
+        )
+
+    def _messages(
+        self, received: ReceivedEntry, partition: int, decryptor: Decryptor | None
+    ) -> Iterator[PendingMessage]:
+        """Yields the messages of an entry. What can't be read, is in chunks, or was sent back, is left out."""
+        entry = unpack(received, decryptor, lambda *_: None, _LARGEST)
+        if entry is None or entry.metadata is None or entry.payload is None:
+            return
+        with suppress(EntryError):
+            for message in messages_of(entry.metadata, entry.payload):
+                with suppress(UnicodeDecodeError):
+                    if (one := self._message(entry, message, partition)) is not None:
+                        yield one
+
+    def _message(self, entry: UnpackedEntry, message: Message, partition: int) -> PendingMessage | None:
+        metadata = entry.metadata
+        if metadata is None:
+            return None
+        properties = {name.decode(): value.decode() for name, value in message.properties}
+        published = metadata.publish_time
+        if metadata.deliver_at_time > 0 and not {DELIVER_AT, DELIVER_AFTER} & properties.keys():
+            properties[DELIVER_AT] = str(metadata.deliver_at_time)
+        now = time.time_ns() // 1_000_000
+        given = scheduling(properties, published, now, self._settings.tracker.max_delay_millis)
+        if given.reason is not None or given.retry is not None:
+            return None
+        return PendingMessage(
+            ref=MessageRef(*entry.position, partition, message.batch_index),
+            deliver_at=given.deliver_at,
+            subscriptions=(),
+            batch_size=entry.n_messages,
+            key=None if message.key is None else message.key.decode(),
+            ordering_key=None if message.ordering_key is None else message.ordering_key.decode(),
+            properties={name: value for name, value in properties.items() if not is_dropped(name)},
+            sequence=0,
+            event_time=message.event_time,
+            publish_time=published,
+            producer_name=metadata.producer_name.decode(),
+            occurrence=given.occurrence,
+            expires_at=given.expires_at,
+        )
+
+
+def without_known(
+    warehouse: str,
+    found: Sequence[PendingMessage],
+    subscriptions: Sequence[Subscription],
+    wanted: PendingFilter,
+    index_version: int,
+) -> list[PendingMessage]:
+    """Returns the messages that match a filter, each with the subscriptions for which no table knows what became of it.
+
+    Args:
+        warehouse: folder or URI of the tables.
+        found: as `Unacknowledged.messages`, read before the version of the index was opened.
+        subscriptions: those that are listed.
+        wanted: the filter.
+        index_version: of the delayed index that is listed.
+    """
+    found = [one for one in found if wanted.matches(one)] if wanted.state is State.WAITING else []
+    if not found:
+        return []
+    known = _known(warehouse, found, index_version)
+    left = []
+    for one in found:
+        ids = [(one.ref.ledger_id, one.ref.entry_id, index) for index in (max(one.ref.batch_index, 0), _WHOLE)]
+        names = {name for id_ in ids for name in known.get(id_, ())}
+        waiting = () if None in names else tuple(s.name for s in subscriptions if s.name not in names)
+        if waiting:
+            ends = [s.expire_after for s in subscriptions if s.name in waiting and s.expire_after is not None]
+            left.append(replace(one, subscriptions=waiting, expires_at=_end(one, ends)))
+    return left
+
+
+def _end(message: PendingMessage, expire_after: Sequence[int]) -> int | None:
+    """Returns when a message expires first, also by the `expire_after` (ms) of subscriptions; None: never."""
+    ends = [message.deliver_at + millis for millis in expire_after]
+    return min(ends if message.expires_at is None else [message.expires_at, *ends], default=None)
+
+
+_WHOLE = -1  # the batch index of what is known of a whole entry
+
+
+def _known(warehouse: str, messages: Sequence[PendingMessage], index_version: int) -> dict[_Id, set[str | None]]:
+    """Returns the subscriptions for which the tables know what became of messages, and of some others; None: for all.
+
+    Args:
+        messages: whose entries are looked up.
+        index_version: as of `without_known`.
+    """
+    versions = {"delayed_index": index_version, "deliveries": None, "outcomes": None, "rejects": None}
+    found: dict[_Id, set[str | None]] = {}
+    entries = [(one.ref.ledger_id, one.ref.entry_id) for one in messages]
+    names = ("ledger_id", "entry_id")
+    near = near_entries(pa.table([pa.array(column, pa.int64()) for column in zip(*entries, strict=True)], names=names))
+    try:
+        snapshot = Snapshot(warehouse, versions)
+        for query in ("sealed", "delivered", "changed", "rejected"):
+            is_of_entry = query == "changed"  # a command may name a whole entry
+            for row in snapshot.sql(_SQL(query, near=near)).to_pylist():
+                index = row["batch_index"] if is_of_entry else max(row["batch_index"], 0)
+                found.setdefault((row["ledger_id"], row["entry_id"], index), set()).add(row["subscription"])
+    except (DeltaError, UnreadableWarehouseError, OSError):  # the listing itself says so
+        return found
+    return found
