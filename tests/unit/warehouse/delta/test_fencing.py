@@ -240,9 +240,10 @@ def test_a_commit_whose_writer_was_killed_before_its_sync_is_synced_by_the_next_
 ) -> None:
     """Else a loss of power could take it, and leave those after it: a log with a gap."""
     first = begun(warehouse)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(commits, "sync", mock.Mock(side_effect=KeyboardInterrupt))
-        first.append("entries", entry(1), {"a": 1})
+        with pytest.raises(KeyboardInterrupt):
+            first.append("entries", entry(1), {"a": 1})
     assert entries(warehouse) == [1]
     synced: list[str] = []
     monkeypatch.setattr(commits, "sync", lambda files: synced.extend(file.name for file in files))
