@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 CLIENT := clients/python
+NODE   := clients/node
 KILLS   ?= 50
 MINUTES ?= 30
 FAULTS  ?= 100
@@ -23,7 +24,7 @@ OTHER_PULSARS := tests/other_systems/pulsar-4.0 tests/other_systems/pulsar-proxy
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long test-fast lint docs bench chaos attack simulate clean lock proto tools programs pulsars
+.PHONY: help setup run test test-long test-fast lint docs bench chaos attack simulate clean lock proto types tools programs pulsars
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -81,14 +82,22 @@ lock: setup ## what is locked, and the JARs' hashes, anew from pyproject.toml an
 	@$(COMPILE) pyproject.toml --group dev -o requirements.lock
 	@$(COMPILE) --group pyproject.toml:build -c requirements.lock -o requirements-build.lock
 	@$(COMPILE) tests/other_systems/bullmq.in -o tests/other_systems/bullmq.lock
+	@$(COMPILE) tests/other_systems/oldest.in -o tests/other_systems/oldest.lock
 	@$(PY) -m broker.jvm.jars record
 	@$(PY) -m broker.jvm.jars record $(OTHER_PULSARS)
 
+# The client's code runs with older protobufs, too (tests/unit/clients/test_oldest_libraries.py): it refuses none of them.
 proto: setup ## the Python code of proto/*.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=tracker/wire --pyi_out=tracker/wire $(filter-out proto/pulsar.proto,$(wildcard proto/*.proto))
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=broker/protocol/wire --pyi_out=broker/protocol/wire proto/pulsar.proto
 	@$(PY) -m grpc_tools.protoc -Iproto --python_out=$(CLIENT)/src/delaylake/wire --pyi_out=$(CLIENT)/src/delaylake/wire \
 	  proto/delaylake.proto
+	@sed -i '/^_runtime_version\.Validate/,/^)/d; / runtime_version as /d' $(CLIENT)/src/delaylake/wire/delaylake_pb2.py
+
+types: setup programs ## the types of the client for Node, of what the admin API says of itself
+	@mkdir -p .delaylake
+	@PYTHONPATH=. $(PY) $(NODE)/openapi.py > .delaylake/openapi.json
+	@npm --silent --prefix $(NODE) run types -- $(CURDIR)/.delaylake/openapi.json --output $(CURDIR)/$(NODE)/src/openapi.ts
 
 # One line that names all that is missing.
 tools:
@@ -106,8 +115,8 @@ tools:
 	fi
 
 # Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
-# started. Where they can't be had those tests are skipped, but fail if CI is set. Without Sidekiq and BullMQ tests are
-# skipped.
+# started; the oldest libraries that the Python client takes; and with Node what its client is built with. Where they can't be had those tests are skipped, but fail if CI is
+# set. Without Sidekiq and BullMQ tests are skipped.
 programs:
 	@missing=(); \
 	command -v chromium >/dev/null || missing+=(chromium); \
@@ -120,12 +129,22 @@ programs:
 	fi
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
+	@[ $(VENV)/oldest -nt tests/other_systems/oldest.lock ] || { $(PY) -m pip install --quiet --upgrade --target $(VENV)/oldest \
+	  --no-deps --require-hashes -r tests/other_systems/oldest.lock && touch $(VENV)/oldest; } || rm -rf $(VENV)/oldest
+	@if command -v npm >/dev/null && ! [ $(NODE)/node_modules/.package-lock.json -nt $(NODE)/package-lock.json ]; then \
+	  npm --silent --prefix $(NODE) ci </dev/null >&2 && touch $(NODE)/node_modules/.package-lock.json || rm -rf $(NODE)/node_modules; fi
 
-# With Go a program that uses Pulsar's Go client, without which its test is skipped; and the JARs of other versions of
-# Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
+# With Go a program that uses Pulsar's Go client, without which its test is skipped; what the Java client is built with;
+# and the JARs of other versions of Pulsar. Where they can't be had those tests are skipped, but fail if CI is set.
 pulsars: setup
+	@$(MAKE) --silent $(VENV)/java.stamp || true
 	@if command -v go >/dev/null; then go -C tests/go build -o "$(CURDIR)/$(VENV)/go/messages" . || rm -rf $(VENV)/go; fi
 	@$(PY) -m broker.jvm.jars $(OTHER_PULSARS) || true
+
+# Maven fetches what tests need when it runs them.
+$(VENV)/java.stamp: clients/java/pom.xml $(wildcard clients/java/*/pom.xml)
+	@mvn --quiet --batch-mode --file clients/java verify </dev/null >&2
+	@touch $@
 
 # PySpark comes as source: without isolation it is built by what is locked, too, and not by what pip fetches for it.
 $(VENV)/.stamp: requirements.lock requirements-build.lock pyproject.toml $(CLIENT)/pyproject.toml

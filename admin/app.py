@@ -34,6 +34,7 @@ class _AdminApi(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document without FastAPI's own 422 for invalid requests, which is never used."""
         described = super().openapi()
+        described["components"]["schemas"].update(schedule_api.BODY_SCHEMAS)
         for path in described["paths"].values():
             for operation in path.values():
                 if "HTTPValidationError" in json.dumps(operation["responses"].get("422")):

@@ -17,6 +17,7 @@ from admin.control.async_client import AsyncControlClient
 from admin.control.bulk import MOST_MATCHED, NAMED, Change, Tally, check, plan, requests
 from admin.errors import AdminError, error_responses, prefers_outcomes
 from admin.rest.by_filter import BulkRequest, by_filter, check_most, refuse_key
+from admin.rest.listing_answers import PendingPage
 from admin.rest.pending_errors import invalid, refusal
 from admin.rest.request_bodies import BadRequestError, parse_count
 from admin.rest.target_topic import PARTITIONED, Target, TargetTopic
@@ -103,9 +104,7 @@ _READ_ERRORS = CALLER_ERRORS | {
     "_404": "No such topic or subscription.",
     "_503": "The tables are not there: the job has not run yet.",
 }
-_LISTING: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"schema": {"type": "object"}}, PROTOBUF: {}}}
-}
+_LISTING: dict[int | str, dict[str, Any]] = {200: {"model": PendingPage, "content": {PROTOBUF: {}}}}
 _BULK_ERRORS = CHANGE_ERRORS | {
     "_400": "The body is not understood, or its filter says nothing.",
     "_404": "No such topic or subscription.",

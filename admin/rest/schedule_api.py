@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from admin.control.async_client import ControlUnavailableError, NoOutcomeError
 from admin.control.scheduling import MessageRefusedError, MessageTooLargeError, NewMessage, Scheduler
@@ -43,6 +44,10 @@ _TEXT = (
     " topic for a day. Another message with the key is 422. Without the key a repeated call schedules a further"
     " message."
 )
+# FastAPI takes only the bodies that it reads itself into its description's components.
+BODY_SCHEMAS: dict[str, Any] = models_json_schema(
+    [(ScheduleRequest, "validation")], ref_template="#/components/schemas/{model}"
+)[1]["$defs"]
 _BODY = {
     "requestBody": {
         "required": True,
@@ -50,7 +55,7 @@ _BODY = {
             "application/json": {
                 "schema": {
                     "anyOf": [
-                        ScheduleRequest.model_json_schema(mode="validation"),
+                        {"$ref": "#/components/schemas/ScheduleRequest"},
                         {"type": "array", "items": {"type": "object"}},
                     ]
                 },

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from admin.errors import AdminError, error_responses
 from admin.rest.commands import CANCEL_CODES, answer, check_whole_topic, command_factory, refuse_body, send
+from admin.rest.listing_answers import SchedulePage
 from admin.rest.pending_errors import refusal
 from admin.rest.request_bodies import BadRequestError, parse_schedule_key, parse_subscriptions
 from admin.rest.target_topic import Target, TargetTopic
@@ -67,6 +68,7 @@ KeyOfSchedule = Annotated[
 ]
 OneSubscription = Annotated[str | None, Query(description="Subscription whose progress is shown; none: all.")]
 
+_LISTING: dict[int | str, dict[str, Any]] = {200: {"model": SchedulePage}}
 _READ_ERRORS = CALLER_ERRORS | {"_503": "The tables are not there: the job has not run yet."}
 
 
@@ -75,7 +77,9 @@ _READ_ERRORS = CALLER_ERRORS | {"_503": "The tables are not there: the job has n
     summary="The topic's schedules: its recurring messages",
     description="In the order in which they came. A message is known here when the job has sealed it, a few seconds"
     " after it came, and so is how far it has got.",
-    responses=error_responses(**_READ_ERRORS, _400="A parameter is wrong.", _404="No such topic or subscription."),
+    response_model=None,
+    responses=_LISTING
+    | error_responses(**_READ_ERRORS, _400="A parameter is wrong.", _404="No such topic or subscription."),
 )
 def list_schedules(
     request: Request,

@@ -24,7 +24,7 @@ from tracker.requests import OPERATION
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
 from warehouse.routes.membership import write_changes
-from warehouse.schemas import DELAYED_INDEX
+from warehouse.schemas import SCHEMAS
 
 _PART_BYTES = 32 << 20  # of rows whose payloads are in memory at a time
 
@@ -106,13 +106,13 @@ class BatchSink:
             if not has_first:
                 self._append("outcomes", outcomes_to_rows(outcomes, tick, applied_at), tick)
             self._outcomes.publish(outcomes, tick, applied_at)
-        self._append_index(in_order(output.rows(OutputKind.BUCKET)), output.rows(OutputKind.CANCELS), tick)
+        bucket, cancels = in_order(output.rows(OutputKind.BUCKET)), output.rows(OutputKind.CANCELS)
+        self._append_messages("delayed_index", bucket, to_index, tick, cancels_to_index(cancels, tick))
         entries = output.rows(OutputKind.ENTRIES)
         if entries.num_rows:
             self._checkpoint.sync_done()  # entries are acknowledged next, and then Pulsar may delete them
         self._append("entries", entries, tick)
-        rejects = self._payloads.bring_back(output.rows(OutputKind.REJECTS))
-        self._append("rejects", to_rejects(rejects, tick), tick)
+        self._append_messages("rejects", output.rows(OutputKind.REJECTS), to_rejects, tick)
         if self._sweep is not None:
             self._sweep.sweep(tick, {file for status in statuses for file in status.payload_files})
 
@@ -138,19 +138,33 @@ class BatchSink:
         )
         self._on_batch(done)
 
-    def _append_index(self, bucket: pa.Table, cancels: pa.Table, tick: int) -> None:
-        """Appends a tick's rows to the delayed index, in one commit; of large payloads it has few in memory."""
+    def _append_messages(
+        self,
+        table: str,
+        messages: pa.Table,
+        to_rows: Callable[[pa.Table, int], pa.Table],
+        tick: int,
+        *others: pa.Table,
+    ) -> None:
+        """Appends messages, and other rows, to a table in one commit; of large payloads it has few in memory.
+
+        Args:
+            table: the table's name.
+            messages: as MESSAGES.
+            to_rows: makes the table's rows of messages and tick.
+            tick: of the batch.
+            others: in the table's columns.
+        """
 
         def rows_of(part: pa.Table) -> pa.Table:
-            return to_index(self._payloads.bring_back(part), tick)
+            return to_rows(self._payloads.bring_back(part), tick)
 
-        parts = list(_parts(bucket))
+        parts = list(_parts(messages))
         if len(parts) > 1:
-            makers = [*(partial(rows_of, part) for part in parts), partial(cancels_to_index, cancels, tick)]
-            self._tables.append_parts("delayed_index", makers, bucket.num_rows, {self._app_id: tick})
+            makers = [*(partial(rows_of, part) for part in parts), partial(concat, others, SCHEMAS[table])]
+            self._tables.append_parts(table, makers, messages.num_rows, {self._app_id: tick})
         else:
-            index = [*map(rows_of, parts), cancels_to_index(cancels, tick)]
-            self._append("delayed_index", concat(index, DELAYED_INDEX), tick)
+            self._append(table, concat([*map(rows_of, parts), *others], SCHEMAS[table]), tick)
 
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:

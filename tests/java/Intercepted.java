@@ -1,3 +1,4 @@
+import delaylake.DeliverAtInterceptor;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.ProducerBuilder;

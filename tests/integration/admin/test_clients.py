@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import os
 import re
 import subprocess
 import uuid
@@ -18,6 +21,7 @@ import fastapi_reminders
 import httpx
 import pulsar
 import pytest
+import yaml
 from delaylake import (
     AsyncClient,
     Client,
@@ -32,16 +36,25 @@ from delaylake import (
 )
 from delaylake.testing import FakeClient
 from delaylake.times import moment
+from pulsar.schema import Integer, JsonSchema, Record, StringSchema
+from pydantic import BaseModel
 
-from broker.jvm.jars import jars as broker_jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
+from tests.support.clients import contract, java_package, node_client
 from tests.support.clients.awaited_client import awaited
+from tests.support.clients.java_package import compile_classes
+from tests.support.clients.runtimes import need
+from tests.support.clients.tokens import SECRET, encoded, token
 from tests.support.service.harness import Api, Collector, Job, now, wait_until
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+ROUTES = (
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java", "_typed"),
+    *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node", "_steps_java", "_steps_go"),
+)
 Kind = Literal["sync", "async"]
 
 
@@ -50,7 +63,7 @@ class World:
     job: Job
     api: Api
     broker: str
-    topic: str  # of it and of what begins so with `_reminders`, `_tasks` and `_java` there is a route
+    topic: str  # of it and of what begins so with an end of ROUTES there is a route
 
     def client(self, kind: Kind = "sync") -> Client:
         given: dict[str, Any] = {"broker": self.broker, "timeout_seconds": SECONDS}
@@ -66,10 +79,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
-    routes = [
-        {"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS}
-        for use in ("", "_reminders", "_tasks", "_java", "_fake")
-    ]
+    routes = [{"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ROUTES]
     tracker = {"max_seal_interval_millis": 1500}
     job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
     api = Api(job.file)
@@ -82,6 +92,20 @@ def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> I
         job.stop()
 
 
+@pytest.fixture(scope="module")
+def guarded(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """An API of the same job that wants tokens."""
+    roles = [
+        {"role": "app", "operations": ["schedule", "cancel", "skip", "deliver", "read"], "topics": [f"{world.topic}*"]}
+    ]
+    auth = {"enabled": True, "token_secret_key": encoded(SECRET), "roles": roles}
+    file = tmp_path_factory.mktemp("guarded") / "settings.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(world.job.file.read_text()), "auth": auth}))
+    api = Api(file)
+    yield api
+    api.stop()
+
+
 def shown(file: Path, world: World) -> list[str]:
     """The Python of a document, for this world's addresses and topic."""
     own = {
@@ -92,7 +116,7 @@ def shown(file: Path, world: World) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
     blocks = [block for block in blocks if "from delaylake import" in block and "delaylake.testing" not in block]
     for there, here in own.items():
-        assert all(there in block for block in blocks), there
+        assert all(there in block for block in blocks if "pulsar://" not in there or "broker=" in block), there
         blocks = [block.replace(there, here) for block in blocks]
     return blocks
 
@@ -190,6 +214,34 @@ def test_commands_over_the_control_topic(world: World, kind: Kind) -> None:
         with pytest.raises(NotAllowed):
             lake.skip(world.topic, message, subscription="audit")
         assert [one.result for one in lake.cancel(world.topic, message, subscription="audit")] == ["APPLIED"]
+
+
+def test_payloads_of_schemas_and_of_models(world: World, pulsar_client: pulsar.Client) -> None:
+    topic, schema = f"{world.topic}_typed", JsonSchema(Order)
+    consumer = pulsar_client.subscribe(
+        f"{topic}-billing", "typed", schema=schema, initial_position=pulsar.InitialPosition.Earliest
+    )
+    soon = timedelta(seconds=1)
+    with world.client() as over_broker, Client(world.api.url, timeout_seconds=SECONDS) as over_http:
+        over_broker.schedule(topic, Order(n=1), after=soon, schema=schema)
+        over_http.schedule(topic, Order(n=2), after=soon, schema=schema)
+        over_http.schedule(topic, Model(n=3), after=soon, schema="JSON")
+        got = [consumer.receive(int(SECONDS * 1000)).value().n for _ in range(3)]
+        assert sorted(got) == [1, 2, 3]
+        with pytest.raises(Invalid, match="newest is JSON"):
+            over_http.schedule(topic, b"x", after=soon, schema="AVRO")
+        with pytest.raises(ValueError, match="over a broker schema is one of"):
+            over_broker.schedule(topic, b"x", after=soon, schema="JSON")
+        with pytest.raises(Invalid, match="IncompatibleSchema"):
+            over_broker.schedule(topic, "x", after=soon, schema=StringSchema())
+
+
+class Order(Record):
+    n = Integer(required=True)
+
+
+class Model(BaseModel):
+    n: int
 
 
 @pytest.mark.parametrize("way", ["the API", "the control topic"])
@@ -363,18 +415,15 @@ def test_the_tasks_of_the_example(world: World, pulsar_client: pulsar.Client) ->
 def test_a_java_producer_changes_one_line(world: World, pulsar_client: pulsar.Client, tmp_path: Path) -> None:
     topic = f"{world.topic}_java"
     shared = pulsar_client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
-    jars = f"{broker_jars('broker')}/*"
-    source, program = ROOT / "clients/java/DeliverAtInterceptor.java", ROOT / "tests/java/Intercepted.java"
-    subprocess.run(
-        ["javac", "-proc:none", "-d", str(tmp_path), "-cp", jars, str(source)], check=True, timeout=RUN_SECONDS
-    )
+    classes = compile_classes(tmp_path, "DeliverAtInterceptor")
+    program = ROOT / "tests/java/Intercepted.java"
     before = now()
     due = before + int(SECONDS * 1000)
     command = [
         "java",
         "-XX:TieredStopAtLevel=1",
         "-cp",
-        f"{tmp_path}:{jars}",
+        classes,
         str(program),
         world.broker,
         topic,
@@ -490,6 +539,97 @@ def answers(
     end = lake_now(lake) + timedelta(seconds=60)
     lake.schedule(topic, b"in time", after=timedelta(seconds=1), expire_at=end)
     delivered(11)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "broker"])
+def test_the_python_client_passes_the_steps_of_all_clients(world: World, guarded: Api, kind: str) -> None:
+    topic, right = f"{world.topic}_steps_{kind}", token("app")
+    with contextlib.ExitStack() as stack:
+
+        def connect(wrong: str | None) -> Client:
+            given: dict[str, Any] = {"token": wrong or right, "timeout_seconds": SECONDS}
+            if kind == "broker":
+                control = world.job.settings.control
+                topics = {"control_topic": control.topic, "outcome_topic": control.outcome_topic}
+                given |= {"broker": world.broker, **topics}
+            made = awaited(AsyncClient(guarded.url, **given)) if kind == "async" else Client(guarded.url, **given)
+            return stack.enter_context(made)
+
+        by_token = functools.cache(connect)
+        leaves_out = frozenset({"http"} if kind == "broker" else ())
+        n = contract.check(by_token, topic, lambda: datetime.now(UTC), leaves_out)
+    assert n > (25 if kind == "broker" else 30)
+
+
+def test_the_client_for_node_passes_the_steps_of_all_clients(world: World, guarded: Api) -> None:
+    node_client.need_node()
+    node_client.build()
+    said = node_client.run(
+        ["node", "--test", "--test-reporter", "tap", "test/contract.test.js"],
+        environment=steps_environment(world, guarded, "node"),
+    )
+    assert "# pass 1" in said
+    assert "# skipped 0" in said
+
+
+def test_the_java_client_passes_the_steps_of_all_clients_and_its_application_works(
+    world: World, guarded: Api, tmp_path: Path
+) -> None:
+    java_package.need_maven()
+    java_package.verify(steps_environment(world, guarded, "java"))
+    assert java_package.tested("client") == {"delaylake.ContractTest": (1, 0), "delaylake.RepeatsTest": (9, 0)}
+    assert java_package.tested("spring-boot-example") == {"example.RemindersTest": (1, 0)}
+    [block] = re.findall(r"```java\n(.*?)```", (java_package.FOLDER / "README.md").read_text(), re.S)
+    topic = f"{world.topic}_readme_java"
+    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
+    java_package.run_example(here, tmp_path)
+    wait_until_cancelled(world, topic)
+
+
+def test_the_go_example_passes_the_steps_of_all_clients(world: World, guarded: Api) -> None:
+    need("go", "Go 1.22+")
+    environment = steps_environment(world, guarded, "go")
+    done = subprocess.run(
+        ["go", "test", "-v", "-count=1", "./..."],
+        cwd=ROOT / "docs/examples/go",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--- PASS: TestTheStepsThatAllClientsPass" in done.stdout
+
+
+def steps_environment(world: World, api: Api, client: str) -> dict[str, str]:
+    """What a client of another language is told of the service."""
+    service = {"URL": api.url, "TOPIC": f"{world.topic}_steps_{client}", "TOKEN": token("app")}
+    return {**os.environ, **{f"DELAYLAKE_{name}": value for name, value in service.items()}}
+
+
+def test_what_the_readme_of_node_shows_is_done(world: World, tmp_path: Path) -> None:
+    node_client.need_node()
+    node_client.build()
+    [block] = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
+    modules = tmp_path / "node_modules"
+    modules.mkdir()
+    (modules / "delaylake-client").symlink_to(node_client.FOLDER)
+    topic = f"{world.topic}_readme_node"
+    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
+    (tmp_path / "readme.mjs").write_text(here)
+    node_client.run(["node", "readme.mjs"], tmp_path)
+    wait_until_cancelled(world, topic)
+
+
+def wait_until_cancelled(world: World, topic: str) -> None:
+    """Waits until the one message of a topic is listed as cancelled for both subscriptions."""
+
+    def is_cancelled() -> bool:
+        with world.client() as lake:
+            return [set(one.subscriptions) for one in lake.pending(topic, state="cancelled")] == [{"billing", "audit"}]
+
+    wait_until(is_cancelled, 20, f"what the example cancels\n{world.job.log}")
 
 
 def lake_now(lake: Client | FakeClient) -> datetime:

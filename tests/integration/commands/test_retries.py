@@ -16,9 +16,9 @@ import pulsar
 from delaylake import Client
 from retrying_consumer import handle
 
-from broker.jvm.jars import jars
 from broker.standalone import EmbeddedBroker
 from tests.conftest import RUN_SECONDS
+from tests.support.clients.java_package import compile_classes
 from tests.support.service.harness import Collector, Job, now, wait_until
 from warehouse.audit.accounts import run_audit
 from warehouse.views import Warehouse
@@ -75,13 +75,15 @@ def n_sent_back(client: pulsar.Client, topic: str) -> int:
     return n
 
 
-def check_java_consumer(broker: EmbeddedBroker, client: pulsar.Client, topic: str, collector: Collector) -> None:
+def check_java_consumer(
+    broker: EmbeddedBroker, client: pulsar.Client, topic: str, collector: Collector, folder: Path
+) -> None:
     """What the Java consumer, which the docs show, fails on comes again, at last as a dead letter, with its key."""
     producer = client.create_producer(topic)
     for text in ("fine", "once", "dead"):
         producer.send(text.encode(), partition_key=f"of {text}")
-    program = str(ROOT / "clients/java/examples/RetryingConsumer.java")
-    classes = f"{jars('broker')}/*"
+    program = str(ROOT / "tests/java/Retrying.java")
+    classes = compile_classes(folder, "RetryingConsumer")
     done = subprocess.run(
         [
             "java",
@@ -135,7 +137,7 @@ def test_what_consumers_fail_on_comes_again_through_crashes(
     try:
         job.start()
         with lake, failing_consumer(pulsar_client, lake, f"{topic}-a") as come:
-            check_java_consumer(broker, pulsar_client, of_java, collector)
+            check_java_consumer(broker, pulsar_client, of_java, collector, tmp_path)
             due = {"deliverAt": str(now() + round(8_000 * job.pace))}
             producer = pulsar_client.create_producer(topic)
             ids = {}

@@ -149,9 +149,9 @@ def test_more_than_the_heap_due_at_one_instant_and_a_backlog_of_many_topics_get_
 def test_one_command_moves_more_than_the_heap_and_more_than_a_task_may_have_in_memory(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    n, size = 400, 1_000_000
+    n, size = 400, 1_300_000
     routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
-    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "380m"}})
+    job = Job(tmp_path, broker.settings, routes, spark={"conf": {"spark.driver.memory": "480m"}})
     collector.collect(f"{topic}-a")
     try:
         job.start()

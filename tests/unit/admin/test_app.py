@@ -254,6 +254,23 @@ def test_every_route_is_described_with_its_errors_and_v1_paths_are_not(client: h
     assert {p["name"] for p in cancel["parameters"]} >= {"ledgerId", "entryId", "deliverAt", "subscriptionNames"}
 
 
+def test_each_reference_in_the_description_leads_somewhere(client: httpx.Client) -> None:
+    """A generator of clients refuses the whole description otherwise."""
+    text = client.get("/openapi.json").text
+    named = set(re.findall(r'"\$ref":\s*"#/([^"]+)"', text))
+    assert "components/schemas/ScheduleRequest" in named
+
+    def leads_somewhere(path: str) -> bool:
+        found = json.loads(text)
+        for part in path.split("/"):
+            if part not in found:
+                return False
+            found = found[part]
+        return True
+
+    assert [path for path in named if not leads_somewhere(path)] == []
+
+
 def test_the_description_is_a_page_that_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     shown = client.get("/docs")
     assert shown.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")

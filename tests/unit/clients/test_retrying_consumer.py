@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
     ("language", "file", "indent"),
     [
         ("python", "clients/python/examples/retrying_consumer.py", ""),
-        ("java", "clients/java/examples/RetryingConsumer.java", "    "),
+        ("java", "clients/java/client/src/main/java/delaylake/RetryingConsumer.java", "    "),
     ],
 )
 def test_the_docs_show_the_example(language: str, file: str, indent: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import _pulsar
@@ -28,6 +29,8 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
     there = {path.name: path.read_text() for folder in folders for path in (ROOT / folder).glob("*_pb2.py*")}
     assert made == there, "run `make proto`"
     clients = {path.name: path.read_text() for path in (ROOT / "clients/python/src/delaylake/wire").glob("*_pb2.py*")}
+    check = r"^from google.protobuf import runtime_version.*\n|^_runtime_version\.Validate[^)]*\)\n"
+    made["delaylake_pb2.py"] = re.sub(check, "", made["delaylake_pb2.py"], flags=re.M)
     assert clients == {name: made[name] for name in ("delaylake_pb2.py", "delaylake_pb2.pyi")}, "run `make proto`"
 
 

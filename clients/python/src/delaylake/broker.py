@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pulsar
 
     from delaylake.control import ControlRequest
+    from delaylake.payloads import PulsarSchema
     from delaylake.scheduled import Scheduled
     from delaylake.wire.delaylake_pb2 import ControlOutcome
 
@@ -80,7 +81,8 @@ class Broker:
         self._options = options
         self._lock = threading.Lock()
         self._client: pulsar.Client | None = None
-        self._producers: dict[str, Future[pulsar.Producer]] = {}  # by topic; not done while it connects
+        # By topic and definition of the schema; not done while it connects.
+        self._producers: dict[tuple[str, str], Future[pulsar.Producer]] = {}
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._asked_again: dict[str, float] = {}  # by topic: when it is asked next whether it has a route
         self._reading: threading.Thread | None = None
@@ -116,9 +118,13 @@ class Broker:
             a future of the message's id. Its errors are those below, and NoAnswer if the message may have arrived.
 
         Raises:
+            ValueError: the message's schema is only named.
             Unavailable, NotFound, Forbidden: the broker can't be reached, or takes no messages for this topic.
             NotFound: no route has the topic.
+            Invalid: the topic does not take the message's schema.
         """
+        if isinstance(message.schema, str):
+            raise ValueError(f"over a broker schema is one of pulsar.schema, as JsonSchema(Order): {message.schema!r}")
         self._check_route(message.topic, deadline)
         sent: Future[MessageId] = Future()
 
@@ -131,7 +137,7 @@ class Broker:
                     position = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
                     sent.set_result(MessageId(*position, message_id.batch_index(), deliver_at=message.deliver_at))
 
-        self._producer(message.topic, deadline).send_async(
+        self._producer(message.topic, deadline, schema=message.schema).send_async(
             message.payload,
             answered,
             properties=message.properties,
@@ -228,16 +234,19 @@ class Broker:
         self._at_exit = close
         atexit.register(close)
 
-    def _producer(self, topic: str, deadline: float, request_id: str = "") -> pulsar.Producer:
-        """Returns the producer of a topic; waits until the deadline while it connects."""
+    def _producer(
+        self, topic: str, deadline: float, request_id: str = "", schema: PulsarSchema | None = None
+    ) -> pulsar.Producer:
+        """Returns the producer of a topic and schema; waits until the deadline while it connects."""
         import pulsar
 
         if self._process not in (0, os.getpid()):
             raise RuntimeError("the client was connected to the broker before a fork: make one in each process")
         with self._lock:
-            connecting = self._producers.get(topic)
+            kind = topic, "" if schema is None else _definition(schema)
+            connecting = self._producers.get(kind)
             if connecting is None or (connecting.done() and connecting.exception() is not None):
-                connecting = self._producers[topic] = in_thread(partial(self._connect, topic))
+                connecting = self._producers[kind] = in_thread(partial(self._connect, topic, schema))
         try:
             producer = connecting.result(max(deadline - time.monotonic(), 0))
         except concurrent.futures.TimeoutError:
@@ -258,10 +267,12 @@ class Broker:
 
     def _is_connected(self, topic: str) -> bool:
         """Whether anything could be sent to a topic yet."""
-        connecting = self._producers.get(topic)
-        return connecting is not None and connecting.done() and connecting.exception() is None
+        tried = [connecting for (name, _), connecting in list(self._producers.items()) if name == topic]
+        return any(connecting.done() and connecting.exception() is None for connecting in tried)
 
-    def _connect(self, topic: str) -> pulsar.Producer:
+    def _connect(self, topic: str, schema: PulsarSchema | None = None) -> pulsar.Producer:
+        import pulsar
+
         with self._lock:
             client = self._connected()
         if topic == self.control_topic:
@@ -271,6 +282,7 @@ class Broker:
             send_timeout_millis=max(1, int(self._timeout_seconds * 1000)),
             block_if_queue_full=True,
             initial_sequence_id=_FIRST_SEQUENCE_ID,
+            schema=_of_encoded(schema) if schema is not None else pulsar.schema.BytesSchema(),
         )
 
     def _read_outcomes(self, client: pulsar.Client) -> None:
@@ -352,6 +364,21 @@ class _Answer:
                 self.outcomes.set_exception(error)
 
 
+def _definition(schema: PulsarSchema) -> str:
+    """Returns a text that is another one for each schema."""
+    info = schema.schema_info()
+    return f"{info.schema_type().name} {info.name()} {info.schema()}"
+
+
+def _of_encoded(schema: PulsarSchema) -> pulsar.schema.Schema:
+    """Returns a schema for payloads that the given one has encoded already."""
+    import pulsar
+
+    encoded = pulsar.schema.BytesSchema()
+    encoded._schema_info = schema.schema_info()
+    return encoded
+
+
 def control_request(command: Command) -> ControlRequest:
     """Returns the request that a command is on the control topic."""
     from delaylake.control import RequestFactory
@@ -367,6 +394,7 @@ _KINDS: dict[str, type[DelayLakeError]] = {
     "AuthenticationError": Forbidden,
     "AuthorizationError": Forbidden,
     "MessageTooBig": Invalid,
+    "IncompatibleSchema": Invalid,
     "InvalidTopicName": Invalid,
     "NotAllowedError": Invalid,  # such as a partition that the topic does not have
 }

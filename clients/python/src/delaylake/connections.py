@@ -11,13 +11,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import httpx
-
 from delaylake import paging, rest
 from delaylake.arguments import check_texts
 from delaylake.broker import CONTROL_TOPIC, OUTCOME_TOPIC, Broker
 from delaylake.commands import END_SCHEDULE, Command
 from delaylake.errors import Unavailable
+from delaylake.http_library import httpx
 from delaylake.message_ids import MessageId, Outcome, Redriven
 from delaylake.scheduled import Scheduled
 from delaylake.threads import in_thread

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from delaylake import paging, rest
 from delaylake.commands import Commands
 from delaylake.message_ids import MessageId
+from delaylake.payloads import Payload, PulsarSchema
 from delaylake.scheduled import Expiry, KeyRule, Misfire, Repeat, Scheduled, ScheduleMode, scheduled
 
 _Sent = TypeVar("_Sent")
@@ -82,7 +83,7 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
     def schedule(
         self,
         topic: str,
-        payload: bytes | str,
+        payload: Payload,
         *,
         at: datetime | None = None,
         after: timedelta | None = None,
@@ -90,6 +91,7 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
         ordering_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | None = None,
+        schema: PulsarSchema | str | None = None,
         schedule_key: str | None = None,
         schedule_mode: ScheduleMode | None = None,
         debounce_max: timedelta | None = None,
@@ -108,7 +110,11 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
             at: the delivery time, with a time zone; a past one means at once. For a recurring message the time of the
                 first occurrence; without it the rule says that.
             after: the delay from now, instead of `at`.
+            payload: bytes; a text, sent as UTF-8; a model of pydantic, sent as JSON; or with `schema` what that takes.
             key: Pulsar's partition key.
+            schema: a schema of Pulsar's client, as `pulsar.schema.JsonSchema(Order)`; or for what is encoded already
+                the name of its type, as `JSON`. The admin API gives the message the topic's newest schema of that type,
+                and refuses it if there is none. A broker registers the schema, and needs more than a name.
             schedule_key: at most 512 bytes; of all messages of a topic with the same schedule key only one waits.
             schedule_mode: what happens if another message waits under the key: `replace` (default) cancels that one,
                 `keep` cancels the new one, `debounce` replaces within `debounce_max`.
@@ -141,7 +147,19 @@ class Methods(Commands[_Outcomes], Generic[_Sent, _Outcomes, _Counts, _Messages,
             keyed = KeyRule.of(schedule_key, schedule_mode, debounce_max)
             ends = Expiry.of(expire_at, expire_after)
             return scheduled(
-                topic, payload, at, after, key, ordering_key, properties, event_time, recurs, keyed, request_id, ends
+                topic,
+                payload,
+                at,
+                after,
+                key,
+                ordering_key,
+                properties,
+                event_time,
+                recurs,
+                keyed,
+                request_id,
+                ends,
+                schema,
             )
 
         return self._send(make)

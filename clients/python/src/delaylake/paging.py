@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-import httpx
-
 from delaylake.arguments import check_number, check_text, check_texts, checked_properties
 from delaylake.commands import full_name
 from delaylake.errors import Invalid, NotFound
+from delaylake.http_library import httpx
 from delaylake.listing import PAGE, STATES, MessageState, PendingMessage, Schedule
 from delaylake.message_ids import MessageId
 from delaylake.rest import Call, content_of, topic_path

@@ -12,8 +12,6 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
 from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import (
     CANCEL,
@@ -38,7 +36,9 @@ from delaylake.errors import (
     NotFound,
     Unavailable,
 )
+from delaylake.http_library import httpx
 from delaylake.message_ids import MessageId, Outcome, Redriven
+from delaylake.payloads import schema_type
 from delaylake.scheduled import PROPERTIES_WITH_FIELDS, Scheduled
 from delaylake.times import millis, moment
 
@@ -309,6 +309,7 @@ def schedule(message: Scheduled) -> Call:
         "orderingKey": message.ordering_key,
         "properties": own or None,
         "eventTime": message.event_time or None,
+        "schema": None if message.schema is None else schema_type(message.schema),
     }
     content |= {name: value for name, value in fields.items() if value is not None}
     content.pop("requestId", None)  # the header has it

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from delaylake.arguments import check_number, check_request_id, check_text, check_texts, checked_properties
 from delaylake.commands import checked_key, full_name
+from delaylake.payloads import Payload, PulsarSchema, payload_bytes, schema_type
 from delaylake.times import MAX_MILLIS, due, duration_millis, millis, moment, now, parse_millis
 
 Misfire = Literal["once", "all", "skip"]
@@ -48,6 +49,7 @@ class Scheduled:
     properties: dict[str, str]
     event_time: int  # ms since the epoch; 0: none
     request_id: str = ""  # given by the caller; empty: none
+    schema: PulsarSchema | str | None = None  # or the name of its type; None: none
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def _is_zone(name: str) -> bool:
 
 def scheduled(
     topic: str,
-    payload: bytes | str,
+    payload: Payload,
     at: datetime | None,
     after: timedelta | None,
     key: str | None,
@@ -240,16 +242,18 @@ def scheduled(
     key_rule: KeyRule | None = None,
     request_id: str | None = None,
     expiry: Expiry | None = None,
+    schema: PulsarSchema | str | None = None,
 ) -> Scheduled:
-    """Makes a message; a text is sent as UTF-8.
+    """Makes a message.
 
     Raises:
-        TypeError: the payload is neither bytes nor a text, or an argument or a property is of another type.
+        TypeError: the payload is none that can be sent, or an argument or a property is of another type.
         ValueError: the time is wrong, or a property is one that the service sets or reads.
     """
-    if not isinstance(payload, bytes | bytearray | memoryview | str):
-        raise TypeError(f"the payload is neither bytes nor a text: {type(payload).__name__}")
-    check_texts(payload=payload if isinstance(payload, str) else None, key=key, ordering_key=ordering_key)
+    if schema is not None:
+        schema_type(schema)  # raises here if it is none
+    content = payload_bytes(payload, schema)
+    check_texts(key=key, ordering_key=ordering_key)
     given = checked_properties(properties)
     if wrong := [name for name in given if name in PROPERTIES_WITH_FIELDS or name.startswith(_OURS)]:
         raise ValueError(f"the property {wrong[0]!r} is delaylake's own")
@@ -274,11 +278,12 @@ def scheduled(
             raise ValueError(f"repeat_until is before the first occurrence: {repeat.until!r}")
     return Scheduled(
         full_name(topic),
-        payload.encode() if isinstance(payload, str) else bytes(payload),
+        content,
         None if deliver_at is None else moment(deliver_at),
         key,
         ordering_key,
         given,
         0 if event_time is None else millis("event_time", event_time),
         request_id or "",
+        schema,
     )

@@ -28,7 +28,7 @@ from streaming.start_checks import StartError
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import TOPIC, make, rows
-from tracker.messages import concat, in_order, with_columns
+from tracker.messages import concat, with_columns
 from tracker.payload_refs import files_of
 from tracker.schemas import OUTCOME_ROWS
 from tracker.store import StateLostError
@@ -38,6 +38,7 @@ from warehouse import durable
 from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables, WarehouseError
 from warehouse.maintenance.maintain import maintain
+from warehouse.queries.index_rows import cancels_to_index, to_index, to_rejects
 from warehouse.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow
@@ -364,8 +365,9 @@ def test_large_payloads_are_in_the_tables_and_their_files_are_gone_when_nobody_n
     assert [file.name for file in job.checkpoint.payload_folder.iterdir()] == names[3:]
 
 
-def test_a_bucket_of_many_bytes_is_appended_in_one_commit_with_few_of_its_payloads_in_memory(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table", ["delayed_index", "rejects"])
+def test_many_bytes_are_appended_in_one_commit_with_few_payloads_in_memory(
+    table: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_sink, "_PART_BYTES", 3 * ASIDE_BYTES)
     job = Start(settings, tmp_path / "c")
@@ -373,6 +375,8 @@ def test_a_bucket_of_many_bytes_is_appended_in_one_commit_with_few_of_its_payloa
     payloads = [os.urandom(ASIDE_BYTES) if n % 5 else b"small" for n in range(40)]
     bucket = concat(messages([(1, n, 9_000 - n)], payload=payload) for n, payload in enumerate(payloads))
     cancels = pa.table({"operation": ["CANCEL"], "topic": [TOPIC], "ledger_id": [1], "entry_id": [99]})
+    others = [cancels_to_index(cancels, 1)] if table == "delayed_index" else []
+    to_rows = to_index if table == "delayed_index" else to_rejects
     read: list[int] = []
     bring_back = PayloadFiles.bring_back
 
@@ -383,26 +387,27 @@ def test_a_bucket_of_many_bytes_is_appended_in_one_commit_with_few_of_its_payloa
 
     monkeypatch.setattr(PayloadFiles, "bring_back", noted)
     sink = BatchSink(job.tables, mock.Mock(), mock.Mock(), job.checkpoint, "r", lambda status: None)
-    before = job.tables.version("delayed_index")
+    before = job.tables.version(table)
     for _ in range(2):  # the second time it is there
-        sink._append_index(in_order(files.put_aside(bucket, 1)), cancels, 1)
-    assert job.tables.version("delayed_index") == before + 1
+        sink._append_messages(table, files.put_aside(bucket, 1), to_rows, 1, *others)
+    assert job.tables.version(table) == before + 1
     assert len(read) > 10
     assert max(read) < 5 * ASIDE_BYTES
-    index = job.tables.query("delayed_index", "SELECT * FROM delayed_index")
-    assert sorted(index["operation"].to_pylist()) == ["CANCEL"] + ["DELAY"] * 40
+    index = job.tables.query(table, f"SELECT * FROM {table}")
+    if others:
+        assert sorted(index["operation"].to_pylist()) == ["CANCEL"] + ["DELAY"] * 40
     found = dict(zip(index["entry_id"].to_pylist(), index["payload"].to_pylist(), strict=True))
     assert [found[n] for n in range(40)] == payloads
-    [file] = Path(job.tables.path("delayed_index")).glob("*.parquet")
+    [file] = Path(job.tables.path(table)).glob("*.parquet")
     footer = pq.ParquetFile(file).metadata
     assert footer.num_row_groups > 10, "a few rows are read without the others"
 
-    bucket = in_order(files.put_aside(bucket, 2))
+    bucket = files.put_aside(bucket, 2)
     for file in job.checkpoint.payload_folder.iterdir():
         file.unlink()
     with pytest.raises(StateLostError, match="is gone: run `delaylake rebuild"):
-        sink._append_index(bucket, cancels, 2)
-    assert job.tables.version("delayed_index") == before + 1
+        sink._append_messages(table, bucket, to_rows, 2, *others)
+    assert job.tables.version(table) == before + 1
 
 
 def test_who_is_overtaken_while_a_batch_is_carried_out_tells_nothing_of_it(

@@ -1,3 +1,5 @@
+package delaylake;
+
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.Producer;
@@ -6,13 +8,16 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
 
 /** A consumer of a destination: what it fails on comes again, later each time, and at last to the dead letters. */
-public class RetryingConsumer {
-    interface Work {
+public final class RetryingConsumer {
+    private RetryingConsumer() {}
+
+    /** What is done with a message. */
+    public interface Work {
         void on(Message<byte[]> message) throws Exception;
     }
 
     /** Works on a message, and acknowledges it when that is done, or when its source topic has it for a retry. */
-    static void handle(PulsarClient client, Consumer<byte[]> consumer, Message<byte[]> message, String subscription, Work work)
+    public static void handle(PulsarClient client, Consumer<byte[]> consumer, Message<byte[]> message, String subscription, Work work)
             throws Exception {
         try {
             work.on(message);
@@ -28,22 +33,5 @@ public class RetryingConsumer {
             }
         }
         consumer.acknowledge(message);
-    }
-
-    /** Arguments: URL, destination, subscription of the route, and how many messages to wait for; prints each. */
-    public static void main(String[] arguments) throws Exception {
-        try (PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).build();
-                Consumer<byte[]> consumer = client.newConsumer().topic(arguments[1]).subscriptionName("worker")
-                    .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe()) {
-            for (int n = Integer.parseInt(arguments[3]); n > 0; n--) {
-                handle(client, consumer, consumer.receive(), arguments[2], message -> {
-                    String text = new String(message.getValue()), attempt = message.getProperty("delaylake.attempt");
-                    System.out.println("GOT " + text + " " + message.getKey() + " " + (attempt == null ? 0 : attempt));
-                    if (text.equals("dead") || text.equals("once") && attempt == null) {
-                        throw new IllegalStateException("no " + text);
-                    }
-                });
-            }
-        }
     }
 }

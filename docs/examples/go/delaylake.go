@@ -1,0 +1,279 @@
+// Package delaylake schedules messages with delaylake, and cancels, moves and lists what waits, over its admin API.
+// It is an example to copy: the standard library is enough.
+package delaylake
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Client calls the admin API at URL, as http://127.0.0.1:8081.
+type Client struct {
+	URL     string
+	Token   string        // of Pulsar; empty: none
+	Timeout time.Duration // for a call with all its repetitions
+}
+
+// Outcome is what a command did to a message of one subscription.
+type Outcome struct {
+	Subscription string `json:"subscription"`
+	Result       string `json:"result"`
+	Reason       string `json:"reason"`
+}
+
+// Error is a call that was refused, or not answered.
+type Error struct {
+	Kind      string // TooLate, NotFound, NotAllowed, Invalid, Forbidden, Gone, Unavailable, NoAnswer or DelayLakeError
+	Reason    string
+	RequestID string // with which the same call can be repeated
+	Outcomes  []Outcome
+}
+
+func (e *Error) Error() string { return e.Kind + ": " + e.Reason }
+
+// Message is one that is to be delivered later; times are ms since the epoch.
+type Message struct {
+	Payload      any               `json:"payload"` // a text is sent as UTF-8, other values as JSON
+	Key          string            `json:"key,omitempty"`
+	Properties   map[string]string `json:"properties,omitempty"`
+	DeliverAt    int64             `json:"deliverAt,omitempty"`
+	DeliverAfter int64             `json:"deliverAfter,omitempty"` // ms
+	ScheduleKey  string            `json:"scheduleKey,omitempty"`
+	Repeat       string            `json:"repeat,omitempty"`
+	TimeZone     string            `json:"timeZone,omitempty"`
+	RequestID    string            `json:"-"` // empty: one of its own
+}
+
+// Scheduled is a message's id, ledger:entry:partition:batchIndex, and its time, ms since the epoch.
+type Scheduled struct {
+	MessageID string `json:"messageId"`
+	DeliverAt int64  `json:"deliverAt"`
+}
+
+// Schedule sends a message that is delivered later.
+func (c Client) Schedule(ctx context.Context, topic string, message Message) (Scheduled, error) {
+	var made Scheduled
+	err := c.call(ctx, "POST", topicPath(topic)+"/delayed", chosen(message.RequestID), message, &made)
+	return made, err
+}
+
+// Cancel cancels a message, on a subscription of any type; it may come before its message.
+func (c Client) Cancel(ctx context.Context, topic string, message Scheduled, subscription, requestID string) ([]Outcome, error) {
+	id := strings.Split(message.MessageID, ":")
+	body := map[string]any{"ledgerId": id[0], "entryId": id[1], "deliverAt": message.DeliverAt, "subscriptionNames": []string{subscription}}
+	return c.outcomes(ctx, "POST", partition(topicPath(topic), message.MessageID)+"/cancelDelayedMessage", requestID, body, "WAITING")
+}
+
+// CancelKey cancels the message that waits under a schedule key.
+func (c Client) CancelKey(ctx context.Context, topic, key, subscription, requestID string) ([]Outcome, error) {
+	body := map[string]any{"scheduleKey": key, "subscriptionNames": []string{subscription}}
+	return c.outcomes(ctx, "POST", topicPath(topic)+"/cancelDelayedMessage", requestID, body)
+}
+
+// Do sends another command about a message, by its id, or by its schedule key as "key:order-7". The operation is that of
+// the path: reschedule {deliverAt}, postpone {byMillis}, deliverNow, restore, skipByMessageIds, retry {reason}.
+func (c Client) Do(ctx context.Context, operation, topic, message, subscription, requestID string, fields map[string]any) ([]Outcome, error) {
+	path := topicPath(topic)
+	body := map[string]any{}
+	for name, value := range fields {
+		body[name] = value
+	}
+	if key, isKey := strings.CutPrefix(message, "key:"); isKey {
+		body["scheduleKeys"] = []string{key}
+	} else {
+		path = partition(path, message)
+		body["messageIds"] = []string{inTopic(message)}
+	}
+	path += "/subscription/" + url.PathEscape(subscription) + "/" + operation
+	if len(fields) == 0 && body["messageIds"] != nil { // in an object they would be base64
+		return c.outcomes(ctx, "POST", path, requestID, body["messageIds"])
+	}
+	return c.outcomes(ctx, "POST", path, requestID, body)
+}
+
+// EndSchedule ends a message that recurs.
+func (c Client) EndSchedule(ctx context.Context, topic, message, subscription, requestID string) ([]Outcome, error) {
+	path := partition(topicPath(topic), message) + "/schedules/" + inTopic(message)
+	return c.outcomes(ctx, "DELETE", path+"?subscriptionNames="+url.QueryEscape(subscription), requestID, nil, "WAITING")
+}
+
+// Pending returns what waits, soonest first; Schedules what recurs. The query has subscription, key, property, limit, ...
+func (c Client) Pending(ctx context.Context, topic string, query url.Values) ([]string, error) {
+	var page struct{ Messages []struct{ MessageID string } }
+	if err := c.call(ctx, "GET", topicPath(topic)+"/delayed?"+query.Encode(), "", nil, &page); err != nil {
+		return nil, err
+	}
+	ids := []string{}
+	for _, one := range page.Messages {
+		ids = append(ids, one.MessageID)
+	}
+	return ids, nil
+}
+
+// Schedules returns the messages that recur, in the order in which they came.
+func (c Client) Schedules(ctx context.Context, topic string) ([]string, error) {
+	var page struct{ Schedules []struct{ ID string } }
+	if err := c.call(ctx, "GET", topicPath(topic)+"/schedules", "", nil, &page); err != nil {
+		return nil, err
+	}
+	ids := []string{}
+	for _, one := range page.Schedules {
+		ids = append(ids, one.ID)
+	}
+	return ids, nil
+}
+
+func (c Client) outcomes(ctx context.Context, method, path, requestID string, body any, done ...string) ([]Outcome, error) {
+	var answer struct{ Outcomes []Outcome }
+	err := c.call(ctx, method, path, chosen(requestID), body, &answer)
+	var failed *Error
+	if err != nil && !errors.As(err, &failed) {
+		return nil, err
+	}
+	outcomes := answer.Outcomes
+	if failed != nil {
+		outcomes = failed.Outcomes
+	}
+	isDone := map[string]bool{"APPLIED": true, "ALREADY_APPLIED": true}
+	for _, result := range done {
+		isDone[result] = true
+	}
+	// Of several outcomes the error is that of the gravest.
+	for _, one := range [][2]string{{"INVALID", "Invalid"}, {"NOT_ALLOWED", "NotAllowed"}, {"TOO_LATE", "TooLate"}, {"NOT_FOUND", "NotFound"}} {
+		for _, outcome := range outcomes {
+			if outcome.Result == one[0] && !isDone[outcome.Result] {
+				return outcomes, &Error{one[1], outcome.Subscription + " " + outcome.Result + " " + outcome.Reason, requestID, outcomes}
+			}
+		}
+	}
+	return outcomes, err
+}
+
+var kinds = map[int]string{
+	400: "Invalid", 401: "Forbidden", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 410: "Gone", 412: "Invalid",
+	413: "Invalid", 421: "Invalid", 422: "Invalid", 429: "Unavailable", 502: "Unavailable", 503: "Unavailable", 504: "NoAnswer",
+}
+
+// call makes a call, and repeats it under its request id until it is answered or its time is over.
+func (c Client) call(ctx context.Context, method, path, requestID string, body, found any) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	pause, mayBeDone := 100*time.Millisecond, false
+	for {
+		status, content, wait, err := c.attempt(ctx, method, path, requestID, body)
+		kind := kinds[status]
+		if err == nil && status < 300 {
+			return json.Unmarshal(content, found)
+		}
+		answer := struct {
+			Reason   string
+			Outcomes []Outcome
+		}{Reason: fmt.Sprint(status)}
+		if err == nil {
+			_ = json.Unmarshal(content, &answer)
+			if kind != "Unavailable" && kind != "NoAnswer" {
+				if kind == "" {
+					kind = "DelayLakeError"
+				}
+				return &Error{kind, answer.Reason, requestID, answer.Outcomes}
+			}
+		} else {
+			answer.Reason = err.Error()
+		}
+		var dial *net.OpError
+		wasNotSent := errors.As(err, &dial) && dial.Op == "dial"
+		mayBeDone = mayBeDone || kind == "NoAnswer" || (err != nil && !wasNotSent)
+		wait = max(wait, time.Duration((0.5+mathrand.Float64()/2)*float64(pause)))
+		deadline, _ := ctx.Deadline()
+		if time.Until(deadline) < wait+c.Timeout/10 {
+			if mayBeDone {
+				return &Error{"NoAnswer", answer.Reason, requestID, nil}
+			}
+			return &Error{"Unavailable", answer.Reason, requestID, nil}
+		}
+		pause = min(2*pause, 3*time.Second)
+		time.Sleep(wait)
+	}
+}
+
+func (c Client) attempt(ctx context.Context, method, path, requestID string, body any) (int, []byte, time.Duration, error) {
+	var reader io.Reader
+	if body != nil {
+		content, err := json.Marshal(body)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		reader = bytes.NewReader(content)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.URL+path, reader)
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Prefer", "return=representation")
+	if requestID != "" {
+		request.Header.Set("Idempotency-Key", requestID)
+	}
+	if c.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
+	return response.StatusCode, content, time.Duration(seconds) * time.Second, err
+}
+
+func chosen(requestID string) string {
+	if requestID != "" {
+		return requestID
+	}
+	id := make([]byte, 16)
+	_, _ = rand.Read(id)
+	return fmt.Sprintf("%x", id)
+}
+
+// topicPath returns the path of a topic's calls: orders is persistent://public/default/orders.
+func topicPath(topic string) string {
+	topic = strings.TrimPrefix(topic, "persistent://")
+	if !strings.Contains(topic, "/") {
+		topic = "public/default/" + topic
+	}
+	parts := strings.SplitN(topic, "/", 3)
+	for i, part := range parts {
+		parts[i] = url.PathEscape(part)
+	}
+	return "/admin/v2/persistent/" + strings.Join(parts, "/")
+}
+
+// partition returns a path with the partition that a message's id names.
+func partition(path, message string) string {
+	if parts := strings.Split(message, ":"); len(parts) == 4 && parts[2] != "-1" {
+		return path + "-partition-" + parts[2]
+	}
+	return path
+}
+
+// inTopic returns a message's id in the topic or partition that the path names.
+func inTopic(message string) string {
+	parts := strings.Split(message, ":")
+	if len(parts) == 4 && parts[3] != "-1" {
+		return parts[0] + ":" + parts[1] + ":" + parts[3]
+	}
+	return parts[0] + ":" + parts[1]
+}

@@ -1,0 +1,3 @@
+module delaylake
+
+go 1.22

@@ -1,0 +1,13 @@
+"""The service in memory passes the steps that all clients pass on the service."""
+
+from __future__ import annotations
+
+from delaylake.testing import FakeClient
+
+from tests.support.clients import contract
+
+
+def test_the_service_in_memory_passes_the_steps_of_all_clients() -> None:
+    lake = FakeClient({"orders": {"billing": "Shared", "audit": "Failover"}})
+    n = contract.check(lambda token: lake, "orders", lambda: lake.now, leaves_out=frozenset({"http"}))
+    assert n > 25

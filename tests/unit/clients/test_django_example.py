@@ -1,0 +1,60 @@
+"""Reminders of a site with Django, on the service in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from delaylake.testing import FakeClient
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeClient]:
+    monkeypatch.setenv("DATABASE", str(tmp_path / "reminders.sqlite3"))
+    import django_reminders
+    from django.db import connections
+
+    connections["default"].settings_dict["NAME"] = str(tmp_path / "reminders.sqlite3")
+    connections["default"].close()
+    django_reminders.create_tables()
+    lake = FakeClient({django_reminders.TOPIC: ["phone"]})
+    monkeypatch.setattr(django_reminders, "lake", lake)
+    yield lake
+    connections["default"].close()
+
+
+def test_a_reminder_is_sent_once_unless_it_is_deleted(lake: FakeClient) -> None:
+    from django.test import Client
+    from django_reminders import TOPIC, Reminder
+
+    site = Client()
+    due = lake.now + timedelta(hours=1)
+    made = site.post("/reminders", {"text": "call mother", "due": due.isoformat()})
+    assert made.status_code == 201
+    pk = made.json()["id"]
+    lake.assert_scheduled(TOPIC, at=due)
+    assert Reminder.objects.get(pk=pk).message
+    Reminder.objects.get(pk=pk).schedule()
+    assert site.post("/reminders", {"text": "no zone", "due": "2031-01-01T12:00"}).status_code == 400
+    other = site.post("/reminders", {"text": "water the plants", "due": due.isoformat()}).json()["id"]
+    assert site.delete(f"/reminders/{other}").status_code == 204
+    [sent] = lake.advance(timedelta(hours=2))
+    assert json.loads(sent.payload) == {"reminder": pk, "text": "call mother"}
+    assert site.delete(f"/reminders/{pk}").status_code == 409
+    assert site.delete("/reminders/999").status_code == 404
+
+
+def test_what_was_saved_and_not_scheduled_is_scheduled_later(lake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    import django_reminders
+
+    reminder = django_reminders.Reminder.objects.create(text="x", due=lake.now + timedelta(hours=1))
+    assert django_reminders.schedule_left() == 1
+    assert django_reminders.schedule_left() == 0
+    django_reminders.Reminder.objects.filter(pk=reminder.pk).update(message="")  # it died between the two
+    assert django_reminders.schedule_left() == 1
+    assert len(lake.advance(timedelta(hours=2))) == 1
