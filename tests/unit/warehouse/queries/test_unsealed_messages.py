@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.entries.message_ids import MessageRef
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.entries import Envelope
 from conf.settings import Settings
+from tests.support.servers.fake_pulsar import batch, one
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.waiting import NOW, Warehouse
+from warehouse.queries import unsealed_messages
 from warehouse.queries.listing import PendingFilter, PendingMessage, State
 from warehouse.queries.pending_messages import Pending
-from warehouse.queries.unsealed_messages import Unacknowledged, UnacknowledgedReader
+from warehouse.queries.unsealed_messages import Gathered, Unacknowledged, UnacknowledgedReader
 
 TOPIC = "persistent://public/default/t"
 
@@ -91,3 +98,85 @@ def test_without_a_broker_the_listing_says_what_may_be_missing() -> None:
     found = UnacknowledgedReader(settings).read(TOPIC, None)
     assert not found.messages
     assert found.note.startswith("what came in within the last seconds may be missing: ")
+
+
+DUE = {"deliverAt": str(NOW)}
+
+
+def gathered(entries: Sequence[ReceivedEntry], **settings: Any) -> Gathered:
+    found = Gathered(Settings.model_validate(settings))
+    found.add_entries(iter(entries), -1)
+    return found
+
+
+def test_of_what_has_come_in_as_much_is_read_as_the_bounds_allow() -> None:
+    def entries(n: int, size: int = 2, payload: bytes = b"x") -> list[ReceivedEntry]:
+        return [entry for number in range(n) for entry in batch(number, size, props=DUE, payload=payload)]
+
+    few = gathered(entries(100, 100))
+    assert (len(few.messages), few.note) == (10_000, "")
+    many = gathered(entries(101, 100))
+    assert (len(many.messages), many.note) == (10_000, "more than 10,000 messages have only just come in")
+    small = gathered(entries(2_001))
+    assert (len(small.messages), small.note) == (4_000, "more than 2,000 entries have only just come in")
+    large = gathered(entries(17, 1, payload=bytes(4 << 20)))
+    assert (len(large.messages), large.note) == (15, "more than 64 MiB have only just come in")
+
+
+def test_an_entry_that_says_it_is_huge_when_decompressed_is_not_read() -> None:
+    [entry] = one(1, props=DUE)
+    assert isinstance(entry.envelope, Envelope)
+    entry.envelope.metadata.uncompressed_size = 100 << 20
+    assert gathered([entry]).note == "more than 64 MiB have only just come in"
+
+
+def test_all_partitions_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsealed_messages, "_MOST_SECONDS", 0.0)
+    found = gathered(one(1, props=DUE))
+    assert not found.messages
+    assert found.is_late()
+    assert found.note == "what came in within the last seconds may be missing: it takes over 0 s to read"
+
+
+@pytest.mark.parametrize(("replicated", "n"), [("local-only", 1), ("all", 2)])
+def test_what_was_replicated_is_listed_only_where_the_job_takes_it(replicated: str, n: int) -> None:
+    entries = [*one(1, props=DUE), *one(2, props=DUE)]
+    assert isinstance(entries[1].envelope, Envelope)
+    entries[1].envelope.metadata.replicated_from = b"west"
+    assert [message.ref.entry_id for message in gathered(entries, replicated=replicated).messages] == [1, 2][:n]
+
+
+@pytest.fixture
+def admin() -> Iterator[ThreadingHTTPServer]:
+    """An admin API that knows no topic, and counts the questions."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        asked: list[str] = []
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_who_asks_while_a_topic_is_read_gets_the_same_answer_and_old_ones_are_forgotten(admin: Any) -> None:
+    settings = Settings.model_validate({"pulsar": {"admin_url": f"http://127.0.0.1:{admin.server_port}"}})
+    reader = UnacknowledgedReader(settings, keep_seconds=60.0)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: reader.read(TOPIC, None), range(8)))
+    assert len({id(one) for one in found}) == len(admin.asked) == 1
+    reader = UnacknowledgedReader(settings)
+    for partition in range(5):
+        reader.read(TOPIC, partition)
+    assert len(admin.asked) == 6
+    assert len(reader._answers) == 1
