@@ -245,7 +245,7 @@ def test_a_debounced_message_expires_after_the_time_that_it_is_capped_to(rule: d
     job = KeyedJob(1)
     for entry, published in ((0, 0), (1, 4_000)):
         due = published + 6_000
-        row = keyed(entry, "k", due, published, scheduleMode="debounce", debounceMax="8s", **rule)
+        row = keyed(entry, "k", due, published, -1, 1, scheduleMode="debounce", debounceMax="8s", **rule)
         job.step(with_columns(row, expires_at=pa.array([expires_at(rule, due)])), later=published)
     job.step(later=100)
     [last] = [row for row in job.sealed.to_pylist() if row["entry_id"] == 64]
