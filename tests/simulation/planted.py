@@ -316,3 +316,28 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "an entry is not written down": _a_message_in_two_shards,
     "a lane's releases are sent newest first": _releases_of_a_lane_out_of_order,
 }
+
+# Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
+NOT_FOUND = frozenset(
+    {
+        "the epoch is not checked before a commit",
+        "nor before anything is sent",
+        "offset and input not forced to the disk",
+        "commits of a killed writer not forced",
+        "releases confirmed one tick too far",
+        "nothing in flight dispatched again",
+        "a segment begins a slot too late",
+        "a segment ends some slots too late",
+        "some buckets not written",
+        "rows of a tick written again",
+        "a replayed batch sends",
+        "the broker's deduplication is off",
+        "two lanes with one producer name",
+        "two shards with one producer name",
+        "sent a moment early",
+        "what is not answered counts as arrived",
+        "a lost task counts as done",
+        "durable before it is settled",
+        "durable before it is confirmed",
+    }
+)
