@@ -74,7 +74,8 @@ class BackgroundMaintenance:
 
         try:
             return newest_commits(self._settings)
-        except OSError:
+        except Exception as error:  # the process looks again, and its failure is told
+            _log.debug("the tables' versions can't be read: %s", error)
             return None
 
     def _maintain(self, options: list[str]) -> tuple[int, str]:

@@ -139,7 +139,7 @@ class Intake:
         # (version of delayed_index, time in ms): it has no row that is due from the load horizon to this time.
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
-        self._last_written: tuple[Offset, Received] | None = None  # a batch's end, and what it has
+        self._last_commands: tuple[Offset, pa.Table] | None = None  # a batch's end, and its rows of the control topic
 
     def next_offset(self, last: Offset) -> Offset:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
@@ -210,6 +210,8 @@ class Intake:
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """Returns the messages of the control topic between two offsets, as MESSAGES."""
+        if self._last_commands is not None and self._last_commands[0] is last:
+            return self._last_commands[1]  # they are asked for after the batch's messages
         return self._received_between(first, last).commands
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
@@ -221,7 +223,7 @@ class Intake:
     def commit(self, end: Offset) -> None:
         """Forgets the input of the batches up to an offset, and acknowledges durable entries in the background."""
         self._input.forget(end)
-        self._last_written = None
+        self._last_commands = None
         self._receivers.forget(end.positions)
         durable = self._acknowledgements.note_commit(end.durable_through)
         if durable is not None:
@@ -238,8 +240,6 @@ class Intake:
 
     def _received_between(self, first: Offset, last: Offset) -> Received:
         """Returns the messages between two offsets; of a batch that runs again the same as before."""
-        if self._last_written is not None and self._last_written[0] is last:
-            return self._last_written[1]  # its commands are asked for after its messages
         received = self._input.read(last)
         if received is not None:
             self._start(last)
@@ -251,7 +251,7 @@ class Intake:
             self._received_rows(first, last, is_control=True),
         )
         self._input.write(last, received)
-        self._last_written = last, received
+        self._last_commands = last, received.commands
         return received
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:

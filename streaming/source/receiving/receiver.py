@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -41,8 +41,8 @@ _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after w
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
-# One receiver at a time makes rows. Arrow lets go of Python's interpreter lock in each of many calls, and where other
-# threads wait for that lock, each of these calls costs two changes of threads.
+# One receiver at a time makes many rows; few do not wait. Arrow lets go of Python's interpreter lock in each of many
+# calls, and where other threads wait for that lock, each of these calls costs two changes of threads.
 _BUILDING = threading.Lock()
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
 
@@ -447,7 +447,7 @@ class Receiver:
 
     def _keep(self, builder: RowBuilder) -> None:
         """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
-        with _BUILDING:
+        with nullcontext() if builder.has_few else _BUILDING:
             rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
         self._events.on_entries(rows, builder.parts)
