@@ -20,7 +20,7 @@ from tests.support.servers.fake_pulsar import batch, one
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.waiting import NOW, Warehouse
 from warehouse.queries import unsealed_messages
-from warehouse.queries.listing import PendingFilter, PendingMessage, State
+from warehouse.queries.listing import Page, PendingFilter, PendingMessage, State
 from warehouse.queries.pending_messages import Pending
 from warehouse.queries.unsealed_messages import Gathered, Unacknowledged, UnacknowledgedReader
 
@@ -61,6 +61,24 @@ def test_they_are_listed_in_order_beside_the_others_and_none_twice(warehouse: Wa
         pages = listed(warehouse, found, limit)
         assert [entry for page in pages for entry in page] == everything
         assert all(len(page) <= limit for page in pages)
+
+
+def test_a_later_page_says_so_where_what_it_should_have_was_sealed_since_the_first_one(warehouse: Warehouse) -> None:
+    def page(found: Unacknowledged, cursor: str | None = None) -> Page:
+        return Pending(warehouse.settings, TOPIC, None, cursor, NOW).page(2, found)
+
+    warehouse.seal(messages([(1, entry, NOW + 1_000 * entry) for entry in range(1, 6)]))
+    few, found = come_in((10, NOW + 500)), come_in((10, NOW + 500), (11, NOW + 4_500))
+    without, first = page(few), page(found)
+    assert [one.ref.entry_id for one in page(found, first.cursor).messages] == [2, 3]
+    assert page(found, first.cursor).note == first.note == ""
+    warehouse.seal(messages([(1, 10, NOW + 500), (1, 11, NOW + 4_500)]))
+    second = page(come_in(), first.cursor)
+    third = page(come_in(), second.cursor)
+    assert [one.ref.entry_id for one in third.messages] == [4, 5]
+    said = "what had only just come in may be missing: it was written to the table since the listing began"
+    assert second.note == third.note == said
+    assert page(come_in(), without.cursor).note == ""
 
 
 def test_what_the_tables_know_of_is_left_out(warehouse: Warehouse) -> None:
