@@ -24,7 +24,7 @@ OTHER_PULSARS := tests/other_systems/pulsar-4.0 tests/other_systems/pulsar-proxy
 # Tests start hundreds of processes: what one has compiled, here pytest's assertions, too, is kept for the others.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long test-fast lint docs bench chaos attack clean lock proto types tools programs pulsars
+.PHONY: help setup run test test-long test-fast lint docs bench chaos attack simulate clean lock proto types tools programs pulsars
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-9s %s\n' "$$name" "$$what"; done
@@ -67,6 +67,9 @@ chaos: setup ## many examples of each property, long crash and soak runs: KILLS=
 
 attack: setup ## everybody sends for the worst beside honest traffic, and figures with bounds: ATTACK_MINUTES=n SEED=n
 	@$(PY) -m pytest tests/attack -m "chaos or long" -o faulthandler_timeout=0
+
+simulate: setup ## the service in one thread with a simulated clock, each failure by its seed: SEED=n FAULTS=n MINUTES=n
+	@$(PY) -m tests.simulation --seed $(or $(SEED),0) --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES)
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

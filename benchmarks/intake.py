@@ -100,7 +100,7 @@ def take_in(broker: EmbeddedBroker, admin: AdminClient, names: list[str], n: int
             tables.append(receiver.rows(positions[receiver.source.name], end))
             receiver.forget(end)
             positions[receiver.source.name] = end
-        rows = concat(tables)
+        rows = concat(tables).combine_chunks()
         input_rows(InputKind.MESSAGES, rows, [0, 1])
         taken += rows.num_rows
         if rows.num_rows < BATCH_MESSAGES // 2:

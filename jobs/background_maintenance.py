@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -25,7 +26,7 @@ class BackgroundMaintenance:
 
     Every `maintain.interval_millis` it merges files if there are many small ones; every
     `maintain.retention_interval_millis` it also deletes old rows and files. A failure is one line in the log, and the
-    next run begins as usual.
+    next run begins as usual. As long as nobody commits to a table, no process starts to look for small files.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -34,7 +35,7 @@ class BackgroundMaintenance:
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
-    def __enter__(self) -> BackgroundMaintenance:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -49,10 +50,14 @@ class BackgroundMaintenance:
     def _run(self) -> None:
         intervals = self._settings.maintain
         retained_at = -float("inf")
+        seen: dict[str, int] | None = None  # the tables' versions when the last run began; None: not known
         while not self._stopping.wait(intervals.interval_millis / 1000):
             merges_only = time.monotonic() - retained_at < intervals.retention_interval_millis / 1000
             if not merges_only:
                 retained_at = time.monotonic()
+            commits = self._newest_commits()
+            if merges_only and commits is not None and commits == seen:
+                continue
             try:
                 status, words = self._maintain(["--merges-only"] if merges_only else [])
             except OSError as error:
@@ -61,6 +66,17 @@ class BackgroundMaintenance:
                 _log.warning("maintenance of the tables failed, the job goes on: %s", words or f"exit status {status}")
             elif words:
                 _log.debug("tables maintained: %s", words)
+            seen = None if status else commits
+
+    def _newest_commits(self) -> dict[str, int] | None:
+        """Returns the tables' versions; None: they can't be read now."""
+        from warehouse.maintenance.maintain import newest_commits
+
+        try:
+            return newest_commits(self._settings)
+        except Exception as error:  # the process looks again, and its failure is told
+            _log.debug("the tables' versions can't be read: %s", error)
+            return None
 
     def _maintain(self, options: list[str]) -> tuple[int, str]:
         """Runs maintenance once; returns the process' exit status and the last line that it printed."""

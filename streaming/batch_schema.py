@@ -67,8 +67,9 @@ def to_each(values: Mapping[int, Any], shards: int) -> Iterator[tuple[int, Any]]
 
 
 def _grouped(rows: pa.Table, shards: Int64Array) -> Iterator[tuple[int, pa.Table]]:
-    for shard in np.unique(shards).tolist():
-        yield shard, rows.filter(pa.array(shards == shard))
+    numbers = np.unique(shards).tolist()
+    for shard in numbers:
+        yield shard, rows if len(numbers) == 1 else rows.filter(pa.array(shards == shard))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,8 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    if rows.schema == schema:
+        return rows
     known = rows.column_names
     missing = [field for field in schema if field.name not in known]
     if not missing:

@@ -191,7 +191,10 @@ class Redrive:
                     # Before it is known whether it was sent: what was refused was not, though later ones were.
                     if data.n_bytes > most_bytes:
                         raise _RefusedError(f"it has {data.n_bytes} bytes, its source topic takes {most_bytes}")
-                    if is_in_chunks and number == line.before:
+                    if not data.can_be_sent(producer.max_message_bytes):
+                        raise _RefusedError("its keys and properties are too large for an entry")
+                    # The broker counts it as there when it has the first chunk, also after later letters have come.
+                    if is_in_chunks and number <= line.before:
                         raise _RefusedError(_MAY_BE_THERE)
                     if number > line.before:
                         producer.send(data, is_more=True)

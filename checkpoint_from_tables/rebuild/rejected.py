@@ -48,7 +48,7 @@ def find_rejected(context: RebuildContext, reading: DestinationReading = ALL_DES
     Raises:
         PulsarError: the source topics can't be read.
     """
-    topics = {route.source for route in context.settings.routes}
+    topics = {route.source for route in context.known.routes}
     in_table = concat(
         (
             where(rows, is_not_durable(rows, context.durable))

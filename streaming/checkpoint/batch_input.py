@@ -39,6 +39,7 @@ class BatchInput:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._last_named: tuple[Offset | None, str] = None, ""  # the name of a batch's file
 
     def read(self, end: Offset) -> Received | None:
         """Returns the messages of the batch that ends with an offset; None: there is no file, or it is incomplete."""
@@ -68,5 +69,9 @@ class BatchInput:
                 file.unlink(missing_ok=True)
 
     def _file(self, end: Offset) -> Path:
-        digest = hashlib.sha256(json.dumps(end.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-        return self._folder / f"{end.tick}-{digest}"
+        last, name = self._last_named
+        if end is not last:  # a batch is asked for several times, and its offset has all routes
+            digest = hashlib.sha256(json.dumps(end.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+            name = f"{end.tick}-{digest}"
+            self._last_named = end, name
+        return self._folder / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tracker.buckets.large_rows import MAX_ID, LargeKey, LargeRows
@@ -123,8 +123,11 @@ class Offset:
         return {topic: ledger for topic, ledger in newest.items() if topic not in unknown}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed."""
-        own = asdict(self)
+        """Returns the offset for Spark's offset log. Spark compares offsets as text, so the order of keys is fixed.
+
+        The values are the offset's own: nobody changes them.
+        """
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
         # An offset of an earlier program stays as it was: the name of its batch's input is a hash of it.
         own = {name: value for name, value in own.items() if value or name not in _NEWER}
         return {

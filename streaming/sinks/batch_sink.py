@@ -146,7 +146,7 @@ class BatchSink:
         tick: int,
         *others: pa.Table,
     ) -> None:
-        """Appends messages, and other rows, to a table in one commit; of large payloads it has few in memory.
+        """Appends messages, and other rows, to a table in one commit. Payloads are read as delta-rs takes them.
 
         Args:
             table: the table's name.

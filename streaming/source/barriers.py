@@ -112,6 +112,11 @@ class Barriers:
         self._late: dict[str, Future[Position]] = {}  # the last questions of `_late_ends`
         self._threads = _Askers(_MOST_ASKED)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether commands have come in that no batch has taken."""
+        return self._asked is not None or self._waiting is not None
+
     def take(self) -> tuple[dict[str, Position], Ends] | None:
         """Decides which commands the next batch takes.
 

@@ -61,6 +61,17 @@ class BatchEnds:
         """Notes when a batch has ended, seconds of a clock that never jumps."""
         self._last_end = monotonic
 
+    def seconds_left(self, monotonic: float, feedback: Feedback) -> float:
+        """Returns how long work that is not urgent waits for the end of a batch, seconds; 0 or less: not any more.
+
+        Args:
+            monotonic: the time, seconds of a clock that never jumps.
+            feedback: of the driver.
+        """
+        # At most half the lookahead, so that each batch dispatches what comes due until the next one.
+        most = self._clock.lookahead(feedback) / 2000
+        return self._last_end + min(tick_seconds(statistics.median(self._batch_seconds)), most) - monotonic
+
     def is_due(
         self,
         backlog: Backlog,
@@ -78,17 +89,14 @@ class BatchEnds:
             feedback: of the driver.
             has_nothing_to_do: as of `Clock.is_time`.
         """
-        lookahead = self._clock.lookahead(feedback)
-        # Seconds; at most half the lookahead, so that each batch dispatches what comes due until the next one.
-        interval = min(tick_seconds(statistics.median(self._batch_seconds)), lookahead / 2000)
-        if now.seconds - self._last_end >= interval:
+        if self.seconds_left(now.seconds, feedback) <= 0:
             has_new = (backlog.is_taken and backlog.messages > 0) or backlog.has_rounds
             is_asked = is_round_due(last, feedback)
             return has_new or is_asked or self._clock.is_time(last, now, feedback, has_nothing_to_do)
         return backlog.is_taken and (
             2 * backlog.messages >= self._limits.max_messages_per_batch
             or backlog.n_bytes >= self._limits.max_bytes_per_batch
-            or backlog.has_due(now.millis + lookahead)
+            or backlog.has_due(now.millis + self._clock.lookahead(feedback))
         )
 
 

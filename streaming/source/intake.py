@@ -25,6 +25,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.payload_files import PayloadFiles
 from streaming.checkpoint.time_zone_files import TimeZoneFiles
 from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.source.arrivals import ANY
 from streaming.source.barriers import Barriers, Ends
 from streaming.source.batch_end import Acknowledgements, Backlog, BatchEnds, may_rest, why_not_taking
 from streaming.source.batch_shares import BatchShares, Waiting
@@ -138,6 +139,7 @@ class Intake:
         # (version of delayed_index, time in ms): it has no row that is due from the load horizon to this time.
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
+        self._last_commands: tuple[Offset, pa.Table] | None = None  # a batch's end, and its rows of the control topic
 
     def next_offset(self, last: Offset) -> Offset:
         """Waits until there is reason for a batch, and returns its end; `last` where the driver asks for no more.
@@ -153,13 +155,18 @@ class Intake:
             if feedback.is_stopping or self._receivers.stopped.is_set():
                 return last
             now = Moment.now()
+            seconds_left = self._batch_ends.seconds_left(now.seconds, feedback)
+            has_waiting = self._barriers.has_waiting
+            wakes_for_any = seconds_left <= 0 or has_waiting
+            self._receivers.arrivals.wake_until = ANY if wakes_for_any else now.millis + self._clock.lookahead(feedback)
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_due(last, now, feedback):
                 self._batch_ends.note_end(now.seconds)
                 positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
-            self._receivers.arrived.wait(_POLL_SECONDS)
-            self._receivers.arrived.clear()
+            if self._barriers.has_waiting and not has_waiting:
+                continue  # what they wait for may have come before the loop was to wake up for it
+            self._receivers.arrivals.wait(min(_POLL_SECONDS, seconds_left) if seconds_left > 0 else _POLL_SECONDS)
 
     def _is_due(self, last: Offset, now: Moment, feedback: Feedback) -> bool:
         """Whether a batch is to end now."""
@@ -203,6 +210,8 @@ class Intake:
 
     def control_messages(self, first: Offset, last: Offset) -> pa.Table:
         """Returns the messages of the control topic between two offsets, as MESSAGES."""
+        if self._last_commands is not None and self._last_commands[0] is last:
+            return self._last_commands[1]  # they are asked for after the batch's messages
         return self._received_between(first, last).commands
 
     def has_segment(self, first: Offset, last: Offset) -> bool:
@@ -214,6 +223,7 @@ class Intake:
     def commit(self, end: Offset) -> None:
         """Forgets the input of the batches up to an offset, and acknowledges durable entries in the background."""
         self._input.forget(end)
+        self._last_commands = None
         self._receivers.forget(end.positions)
         durable = self._acknowledgements.note_commit(end.durable_through)
         if durable is not None:
@@ -241,14 +251,16 @@ class Intake:
             self._received_rows(first, last, is_control=True),
         )
         self._input.write(last, received)
+        self._last_commands = last, received.commands
         return received
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
         tables = []
         for name, end in last.positions.items():
-            after = Position.parse(first.positions.get(name, str(START)))
-            if str(after) == end:
+            before = first.positions.get(name, str(START))
+            if before == end:
                 continue
+            after = Position.parse(before)
             receiver = self._receivers.after(name, after)
             if self._receivers.is_control(receiver) == is_control:
                 tables.append(receiver.rows(after, Position.parse(end)))

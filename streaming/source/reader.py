@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from conf.settings import Settings, local_path
+from conf.settings import Settings, local_path, settings_from_json
 from status.alerts import Alerts
 from streaming.batch_schema import InputKind, InputRow, Rows, command_copies, input_rows
 from streaming.checkpoint.offset import Offset
@@ -332,7 +332,7 @@ class SourceReader:
 
     @cached_property
     def _settings(self) -> Settings:
-        return Settings(**json.loads(self._options["settings"]))
+        return settings_from_json(self._options["settings"])
 
     @cached_property
     def _payloads(self) -> PayloadFiles:

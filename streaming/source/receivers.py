@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from broker.client import PulsarError, close_quietly, connect
@@ -22,6 +23,7 @@ from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
+from streaming.source.arrivals import Arrivals
 from streaming.source.discovery import Discovery
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 10
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
 _PREFETCHED_BYTES = 16 << 20  # and about the most bytes
+_NEXT_COMMAND_SECONDS = 0.001  # as `Limits.next_seconds`: commands are few, and who sends one waits for the answer
 # The most bytes that a batch takes of each partition of the control topic. A command may name a thousand entries; so
 # many bytes name tens of thousands, which does not delay due messages.
 MAX_COMMAND_BYTES = 512 * 1024
@@ -57,7 +60,7 @@ class Receivers:
     Attributes:
         open: the receivers of all topics that are read, by topic partition.
         looked_up: the source topics all of whose partitions are known and read.
-        arrived: set whenever messages have come in.
+        arrivals: hears of all that has come in.
         stopped: set by `stop`.
     """
 
@@ -66,7 +69,7 @@ class Receivers:
     ) -> None:
         self.open: dict[str, Receiver] = {}
         self.looked_up: set[str] = set()
-        self.arrived = threading.Event()
+        self.arrivals = Arrivals()
         self.stopped = threading.Event()
         self._settings = settings
         self._client = connect(settings.pulsar)
@@ -81,6 +84,7 @@ class Receivers:
         self._discovery = Discovery(self._client, settings, alerts)
         self._watch = SourceWatch(settings, alerts, lambda: list(self.open.values()), why_not_taking, tables)
         self._read = {settings.control.topic, *(route.source for route in settings.routes)}
+        self._forgotten: dict[str, str] = {}  # by topic partition the last entry that was forgotten
         self._known = set(self._read)  # the topics that are read, and those that were
         self._replayed: dict[str, Receiver] = {}  # for a replayed batch: receivers of topics that are not read any more
         # The end of each partition of the control topic at the start; None: not known yet.
@@ -144,7 +148,9 @@ class Receivers:
                 self._limits(is_control, share),
                 self._acceptance(source, is_control),
                 ReceiverEvents(
-                    self.arrived.set, self._watch.follow(source, after), partial(self._watch.passed, source)
+                    partial(self.arrivals.note, 0) if is_control else self.arrivals.note,
+                    self._watch.follow(source, after),
+                    partial(self._watch.passed, source),
                 ),
             )
             receivers[name].start()
@@ -153,7 +159,8 @@ class Receivers:
     def _limits(self, is_control: bool, share: Share) -> Limits:
         most = self._settings.ingest
         max_bytes = 4 * MAX_COMMAND_BYTES if is_control else 2 * most.max_bytes_per_batch
-        return Limits(2 * most.max_messages_per_batch, max_bytes, share)
+        limits = Limits(2 * most.max_messages_per_batch, max_bytes, share)
+        return replace(limits, next_seconds=_NEXT_COMMAND_SECONDS) if is_control else limits
 
     def _acceptance(self, source: SourceTopic, is_control: bool) -> Acceptance:
         settings, topic = self._settings, source.topic
@@ -200,7 +207,9 @@ class Receivers:
             positions: by topic partition the last entry of these batches.
         """
         for topic, position in self._of_read(positions):
-            self.open[topic].forget(Position.parse(position))
+            if self._forgotten.get(topic) != position:
+                self.open[topic].forget(Position.parse(position))
+                self._forgotten[topic] = position
         for receiver in self._replayed.values():
             receiver.stop()
         self._replayed.clear()

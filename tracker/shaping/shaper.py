@@ -237,31 +237,20 @@ class ShapedSubscription:
         Returns:
             float64, (n,), ms since the epoch; infinite: none.
         """
-        before, places = dict(self.state.next_times), np.full(len(times), np.inf)
-        left = np.arange(len(times))
-        while len(left):
-            self.state.next_times = dict(before)
-            chosen = None if keys is None else keys.take(pa.array(left))
-            places[left] = opened.to_real(self._take(times[left], chosen, opened))
-            is_late = places[left] >= last[left]
-            if not is_late.any():
-                break
-            # Whatever the first late row leaves, what comes after it gets no earlier place than it would have had.
-            drop = np.zeros(len(left), np.bool_)
-            names = np.zeros(len(left), np.int64)
-            if chosen is not None:
-                encoded = pc.fill_null(chosen.cast(pa.string()), _NO_KEY).combine_chunks().dictionary_encode()
-                names = encoded.indices.to_numpy().astype(np.int64)
-            groups, first = np.unique(np.where(is_late, names, -1), return_index=True)
-            for name, at in zip(groups.tolist(), first.tolist(), strict=True):
-                if name >= 0:
-                    follows = (names == name) & (np.arange(len(left)) >= at)
-                    drop |= follows & (last[left] <= places[left[at]])
-            places[left[drop]] = np.inf
-            left = left[~drop]
-        if not len(left):
+        before, places = dict(self.state.next_times), opened.to_real(self._take(times, keys, opened))
+        is_kept = places < last
+        if is_kept.all():
+            return places
+        if (bucket := self._bucket) is not None:
             self.state.next_times = before
-        return places
+            # No message gets a later place than where all take one: later ends need no open time.
+            ends = opened.to_open(np.minimum(last, places.max() + 1)) - _TOLERANCE_MILLIS
+            names, numbers = _key_numbers(keys, len(times))
+            is_kept = bucket.kept_before(times, numbers, self._next_times(names, opened), ends)
+            if is_kept.any():
+                kept_keys = None if keys is None else keys.filter(pa.array(is_kept))
+                places[is_kept] = opened.to_real(self._take(times[is_kept], kept_keys, opened))
+        return np.where(is_kept, places, np.inf)
 
     def postpone_late(self, rows: pa.Table) -> None:
         """Postpones all places if rows have missed theirs, unless places were postponed in this tick already.
@@ -344,30 +333,33 @@ class ShapedSubscription:
         Returns:
             the places, float64, (n,), open time, ms.
         """
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return times
-        bucket, state = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id), self.state
+        names, numbers = _key_numbers(keys, len(times))
+        before = self._next_times(names, opened)
         if keys is None:
-            names, numbers = [_NO_KEY], np.zeros(len(times), np.int64)
-        else:
-            encoded = pc.fill_null(keys.cast(pa.string()), _NO_KEY).combine_chunks().dictionary_encode()
-            names, numbers = encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
-        before = np.array([state.next_times.get(name, state.floor) for name in names])
-        if keys is None:
-            places, after = bucket.places(times, float(opened.to_open(before)[0]))
+            places, after = bucket.places(times, float(before[0]))
             states = np.array([after])
         else:
-            places, states = bucket.places_of_keys(times, numbers, opened.to_open(before))
-        state.next_times |= dict(zip(names, opened.to_real(states).tolist(), strict=True))
+            places, states = bucket.places_of_keys(times, numbers, before)
+        self.state.next_times |= dict(zip(names, opened.to_real(states).tolist(), strict=True))
         return places
+
+    @property
+    def _bucket(self) -> TokenBucket | None:
+        """The shard's part of the token bucket; None: there is no rate."""
+        rule = self._rule
+        return None if rule.rate is None else TokenBucket.share_of(rule.rate, rule.burst, self._shard_id)
+
+    def _next_times(self, names: Sequence[str], opened: OpenTime) -> FloatArray:
+        """Returns the state of each key's bucket, float64, (names,), open time, ms."""
+        return opened.to_open(np.array([self.state.next_times.get(name, self.state.floor) for name in names]))
 
     def _number_of_places(self, times: FloatArray, opened: OpenTime) -> int:
         """Returns for how many messages the shard has places until the cutoff, by their earliest times in open time."""
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return MOST_PLACES
-        before = self.state.next_times.get(_NO_KEY, self.state.floor)
-        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
-        places, _ = bucket.places(times, float(opened.to_open(np.array([before]))[0]))
+        places, _ = bucket.places(times, float(self._next_times([_NO_KEY], opened)[0]))
         return int((opened.to_real(places) <= self._context.cutoff).sum())
 
     def _current_places(self, rows: pa.Table, opened: OpenTime) -> FloatArray:
@@ -385,9 +377,8 @@ class ShapedSubscription:
 
     def _state_after(self, last: int) -> float:
         """Returns a token bucket's state after a last place, without saved burst; both ms since the epoch."""
-        if self._rule.rate is None:
+        if (bucket := self._bucket) is None:
             return float(last)
-        bucket = TokenBucket.share_of(self._rule.rate, self._rule.burst, self._shard_id)
         opened = OpenTime(self._rule.windows, last)
         after = opened.to_open(np.array([float(last)])) + max(1, bucket.burst) * bucket.interval
         return float(opened.to_real(after)[0])
@@ -397,6 +388,14 @@ class ShapedSubscription:
         """How late messages may be, ms, before places are postponed."""
         rate = self._rule.rate
         return _LATE_MILLIS if rate is None else min(_LATE_MILLIS, 500 * self._rule.burst / rate)
+
+
+def _key_numbers(keys: pa.ChunkedArray | None, n: int) -> tuple[list[str], Int64Array]:
+    """Returns the distinct keys of n messages, and the number of each one's key, int64, (n,); None: all have none."""
+    if keys is None:
+        return [_NO_KEY], np.zeros(n, np.int64)
+    encoded = pc.fill_null(keys.cast(pa.string()), _NO_KEY).combine_chunks().dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
 
 def _ticks(rows: pa.Table) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -16,7 +17,7 @@ import pyarrow as pa
 from conf.shaping import DAYS, Rate, Window, minutes
 from conf.time_zones import time_zone
 from tracker.in_flight import PLACE, SENDING, SUBSCRIPTION_MASK, Release
-from tracker.messages import Int64Array, int64
+from tracker.messages import BoolArray, Int64Array, int64
 from tracker.sharding import ShardId
 
 
@@ -231,6 +232,38 @@ class TokenBucket:
             rows, of = order[starts[has_more] + i], distinct_keys[has_more]
             places[rows], after[of] = self._one_each(times[rows], after[of])
         return places, after
+
+    def kept_before(self, times: FloatArray, keys: Int64Array, next_times: FloatArray, ends: FloatArray) -> BoolArray:
+        """Tells which messages get a place before their end, in order; the others take none.
+
+        Args:
+            times, keys, next_times: as in `places_of_keys`.
+            ends: float64, (n,), ms.
+
+        Returns:
+            bool, (n,).
+        """
+        origin = float(times[0]) if len(times) else 0.0  # small numbers are rounded less
+        # By key: the next slot of the grid, or the bucket's state, ms after the origin.
+        after = [self._slot(time) if not self.burst else time - origin for time in next_times.tolist()]
+        kept = []
+        for time, key, end in zip(times.tolist(), keys.tolist(), ends.tolist(), strict=True):
+            before = after[key]
+            if not self.burst:
+                slot = max(self._slot(time), before)
+                place, then = max(slot * self.interval + self.offset, time), slot + 1
+            else:
+                first = time - origin
+                place = max(first, before - (self.burst - 1) * self.interval) + origin
+                then = max(first, before) + self.interval
+            kept.append(place < end)
+            if kept[-1]:
+                after[key] = then
+        return np.array(kept, np.bool_)
+
+    def _slot(self, time: float) -> float:
+        """Returns the number of the first place on the grid at a time, ms, or later."""
+        return math.ceil((time - self.offset) / self.interval - _TOLERANCE)
 
     def _one_each(self, times: FloatArray, next_times: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gives one message of each bucket a place: its place and the state after it, float64, (n,)."""

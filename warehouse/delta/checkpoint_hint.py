@@ -62,6 +62,15 @@ def opened_without_hint(uri: str) -> DeltaTable | None:
     return table
 
 
+def newest_commit(uri: str) -> int:
+    """Returns the newest version of a table by the names in its log, without opening it; -1: there is no table.
+
+    Raises:
+        OSError: the log can't be listed.
+    """
+    return max(_versions(Storage(uri), _COMMIT), default=-1)
+
+
 def _version(hint: bytes) -> int | None:
     """Returns the version that a hint names; None: it names none, and delta-rs passes over it."""
     try:

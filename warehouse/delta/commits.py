@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -36,14 +36,19 @@ def commit_next(
     transactions: Mapping[str, int],
     is_wanted: Callable[[DeltaTable], bool],
     write: Callable[[CommitProperties], object],
+    synced_to: MutableMapping[str, int] | None = None,
 ) -> bool:
     """Commits the very next version of a table, if that is wanted; tries again where another commit comes first.
+
+    The versions before it are on the disk then, too: who committed one may have been killed before it was.
 
     Args:
         table: the table; it is updated to its newest version.
         transactions: the numbers of the transactions that the commit carries, by app id.
         is_wanted: called before each attempt with the table at its newest version; may raise.
         write: commits with the given properties; raises CommitFailedError if another commit came first.
+        synced_to: by a table's URI the last version that the caller's commits have synced; it is updated. None: it has
+            made none.
 
     Returns:
         whether it was wanted, and so committed.
@@ -51,6 +56,7 @@ def commit_next(
     Raises:
         CommitFailedError: others committed first again and again.
     """
+    synced_to = {} if synced_to is None else synced_to
     properties = CommitProperties(
         app_transactions=[Transaction(name, number) for name, number in transactions.items()], max_commit_retries=0
     )
@@ -72,10 +78,23 @@ def commit_next(
             if type(error).__name__ == "PanicException":
                 raise OSError(f"delta-rs panicked: {one_line(error)}") from error
             raise
-        _sync_version(table.table_uri, version)
+        for unsynced in range(_first_unsynced(synced_to.get(table.table_uri), version), version + 1):
+            _sync_version(table.table_uri, unsynced)
+        synced_to[table.table_uri] = version
         if table.version() < version:
             table.update_incremental()
         return True
+
+
+def _first_unsynced(synced_to: int | None, version: int) -> int:
+    """Returns the first version up to a new one that may not be on the disk.
+
+    Args:
+        synced_to: the last version that the writer of the new one knows to be there; None: it knows of none.
+        version: the new one.
+    """
+    first = version - _TORN_AT_MOST if synced_to is None else synced_to + 1
+    return max(0, min(first, version))  # a table may have been made again
 
 
 def mend_log(uri: str) -> None:

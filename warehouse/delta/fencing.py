@@ -35,8 +35,8 @@ class PauseWatch:
         after_pause: called by the first `check` after a pause.
         seconds: a longer time between two checks is a pause.
         since: when the epoch was checked last, by the last of the clocks, seconds; None: now.
-        clocks: functions that return seconds. There are two, since the monotonic clock of a paused machine may stand
-            still, too, while its wall clock is set afterwards.
+        clocks: functions that return seconds; None: `time.monotonic` and `time.time`. There are two, since the
+            monotonic clock of a paused machine may stand still, too, while its wall clock is set afterwards.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class PauseWatch:
         after_pause: Callable[[], None],
         seconds: float = PAUSE_SECONDS,
         since: float | None = None,
-        clocks: tuple[Callable[[], float], ...] = (time.monotonic, time.time),
+        clocks: tuple[Callable[[], float], ...] | None = None,
     ) -> None:
         self._after_pause = after_pause
         self._seconds = seconds
-        self._clocks = clocks
-        self._last = [clock() for clock in clocks]
+        self._clocks = clocks or (time.monotonic, time.time)
+        self._last = [clock() for clock in self._clocks]
         if since is not None:
             self._last[-1] = since
 

@@ -47,6 +47,7 @@ class Tables:
         self._segment_rows = segment_rows
         self._tables: dict[str, DeltaTable] = {}
         self._lock = threading.RLock()  # from looking at a version to the commit after it
+        self._synced_to: dict[str, int] = {}  # as of `commit_next`
         self._fence: DeltaTable | None = None
         self._checked_at = (-float("inf"), -float("inf"))  # by the monotonic and the wall clock, seconds
         self._checking = threading.Lock()
@@ -146,7 +147,7 @@ class Tables:
             return is_wanted()
 
         with self._lock:
-            return commit_next(table, versions or {}, may_write, write)
+            return commit_next(table, versions or {}, may_write, write, self._synced_to)
 
     def delete(self, name: str, condition: str) -> None:
         """Deletes the rows of a table for which a condition, in SQL, holds."""
@@ -182,7 +183,7 @@ class Tables:
 
         with self._lock:
             table = self._open(name)
-            commit_next(table, {EPOCH: epoch, VERSION_OF: VERSION}, is_earlier, write)
+            commit_next(table, {EPOCH: epoch, VERSION_OF: VERSION}, is_earlier, write, self._synced_to)
 
     def _check_version(self, table: DeltaTable) -> None:
         version = max(_number(table, VERSION_OF), 1)

@@ -16,6 +16,7 @@ from conf.errors import DelayLakeError
 from conf.files import make_folder
 from conf.settings import Settings, is_object_storage, local_path
 from warehouse.backup.marker import read_marker
+from warehouse.delta.checkpoint_hint import newest_commit
 from warehouse.delta.commits import sync_checkpoint
 from warehouse.delta.engine import LOCAL, Engine
 from warehouse.delta.opening import open_newest
@@ -81,6 +82,16 @@ def needs_maintenance(settings: Settings, tables: Tables) -> bool:
         sum(not file.is_part for file in TableFiles(tables, name).all()) >= settings.maintain.min_small_files
         for name in ORDER
     ) or refusals_need_maintenance(settings)
+
+
+def newest_commits(settings: Settings) -> dict[str, int]:
+    """Returns the newest version of each table; -1: there is none. As long as they stay, no table needs more merges.
+
+    Raises:
+        OSError: the warehouse can't be read.
+    """
+    tables = Tables(settings.warehouse)
+    return {name: newest_commit(tables.path(name)) for name in MAINTAINED}
 
 
 class Extent(StrEnum):

@@ -352,7 +352,7 @@ def find_places(tables: Tables, versions: list[int], commands: pa.Table, keyed: 
         keyed: the topics that have had schedule keys.
 
     Returns:
-        the rows, as PLACES, in the order in which they are due.
+        the rows, as PLACES: those as they came first, each in the order in which they are due.
     """
     commands = commands.filter(pc.is_in(commands["kind"], pa.array(KINDS_WITH_PAYLOAD)))
     wanted, keys = command_positions(commands), pc.unique(commands["schedule_key"].drop_null()).to_pylist()
@@ -368,11 +368,15 @@ def find_places(tables: Tables, versions: list[int], commands: pa.Table, keyed: 
         topics = pa.array(pc.unique(commands["topic"]))
         found.append(typed(rows.filter(pc.is_in(rows["topic"], topics)), PLACES))
     places = in_order(_last_occurrences(concat(found, PLACES)))
+    is_first = pc.is_null(places["sequence"])
+    places = concat([places.filter(is_first), places.filter(pc.invert(is_first))], PLACES)
     return with_columns(places, payload_bytes=pc.fill_null(places["payload_bytes"], _UNKNOWN_BYTES))
 
 
 def read_places(tables: Tables, version: int, places: pa.Table) -> Iterator[pa.Table]:
     """Reads rows of a version of the delayed index, as MESSAGES, in parts of about PART_BYTES of payloads.
+
+    The same rows come in the same order whenever they are read.
 
     Args:
         version: of the delayed index.
@@ -383,16 +387,25 @@ def read_places(tables: Tables, version: int, places: pa.Table) -> Iterator[pa.T
         places = places.slice(part.num_rows)
         due = int64(part, "deliver_at")
         conditions = [in_ranges("deliver_at", _covering(due, due)), near_entries(part), _SQL("is_delay")]
-        entries = part.group_by("ledger_id").aggregate([("entry_id", "distinct")]).to_pylist()
-        if len(entries) <= _MAX_RANGES:  # the payloads of rows between them are not read
-            conditions.append(
-                some_of(
-                    _SQL("is_entry_among", ledger=one["ledger_id"], entries=one["entry_id_distinct"]) for one in entries
-                )
-            )
+        conditions.append(_among_entries(part))  # the payloads of rows between them are not read
         rows = _rows(tables, version, all_of(conditions))
         # A message's rows differ by the move that made them.
-        yield where(rows, is_among(_with_moves(rows), _with_moves(part), [*_ENTRY, "batch_index", "sequence"]))
+        rows = where(rows, is_among(_with_moves(rows), _with_moves(part), [*_ENTRY, "batch_index", "sequence"]))
+        order = _with_moves(rows).append_column("subscription", rows["subscription"])
+        by = [(name, "ascending") for name in ("sequence", *_ENTRY, "batch_index", "subscription")]
+        yield rows.take(pc.sort_indices(order, sort_keys=by))
+
+
+def _among_entries(rows: pa.Table) -> Sql:
+    """Returns the SQL condition of being one of the rows' entries; with many ledgers, of having one's two numbers."""
+    entries = rows.group_by("ledger_id").aggregate([("entry_id", "distinct")])
+    if entries.num_rows <= _MAX_RANGES:
+        return some_of(
+            _SQL("is_entry_among", ledger=one["ledger_id"], entries=one["entry_id_distinct"])
+            for one in entries.to_pylist()
+        )
+    ledgers, numbers = entries["ledger_id"].to_pylist(), pc.unique(rows["entry_id"]).to_pylist()
+    return _SQL("may_be_entry", ledgers=ledgers, entries=numbers)
 
 
 def _with_moves(rows: pa.Table) -> pa.Table:

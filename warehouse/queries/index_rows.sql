@@ -88,6 +88,9 @@ operation = 'DELAY'
 -- is_entry_among --
 (ledger_id = :ledger AND entry_id IN (:entries))
 
+-- may_be_entry --
+ledger_id IN (:ledgers) AND entry_id IN (:entries)
+
 -- between_ledgers --
 ledger_id BETWEEN :first AND :last
 

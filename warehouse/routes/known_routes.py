@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import DelayLakeError
@@ -54,14 +55,23 @@ class KnownRoute:
 
 
 class KnownRoutes:
-    """All routes that a checkpoint has had, by source topic."""
+    """All routes that a checkpoint has had, by source topic. Nobody changes them, or what the properties return."""
 
     def __init__(self, routes: Mapping[str, KnownRoute]) -> None:
         self.routes = dict(sorted(routes.items()))
 
     @staticmethod
     def from_json(recorded: Mapping[str, Any]) -> KnownRoutes:
-        """Reads the routes that `to_json` wrote."""
+        """Reads the routes that `to_json` wrote. The last ones are kept: each batch's offset has the same."""
+        global _last_read
+        last, routes = _last_read
+        if last != recorded:
+            routes = KnownRoutes._read(recorded)
+            _last_read = recorded, routes
+        return routes
+
+    @staticmethod
+    def _read(recorded: Mapping[str, Any]) -> KnownRoutes:
         return KnownRoutes(
             {
                 topic: KnownRoute(
@@ -116,12 +126,12 @@ class KnownRoutes:
             routes[route.source] = KnownRoute((*known, *now.values()))
         return KnownRoutes(routes)
 
-    @property
+    @cached_property
     def missing(self) -> dict[str, KnownRoute]:
         """The routes that the settings do not have, by source topic."""
         return {topic: route for topic, route in self.routes.items() if route.is_missing}
 
-    @property
+    @cached_property
     def subscriptions(self) -> Subscriptions:
         """The subscriptions of each source topic by number."""
         names = {topic: [s.name for s in route.subscriptions] for topic, route in self.routes.items()}
@@ -151,7 +161,7 @@ class KnownRoutes:
             {topic: ends for topic, ends in expire_after.items() if ends},
         )
 
-    @property
+    @cached_property
     def shaping(self) -> dict[str, dict[int, str]]:
         """The rules of subscriptions whose messages are shaped, by source topic and number; topics without are absent.
 
@@ -163,7 +173,7 @@ class KnownRoutes:
         }
         return {topic: topic_rules for topic, topic_rules in rules.items() if topic_rules}
 
-    @property
+    @cached_property
     def command_routes(self) -> Routes:
         """The rules by which commands apply to each source topic's subscriptions, by number.
 
@@ -177,12 +187,12 @@ class KnownRoutes:
             for topic, route in self.routes.items()
         }
 
-    @property
+    @cached_property
     def destinations(self) -> dict[str, list[list[str]]]:
         """[name, destination] of each source topic's subscriptions, by number, with removed ones."""
         return {topic: [[s.name, s.destination] for s in route.subscriptions] for topic, route in self.routes.items()}
 
-    @property
+    @cached_property
     def attempts(self) -> dict[str, dict[str, int]]:
         """The number of retries that a message gets, if not the default, by source topic and subscription."""
         found = {
@@ -210,6 +220,9 @@ class KnownRoutes:
         for topic, route in self.routes.items():
             if not route.is_missing:
                 yield from ((topic, s.name) for s in route.left)
+
+
+_last_read: tuple[Mapping[str, Any], KnownRoutes] = {}, KnownRoutes({})  # what `from_json` has read last
 
 
 def _known(subscription: Subscription) -> KnownSubscription:

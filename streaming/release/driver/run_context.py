@@ -31,8 +31,8 @@ class RunStates:
 
     releases: Releases
     destinations: UnwritableDestinations
-    lock: threading.Condition = field(default_factory=threading.Condition)
-    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Condition = field(default_factory=lambda: threading.Condition())
+    stopped: threading.Event = field(default_factory=lambda: threading.Event())
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
 from broker.protocol.sending import is_refusal
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
 from conf.partitions import partition_name
-from conf.settings import Settings, rejects_topic
+from conf.settings import rejects_topic, settings_from_json
 from streaming.release.task import process_clients
 from streaming.release.task.producer_line import reason_of
 
@@ -20,7 +19,7 @@ def can_write(settings_json: str, topics: Iterable[str]) -> Iterator[str]:
     Yields:
         for each topic the error; an empty text: it can be written, if perhaps with a schema only.
     """
-    settings = Settings(**json.loads(settings_json))
+    settings = settings_from_json(settings_json)
     rejects = {rejects_topic(route.source) for route in settings.routes}
     for topic in topics:
         try:

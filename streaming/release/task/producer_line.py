@@ -117,14 +117,16 @@ class Line:
     max_entry_bytes: int = 0  # by the settings: a message that is larger may have been sent in chunks
     arrived_keys: frozenset[Key] = frozenset()  # the delivery keys of these messages
     waiting: deque[int] = field(default_factory=deque)  # indexes of due entries that the producer has not got yet
-    wake: threading.Event = field(default_factory=threading.Event)  # set when the line has made progress or has failed
+    # Set when the line has made progress or has failed.
+    wake: threading.Event = field(default_factory=lambda: threading.Event())
     # The lines of the same topic: no message is sent before all of them have a producer, so that messages go in order.
     of_topic: Sequence[Line] = ()
     ends_at: float = 0.0  # then the line is ended as a slow one, seconds, monotonic; 0: never
     _handed: int = -1  # the highest sequence id that was handed to the producer last
     # Of large messages that were handed over, and may not have arrived: the sequence id, and the bytes.
     _unanswered: deque[tuple[int, int]] = field(default_factory=deque)
-    _progress_at: float = field(default_factory=time.monotonic)  # when the broker last showed progress, monotonic
+    # When the broker last showed progress, monotonic.
+    _progress_at: float = field(default_factory=lambda: time.monotonic())
     _last_seen: tuple[int, int] = (-2, 0)  # the producer's last sequence id then, and number of answers
     _is_closed: bool = False
     _wait_closed: Callable[[float], None] | None = None

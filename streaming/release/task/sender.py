@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from pyspark import TaskContext
 from broker.client import PulsarError
 from broker.protocol.building import OutgoingMessage
 from conf.message_size import max_size_bytes
-from conf.settings import Settings
+from conf.settings import Settings, settings_from_json
 from streaming.free_memory import give_back_memory
 from streaming.release import outgoing
 from streaming.release.attempt import Assignment, Attempt, FailedProducer, SendReport
@@ -65,7 +64,7 @@ def send_releases(
     Raises:
         FencedError: the process stood still for a while, and another job has taken the warehouse over.
     """
-    settings = Settings(**json.loads(settings_json))
+    settings = settings_from_json(settings_json)
     watch = PauseWatch(lambda: _check_epoch(settings, epoch), since=checked_at)
     if _is_repeated_task():
         attempt = replace(attempt, is_first=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ _MOST_DIGITS = 15  # of a time that is read here
 _MOST_COUNTED = 1 << 20  # pairs of message and property name that are counted in a table
 _OF_TIME = {DELIVER_AT.encode(): DELIVER_AT, DELIVER_AFTER.encode(): DELIVER_AFTER}
 _ORDINARY, _ODD = "", "odd"
+_COLUMNS = [(field.name, field.type) for field in MESSAGES]
 
 
 class Entry(NamedTuple):
@@ -212,7 +213,8 @@ def _due(found: _Found, entries: Sequence[Entry], rules: Rules) -> tuple[Int64Ar
         names = _slices(found.data, fields.properties.names).dictionary_encode()
         codes = names.indices.to_numpy().astype(np.int64)
         kinds = [_kind(name) for name in names.dictionary.to_pylist()]
-        is_odd[message[np.isin(codes, [code for code, kind in enumerate(kinds) if kind == _ODD])]] = True
+        if _ODD in kinds:
+            is_odd[message[np.isin(codes, [code for code, kind in enumerate(kinds) if kind == _ODD])]] = True
         is_odd[_with_a_name_twice(message, codes, n, len(kinds))] = True
         for code, kind in enumerate(kinds):
             if kind in (DELIVER_AT, DELIVER_AFTER):
@@ -303,17 +305,13 @@ def _table(found: _Found, due: Int64Array, entries: Sequence[Entry], rules: Rule
     Raises:
         pa.ArrowInvalid: a text is no UTF-8.
     """
-    fields, n, of = found.fields, len(found.entry), pa.array(found.entry)
+    fields, n = found.fields, len(found.entry)
+    of = pa.array(found.entry)
     positions = np.array([entry.received.position for entry in entries], np.int64)[found.entry]
     has_key = fields.has_key & ~fields.is_key_null
-    key = Spans(
-        np.where(has_key, fields.key.starts, found.metadata.starts),
-        np.where(has_key, fields.key.ends, found.metadata.starts),
-    )
     is_base64 = has_key & fields.is_key_base64
     offsets = np.zeros(n + 1, np.int32)
     np.cumsum(np.bincount(fields.properties.message, minlength=n), out=offsets[1:])
-    names, values = fields.properties.names, fields.properties.values
     published = np.array([min(entry.published, MAX_TIME_MILLIS) for entry in entries], np.int64)
     columns = {
         "topic": pa.repeat(pa.scalar(rules.topic, pa.string()), n),
@@ -322,22 +320,27 @@ def _table(found: _Found, due: Int64Array, entries: Sequence[Entry], rules: Rule
         "entry_id": positions[:, 1],
         "batch_index": found.batch_index.astype(np.int32),
         "batch_size": np.array([entry.batch_size for entry in entries], np.int32)[found.entry],
-        "first_index": pa.array([entry.first_index for entry in entries], pa.int64()).take(of),
+        "first_index": _by_message([entry.first_index for entry in entries], of, pa.int64()),
         "deliver_at": due,
         "publish_time": published[found.entry],
         "event_time": fields.event_time,
-        "producer_name": pa.array([entry.producer for entry in entries], pa.string()).take(of),
-        "key": _slices(found.data, key, ~has_key).cast(pa.string()),
+        "producer_name": _by_message([entry.producer for entry in entries], of, pa.string()),
         "properties": pa.MapArray.from_arrays(
             pa.array(offsets),
-            _slices(found.data, names).cast(pa.string()),
-            _slices(found.data, values).cast(pa.string()),
+            _texts(found.data, fields.properties.names),
+            _texts(found.data, fields.properties.values),
         ),
         "payload": _slices(found.data, found.payload, fields.is_null_value),
-        "key_encoding": pc.if_else(pa.array(is_base64), BASE64, pa.scalar(None, pa.string())),
-        "schema_version": pa.array([entry.version or None for entry in entries], pa.binary()).take(of),
+        "schema_version": _by_message([entry.version or None for entry in entries], of, pa.binary()),
     }
-    in_order = [_column(columns.get(field.name), field.type, n) for field in MESSAGES]
+    if has_key.any():
+        starts, ends = fields.key.starts, fields.key.ends
+        if not has_key.all():  # places have to ascend
+            starts, ends = (np.where(has_key, of_key, found.metadata.starts) for of_key in (starts, ends))
+        columns["key"] = _texts(found.data, Spans(starts, ends), ~has_key)
+    if is_base64.any():
+        columns["key_encoding"] = pc.if_else(pa.array(is_base64), BASE64, pa.scalar(None, pa.string()))
+    in_order = [_column(columns.get(name), kind, n) for name, kind in _COLUMNS]
     return pa.Table.from_arrays(in_order, schema=MESSAGES)
 
 
@@ -345,6 +348,30 @@ def _column(values: pa.Array | np.ndarray | None, kind: pa.DataType, n: int) -> 
     if values is None:
         return pa.nulls(n, kind)
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def _by_message(values: list[Any], of: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns what each message has of its entry.
+
+    Args:
+        values: one of each entry; None: null.
+        of: int64, (messages,): the number of each message's entry.
+        kind: of the values.
+    """
+    if values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(values[0], kind), len(of))
+    return pa.array(values, kind).take(of)
+
+
+def _texts(data: bytes, spans: Spans, are_null: BoolArray | None = None) -> pa.Array:
+    """Returns slices of a buffer as texts; as `_slices`.
+
+    Raises:
+        pa.ArrowInvalid: one is no UTF-8.
+    """
+    texts = _slices(data, spans, are_null).view(pa.string())
+    texts.validate(full=True)
+    return texts
 
 
 def _slices(data: bytes, spans: Spans, are_null: BoolArray | None = None) -> pa.Array:

@@ -79,13 +79,16 @@ class ReceivedRows:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
         return any(entries.last > self.last_in_batch and entries.earliest <= cutoff for entries in self._kept)
 
-    def add(self, rows: pa.Table, n_bytes: int, last: Position) -> None:
+    def add(self, rows: pa.Table, n_bytes: int, last: Position) -> int:
         """Adds rows as new ones, or to the last ones where their entries are before its end.
 
         Args:
             rows: as MESSAGES.
             n_bytes: of the rows, about.
             last: all entries up to this one have come in.
+
+        Returns:
+            the least `deliver_at` of the rows, ms since the epoch.
         """
         earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
         if last > self.read_to:
@@ -108,6 +111,7 @@ class ReceivedRows:
             )
             self._late.append(rows)
         self._note_in_batch(self.last_in_batch)
+        return earliest
 
     def take_into_batch(self, max_messages: int, max_bytes: int, up_to: Position | None) -> tuple[Position, int, int]:
         """Takes waiting entries into a batch: see `Receiver.take_into_batch`."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -39,9 +39,11 @@ _SECONDS_AT_ONCE = 0.05  # for so long messages are collected
 _BUSY_SECONDS = 0.45  # and for so long then those that have come already: a busy job is helped by many rows at once
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which no more are collected
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
-_NEXT_SECONDS = 0.02  # an entry that comes so soon after another joins it, because each table has a fixed cost
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
+# One receiver at a time makes many rows; few do not wait. Arrow lets go of Python's interpreter lock in each of many
+# calls, and where other threads wait for that lock, each of these calls costs two changes of threads.
+_BUILDING = threading.Lock()
 _MAX_CLUSTER_BYTES = 256  # of a cluster's name, which may be anything, and is in each row that is left out
 
 
@@ -66,11 +68,13 @@ class Limits:
         max_messages: the most messages of this receiver.
         max_bytes: the most bytes of them.
         share: of the bytes that all receivers together may hold; None: this one has its own.
+        next_seconds: an entry that comes so soon after another joins it, because each table has a fixed cost.
     """
 
     max_messages: int
     max_bytes: int
     share: Share | None = None
+    next_seconds: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,15 @@ class ReceiverEvents:
     """Who is told what a receiver has received.
 
     Attributes:
-        on_received: called when messages have come in.
+        on_received: called when messages have come in, with the time at which the first of them is due, ms since the
+            epoch; 0: the receiver has read on, perhaps without any message.
         on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
             rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
     """
 
-    on_received: Callable[[], None] = lambda: None
+    on_received: Callable[[int], None] = lambda earliest: None
     on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None
     on_passed: Callable[[Position], None] = lambda end: None
 
@@ -376,11 +381,12 @@ class Receiver:
                 or builder.n_bytes >= min(_BYTES_AT_ONCE, self._limits.max_bytes // 8)
                 or builder.rule_cost.seconds > _RULE_SECONDS
                 or time.monotonic() > deadline + _BUSY_SECONDS
+                or self._received.read_to < self._awaited <= self._last_added
             ):
                 break
             entry = consumer.receive(0)
             if entry is None and time.monotonic() < deadline:
-                entry = consumer.receive(_NEXT_SECONDS)
+                entry = consumer.receive(self._limits.next_seconds)
         if len(builder):
             self._keep(builder)
         elif builder.parts:
@@ -441,16 +447,17 @@ class Receiver:
 
     def _keep(self, builder: RowBuilder) -> None:
         """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
-        rows = builder.build()
+        with nullcontext() if builder.has_few else _BUILDING:
+            rows = builder.build()
         self.has_keys = self.has_keys or has_keys(rows)
         self._events.on_entries(rows, builder.parts)
         self._problem = None
         with self._changed:
             self._acknowledgements.add(builder.entries.runs)
             self._last_received = max(self._last_received, builder.entries.last)
-            self._received.add(rows, builder.n_bytes, builder.entries.last)
+            earliest = self._received.add(rows, builder.n_bytes, builder.entries.last)
             self._changed.notify_all()
-        self._events.on_received()
+        self._events.on_received(earliest)
 
     def _note_all_kept(self) -> None:
         """Notes that everything which the consumer has handed over is among what is kept now, or was dropped."""
@@ -487,7 +494,7 @@ class Receiver:
                 self._acknowledgements.saw(all_read.up_to)
                 self._received.add(MESSAGES.empty_table(), 0, all_read.up_to)
                 self._changed.notify_all()
-            self._events.on_received()
+            self._events.on_received(0)
         return entry
 
 

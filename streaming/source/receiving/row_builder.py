@@ -120,6 +120,11 @@ class RowBuilder:
             self._add_rows(entry, left_out)
         self.entries.add_run(received.position, received.position)
 
+    @property
+    def has_few(self) -> bool:
+        """Whether it has so few messages that their rows are made one by one."""
+        return self._n < _FEW_MESSAGES
+
     def build(self) -> pa.Table:
         """Returns the messages of all entries, as MESSAGES."""
         n_bytes = self.n_bytes
@@ -141,7 +146,7 @@ class RowBuilder:
             (tables as MESSAGES, the places of their rows): of those that are ordinary; the others are in `_rows` now.
         """
         waiting, self._ordinary = self._ordinary, []
-        if self._n < _FEW_MESSAGES:
+        if self.has_few:
             for place, entry in waiting:
                 self._add_rows(entry, None, place)
             return [], []

@@ -47,7 +47,11 @@ def test_messages_of_a_key_come_in_the_order_of_their_times(tmp_path: Path, brok
             position = one.properties["delaylake.messageId"]
             ids = tuple(int(n) for n in position.split(":"))
             key = (one.ordering_key or one.key).encode()
-            came.append(Came(key, int(one.properties["delaylake.deliverAt"]), ids, ticks[position]))
+            due, was_due = int(one.properties["delaylake.deliverAt"]), sent[one.payload.decode()]
+            if due == was_due:
+                came.append(Came(key, due, ids, ticks[position]))
+            else:  # parked, while the destination did not answer, as it may on a slow machine; the ids count no more
+                came.append(Came(key, due, (), ticks[position], was_due))
         return came
 
     try:

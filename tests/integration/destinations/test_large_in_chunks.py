@@ -57,6 +57,15 @@ REBUILT: dict[str, dict[str, Any]] = {
 }
 
 
+def as_rebuilt(when: str, due: int) -> list[dict[str, Any]]:
+    """Returns messages for Java's producer, one for each of REBUILT."""
+    return [
+        {"topic": SOURCE, "name": f"{when}, {kind}", "properties": {"deliverAt": str(due), "name": f"{when}, {kind}"}}
+        | of
+        for kind, of in REBUILT.items()
+    ]
+
+
 def payload_of(name: str) -> bytes:
     if not name.startswith("large"):
         return name.encode()
@@ -160,20 +169,14 @@ def test_nothing_is_lost_or_doubled_when_job_broker_or_both_end_between_chunks(
 
         # What was sent and not written down when the checkpoint is lost is found at the destinations. What waits, and
         # what comes in again, is as it was.
-        due = now() + 3_000
-        again = [
-            {
-                "name": f"{name}, {kind}",
-                "topic": SOURCE,
-                "properties": {"deliverAt": str(at), "name": f"{name}, {kind}"},
-                **of,
-            }
-            for name, at in (("sent", due), ("later", due + int(100_000 * job.pace)))
-            for kind, of in REBUILT.items()
-        ]
+        later = now() + int(100_000 * job.pace)
+        again = as_rebuilt("later", later)
         java_client.produce(broker.settings.service_url, again)
-        waiting = "SELECT count(*) AS n FROM {table} WHERE deliver_at > " + str(due + 1)
+        waiting = f"SELECT count(*) AS n FROM {{table}} WHERE deliver_at = {later}"  # without what is parked, or was
         wait_until(lambda: job.rows("delayed_index", waiting)[0]["n"] == len(REBUILT), 30, f"sealed\n{job.log}")
+        due = now() + 3_000
+        again += (sent := as_rebuilt("sent", due))
+        java_client.produce(broker.settings.service_url, sent)
         wait_between_chunks(broker, FIRST, due)
         job.kill9()
         job.rebuild()

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from conf.errors import DelayLakeError
-from conf.settings import DEFAULT_SETTINGS_FILE, Settings, SettingsError, SubscriptionType, load_settings, local_path
+from conf.settings import (
+    DEFAULT_SETTINGS_FILE,
+    Settings,
+    SettingsError,
+    SubscriptionType,
+    load_settings,
+    local_path,
+    settings_from_json,
+)
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -343,3 +351,11 @@ def test_a_secret_is_in_no_error_and_not_in_what_the_job_hands_on(write: Callabl
     assert settings.auth.token_secret_key.get_secret_value() == "hunter2"
     assert "hunter2" not in settings.model_dump_json() + repr(settings)
     assert Settings.model_validate_json(settings.model_dump_json()).routes == settings.routes
+
+
+def test_settings_as_text_are_checked_once_for_all_tasks_of_a_process() -> None:
+    one, other = (Settings(warehouse=folder) for folder in ("/tables", "/others"))
+    first = settings_from_json(one.model_dump_json())
+    assert first == one
+    assert settings_from_json(one.model_dump_json()) is first
+    assert settings_from_json(other.model_dump_json()) == other

@@ -18,7 +18,7 @@ _STATE_OF = {name: state for state, name in STATES.items()}
 
 @dataclass(frozen=True)
 class PendingMessage:
-    """A message that is not delivered yet, as far as the tables know: a few seconds behind.
+    """A message that is not delivered yet. What a command has done to it is seen a few seconds later.
 
     Attributes:
         deliver_at: when it is due; None: it is parked, or its schedule is paused.

@@ -366,7 +366,7 @@ def test_large_payloads_are_in_the_tables_and_their_files_are_gone_when_nobody_n
 
 
 @pytest.mark.parametrize("table", ["delayed_index", "rejects"])
-def test_many_bytes_are_appended_in_one_commit_with_few_payloads_in_memory(
+def test_many_bytes_are_appended_in_one_commit_and_their_payloads_read_part_by_part(
     table: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_sink, "_PART_BYTES", 3 * ASIDE_BYTES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
@@ -16,10 +18,14 @@ from streaming.release.feedback import Feedback
 from tests.support.fuzzing.examples import examples
 from tests.support.naive.rates import most_within
 from tests.support.tracker.messages import TOPIC, messages
-from tests.support.tracker.shaped_service import CLOSED, START, Service, many, rate
+from tests.support.tracker.shaped_service import CLOSED, LOOKAHEAD, START, Service, many, rate
+from tracker.context import Context
+from tracker.ends import NO_END
 from tracker.messages import concat, with_columns
-from tracker.shaping.token_bucket import rule_of
+from tracker.shaping.shaper import ShapedSubscription
+from tracker.shaping.token_bucket import ShapingRule, rule_of
 from tracker.sharding import shards_of
+from tracker.store import MemoryStore
 from tracker.subscriptions import Backoff, Subscriptions
 
 
@@ -172,3 +178,17 @@ def test_what_is_late_for_one_subscription_puts_off_no_other() -> None:
     service.step(100, many(1, after + 2_000, first=100))
     service.run_until(after + 5_000)
     assert [row[3] for row in service.of("t")][100:] == [after + 2_000]
+
+
+@pytest.mark.slow
+def test_where_every_other_place_is_past_its_end_the_time_it_takes_is_not_quadratic() -> None:
+    n, context = 40_000, Context(MemoryStore(), Subscriptions({TOPIC: ["s"]}), now=START, cutoff=START + LOOKAHEAD)
+    shaped = ShapedSubscription(ShapingRule.from_json(rate(1, burst=1)), context)
+    seconds = np.arange(n) // 2  # each two messages want this place: the second one only this, and the first any
+    ends = np.where(np.arange(n) % 2, START + 1_000 * (seconds + 1), NO_END)
+    began = time.process_time()
+    places, _ = shaped.give_places(many(n, START), True, ends)
+    assert time.process_time() - began < 5
+    assert places[::2].tolist() == [float(START + 1_000 * second) for second in range(n // 2)]
+    assert np.isnan(places[1])
+    assert places[3::2].tolist() == ends[3::2].tolist()

@@ -86,3 +86,26 @@ def test_places_of_all_shards_are_shared_out_evenly_and_none_is_left_out(counts:
     assert sorted(np.concatenate(ranks).tolist()) == list(range(sum(counts)))
     for own, n in zip(ranks, counts, strict=True):  # at any time each has had its part, but for one place of each shard
         assert (np.abs((np.arange(n) + 0.5) / max(n, 1) * sum(counts) - own) <= len(counts)).all()
+
+
+# Of these rates all times are exact: none is moved over an end by rounding.
+@given(
+    st.sampled_from([1.0, 2.0, 5.0, 8.0, 1_000.0]),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 2), st.integers(1, 4_000) | st.just(10**15)), max_size=40),
+)
+def test_who_gets_no_place_before_its_end_takes_none(
+    rate: float, burst: int, shards: int, messages: list[tuple[int, int, int]]
+) -> None:
+    messages.sort(key=lambda message: message[0])
+    columns = np.array(messages, float).reshape(-1, 3)
+    times, keys, ends = columns[:, 0], columns[:, 1].astype(np.int64), columns[:, 0] + columns[:, 2]
+    for number in range(shards):
+        bucket = TokenBucket.share_of(rate, burst, ShardId(number, shards))
+        states, expected = [0.0, 0.0, 1_500.0], []
+        for time, key, end in zip(times, keys, ends, strict=True):
+            (place,), after = bucket.places(np.array([time]), states[key])
+            expected.append(place < end)
+            states[key] = after if place < end else states[key]
+        assert bucket.kept_before(times, keys, np.array([0.0, 0.0, 1_500.0]), ends).tolist() == expected

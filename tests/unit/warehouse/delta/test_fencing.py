@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.warehouse.tables import NOW, bucket, rows
 from warehouse import durable
+from warehouse.delta import commits
 from warehouse.delta.commits import remove_torn_commits
 from warehouse.delta.fencing import FencedError, PauseWatch
 from warehouse.delta.tables import Tables
@@ -231,3 +233,23 @@ def test_a_pause_between_the_drivers_look_at_the_epoch_and_the_task_counts() -> 
     assert not paused
     PauseWatch(lambda: paused.append(1), 5, 994.0, clocks).check()
     assert paused
+
+
+def test_a_commit_whose_writer_was_killed_before_its_sync_is_synced_by_the_next_start(
+    warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss of power could take it, and leave those after it: a log with a gap."""
+    first = begun(warehouse)
+    with monkeypatch.context() as patched:
+        patched.setattr(commits, "sync", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            first.append("entries", entry(1), {"a": 1})
+    assert entries(warehouse) == [1]
+    synced: list[str] = []
+    monkeypatch.setattr(commits, "sync", lambda files: synced.extend(file.name for file in files))
+    unsynced = f"{Tables(warehouse).version('entries'):020}.json"
+    second = begun(warehouse)
+    assert unsynced in synced
+    synced.clear()
+    second.append("entries", entry(2), {"a": 2})
+    assert len([name for name in synced if name.endswith(".json")]) == 1, "each is synced once"

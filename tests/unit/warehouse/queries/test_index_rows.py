@@ -223,6 +223,22 @@ def test_messages_of_schedule_keys_are_found_by_when_they_are_due_in_the_version
     assert not find_keyed_messages(tables, version, [("another topic", "it's")], [4]).num_rows
 
 
+def test_of_many_ledgers_no_payloads_between_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(str(tmp_path))
+    tables.create()
+    rows = concat(messages([(ledger, n, NOW) for n in range(20)], payload=b"x" * 100) for ledger in range(60))
+    tables.append("delayed_index", to_index(rows, 1), {})
+    asked = commands([command(f"{n}", n, n % 2) | {"kind": RESCHEDULE, "deliver_at": 0} for n in range(60)])
+    versions = [tables.version("delayed_index"), tables.version("entries")]
+    places = find_places(tables, versions, asked, [])
+    read: list[pa.Table] = []
+    query = Tables.query
+    monkeypatch.setattr(Tables, "query", lambda *arguments: read.append(query(*arguments)) or read[-1])  # type: ignore[func-returns-value]
+    (part,) = read_places(tables, versions[0], places)
+    assert positions(part) == [(n, n % 2, -1, NOW) for n in range(60)]
+    assert sum(one.num_rows for one in read) == 2 * 60
+
+
 def test_rows_that_commands_move_are_read_in_parts_of_bounded_bytes_without_those_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,4 +272,5 @@ def test_rows_that_commands_move_are_read_in_parts_of_bounded_bytes_without_thos
         assert int(payload_sizes(part).sum()) <= 1_000 or part.num_rows == 1
         assert int(payload_sizes(of_query).sum()) <= 2_000 or part.num_rows == 1, "a moved one's first row at most"
     assert len(parts) > 10
+    assert concat(parts)["sequence"].combine_chunks().is_null().to_pylist() == [True] * 50 + [False] * 10
     assert list(read_places(tables, versions[0], places.slice(0, 0))) == []

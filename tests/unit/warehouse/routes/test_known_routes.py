@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -128,3 +129,13 @@ def test_an_offset_keeps_the_routes_and_how_releases_are_sent() -> None:
     assert again.known_routes is not None
     assert again.known_routes.destinations == {TOPIC: [["a", f"{TOPIC}-a"], ["b", "persistent://public/default/x"]]}
     assert '"routes": {"persistent' in again.to_tick().sending
+
+
+def test_routes_that_are_read_again_are_not_made_again_until_they_change() -> None:
+    first, other = known_routes(settings("a>x")).to_json(), known_routes(settings("a>y")).to_json()
+    read = KnownRoutes.from_json(first)
+    again = KnownRoutes.from_json(json.loads(json.dumps(first)))
+    assert again is read
+    assert again.destinations is read.destinations
+    assert KnownRoutes.from_json(other).to_json() == other
+    assert KnownRoutes.from_json(first).to_json() == first

@@ -55,6 +55,33 @@ def test_messages_that_come_some_milliseconds_apart_are_built_together(monkeypat
     assert harness.take(max_messages=1).num_rows == 4, "one chunk, which a batch takes whole"
 
 
+def test_what_is_waited_for_is_kept_as_soon_as_it_has_come_and_not_with_what_follows() -> None:
+    harness = Harness()
+    consumer = FakeConsumer([*one(0), *one(1), *one(2), *one(3)], end=Position(5, 1))
+    harness.receiver._consumer = consumer
+    assert harness.receiver.topic_end() == (5, 1)
+    harness.receiver.receive(consumer)
+    assert harness.receiver.read_to == (5, 1)
+    harness.receiver.receive(consumer)
+    assert harness.receiver.read_to == (5, 3), "nobody waits any more"
+
+
+def test_a_receiver_waits_for_the_next_entry_for_as_long_as_its_limits_say() -> None:
+    waits: list[float] = []
+
+    class Asked(FakeConsumer):
+        def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+            waits.append(timeout_seconds)
+            return super().receive(timeout_seconds)
+
+    broker: Any = FakeBroker()
+    limits = Limits(1_000, 1 << 20, next_seconds=0.001)
+    receiver = Receiver(SOURCE, TopicAccess(lambda: Asked([]), broker), START, limits, Acceptance(0, 1_000))
+    receiver.receive(Asked([*one(0), None, None]))
+    assert waits[1:] == [0, 0.001]
+    assert receiver.waiting == 1
+
+
 def test_an_acknowledgement_that_was_lost_brings_nothing_again() -> None:
     harness = Harness()
     harness.receive([*one(0), *one(1)])

@@ -1,0 +1,485 @@
+"""A Pulsar cluster in memory, behind the connection that `broker.protocol` makes: its producers and consumers are real.
+
+It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
+
+- A topic keeps entries in order; an entry that was answered is not lost ("Messaging", Persistent topics).
+- Deduplication: an entry whose sequence id is not above the last one of its producer's name is answered with the id
+  -1:-1, and dropped ("Message deduplication"). A name that nobody has used for six hours is forgotten
+  (`brokerDeduplicationProducerInactivityTimeoutMinutes`).
+- A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
+  ConsumerBusy.
+- A durable subscription goes on after its mark-delete position: what was not acknowledged comes again.
+- Of what is under way when a connection ends some is done and some is not, in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from broker.client import NoAnswerError, PulsarError
+from broker.position import Position
+from broker.protocol.brokers import Brokers
+from broker.protocol.consumer import EntryConsumer
+from broker.protocol.frames import Frame, FrameDecoder
+from broker.protocol.producer import EntryProducer
+from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
+from broker.protocol.wire.pulsar_pb2 import Command, LastMessageId, ProducerAnswer, ServerError
+from broker.pulsar_admin.answers import TopicLedgers
+from tests.simulation.faults import Faults
+from tests.simulation.scheduler import Future, Process, Scheduler
+
+REQUEST_SECONDS = 5.0
+_NEXT_SECONDS = 1e-7  # between two things that come one after the other
+LOST_AFTER_SECONDS = (30.0, 60.0)  # after which a broker drops a connection that is silent: `keepAliveIntervalSeconds`
+_FORGETS_SECONDS = 6 * 3600  # a producer's name
+_UNSIGNED = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a topic."""
+
+    position: Position
+    data: bytes
+    n_messages: int = 1
+    producer: str = ""
+    sequence_id: int = -1
+
+
+@dataclass(eq=False)
+class Reader:
+    """A consumer, as the broker has it."""
+
+    link: Link
+    id: int
+    next: int  # the index of the entry that is sent next
+    permits: int = 0
+
+
+@dataclass(eq=False)
+class Topic:
+    """A topic, with one durable subscription."""
+
+    name: str
+    ledger: int
+    entries: list[Entry] = field(default_factory=list)
+    n_acknowledged: int = 0  # so many entries, from the first on
+    reader: Reader | None = None
+    producers: dict[str, tuple[Link, int]] = field(default_factory=dict)
+    last_ids: dict[str, int] = field(default_factory=dict)  # by producer
+    seen_at: dict[str, float] = field(default_factory=dict)  # likewise, seconds
+    is_open: bool = True  # else nobody has it now: who asks for it has to ask again
+
+    @property
+    def end(self) -> Position:
+        return self.entries[-1].position if self.entries else Position(self.ledger, -1)
+
+
+class Cluster:
+    """All topics.
+
+    Args:
+        scheduler: of the simulation.
+        faults: that fall on connections.
+    """
+
+    def __init__(self, scheduler: Scheduler, faults: Faults) -> None:
+        self.scheduler = scheduler
+        self.faults = faults
+        self.topics: dict[str, Topic] = {}
+        self.links: list[Link] = []
+        self.is_up = True
+        self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
+        self.on_acknowledged: Callable[[Topic, Position], None] = lambda topic, position: None
+        self._ledgers = itertools.count(7, 3)
+
+    def topic(self, name: str) -> Topic:
+        if name not in self.topics:
+            self.topics[name] = Topic(name, next(self._ledgers))
+        return self.topics[name]
+
+    def publish(self, name: str, data: bytes, n_messages: int = 1) -> Position:
+        """Stores an entry of somebody who is no part of the service."""
+        topic = self.topic(name)
+        return self._store(topic, Entry(topic.end.next, data, n_messages))
+
+    def unload(self, topic: Topic) -> None:
+        """Another broker has the topic in a moment: who uses it has to look for it again."""
+        topic.is_open = False
+        self._end_producers(topic, [*topic.producers])
+        if topic.reader is not None:
+            reader, topic.reader = topic.reader, None
+            reader.link.tell(reader.id, Command(type=Command.CLOSE_CONSUMER, close_consumer={"consumer_id": reader.id}))
+        self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(setattr, topic, "is_open", True))
+
+    def crash(self, seconds: float) -> None:
+        """The broker ends, and is there again after a while. Entries and cursors are at the bookies."""
+        self.is_up = False
+        for link in [*self.links]:
+            link.cut(DisconnectedError("the broker has ended"))
+        self.scheduler.after(seconds, partial(setattr, self, "is_up", True))
+
+    def _end_producers(self, topic: Topic, names: list[str]) -> None:
+        for name in names:
+            link, producer_id = topic.producers.pop(name)
+            topic.seen_at[name] = self.scheduler.now
+            command = Command(type=Command.CLOSE_PRODUCER, close_producer={"producer_id": producer_id})
+            link.tell(producer_id, command)
+
+    def forget(self, link: Link) -> None:
+        """Ends all that is on a connection."""
+        for topic in self.topics.values():
+            for name, (of, _) in list(topic.producers.items()):
+                if of is link:
+                    del topic.producers[name]
+                    topic.seen_at[name] = self.scheduler.now
+            if topic.reader is not None and topic.reader.link is link:
+                topic.reader = None
+
+    def produce(self, link: Link, topic: Topic, name: str, producer_id: int) -> int:
+        """Gives a connection a producer's name; returns its last sequence id."""
+        if topic.producers.get(name, (link, producer_id)) != (link, producer_id):
+            raise RefusedError(ServerError.ProducerBusy, f"{name} is connected".encode())
+        if self.scheduler.now - topic.seen_at.get(name, self.scheduler.now) > _FORGETS_SECONDS:
+            topic.last_ids.pop(name, None)
+        topic.producers[name] = link, producer_id
+        return topic.last_ids.get(name, -1)
+
+    def store(self, topic: Topic, name: str, entry: Any, data: bytes) -> Position | None:
+        """Stores what a producer has sent; None: it is a repetition."""
+        highest = max(entry.highest_sequence_id, entry.sequence_id)
+        if entry.sequence_id <= topic.last_ids.get(name, -1):
+            return None
+        topic.last_ids[name] = highest
+        return self._store(topic, Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id))
+
+    def _store(self, topic: Topic, entry: Entry) -> Position:
+        topic.entries.append(entry)
+        self.on_stored(topic, entry)
+        self.feed(topic)
+        return entry.position
+
+    def feed(self, topic: Topic) -> None:
+        """Sends a consumer what it has asked for."""
+        reader = topic.reader
+        while reader is not None and reader.permits > 0 and reader.next < len(topic.entries):
+            entry = topic.entries[reader.next]
+            reader.next += 1
+            reader.permits -= entry.n_messages
+            position = {"ledger_id": entry.position.ledger_id, "entry_id": entry.position.entry_id}
+            command = Command(type=Command.MESSAGE, message={"consumer_id": reader.id, "id": position})
+            reader.link.tell(reader.id, command, entry.data)
+
+    def acknowledge(self, topic: Topic, position: Position) -> None:
+        done = sum(entry.position <= position for entry in topic.entries)
+        if done > topic.n_acknowledged:
+            self.on_acknowledged(topic, position)
+            topic.n_acknowledged = done
+
+
+class Link:
+    """Stands in for `broker.protocol.connection.Connection`. What is sent each way comes in order, or not at all."""
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self.address = "the broker"
+        self.error: PulsarError | None = None
+        self.max_message_bytes = 5 << 20
+        self._cluster, self._scheduler, self._process = cluster, cluster.scheduler, process
+        self._ids = itertools.count(1)
+        self._attached: dict[int, Any] = {}
+        self._topics: dict[int, Topic] = {}  # of producers and consumers
+        self._names: dict[int, str] = {}  # of producers
+        self._to_broker = self._to_client = self._scheduler.now  # when the last one comes
+        self._answers: list[Future[Any]] = []
+        self._is_cut = False  # the broker hears nothing more
+        cluster.links.append(self)
+
+    def attach(self, one: Any) -> int:
+        own_id = next(self._ids)
+        self._attached[own_id] = one
+        return own_id
+
+    def detach(self, own_id: int) -> None:
+        self._attached.pop(own_id, None)
+
+    def flush(self) -> None:
+        pass
+
+    def write(self, frame: bytes, is_more: bool = False) -> None:
+        self._check()
+        [(command, data)] = FrameDecoder().feed(frame)
+        self._ask_broker(partial(self._sent, command.send, data))
+
+    def send(self, kind: Command.Type, **fields: Any) -> None:
+        self._check()
+        if kind == Command.FLOW:
+            flow = fields["flow"]
+            self._ask_broker(partial(self._flow, flow["consumer_id"], flow["permits"]))
+
+    def request(self, kind: Command.Type, name: str, **fields: Any) -> Any:
+        return self.ask(kind, name, **fields).wait(REQUEST_SECONDS)
+
+    def ask(self, kind: Command.Type, name: str, **fields: Any) -> Answer:
+        self._check()
+        answer: Future[Any] = Future()
+        self._answers.append(answer)
+        self._ask_broker(partial(self._requested, kind, fields, answer))
+        return Answer(answer)
+
+    def close(self) -> None:
+        """What has been sent before comes to the broker."""
+        self._end(DisconnectedError("the connection is closed"))
+        self._ask_broker(self._hang_up)
+
+    def cut(self, error: PulsarError) -> None:
+        """The connection ends; both sides hear of it, and of what is under way nothing comes."""
+        self._hang_up()
+        self._scheduler.after(0.0, partial(self._scheduler.within, self._process, partial(self._end, error)))
+
+    def leave(self) -> None:
+        """The process has ended: of what it has sent some comes to the broker."""
+        self._scheduler.after(self._scheduler.random.choice([0.0, 0.002, 0.1]), self._hang_up)
+
+    def tell(self, own_id: int, command: Command, data: bytes = b"") -> None:
+        """Sends a frame to a producer or consumer."""
+        if not self._is_cut:
+            self._to_client = max(self._to_client + _NEXT_SECONDS, self._scheduler.now + self._latency())
+            self._scheduler.at(self._to_client, partial(self._came, own_id, Frame(command, data)))
+
+    def _latency(self) -> float:
+        chance = self._scheduler.random
+        return chance.uniform(0.0002, 0.003) if chance.random() < 0.98 else chance.uniform(0.01, 1.0)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise DisconnectedError(f"the connection has ended: {self.error}")
+
+    def _end(self, error: PulsarError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        attached, answers = list(self._attached.values()), self._answers
+        self._attached, self._answers = {}, []
+        _tell_end(attached, answers, error)
+
+    def _hang_up(self) -> None:
+        if not self._is_cut:
+            self._is_cut = True
+            self._cluster.forget(self)
+            self._cluster.links.remove(self)
+
+    def _ask_broker(self, action: Callable[[], None]) -> None:
+        """Lets something come to the broker, unless the connection ends before."""
+        if self._cluster.faults.is_now("connection lost"):
+            self._scheduler.after(0.0, partial(self.cut, DisconnectedError("the connection is lost")))
+        self._to_broker = max(self._to_broker + _NEXT_SECONDS, self._scheduler.now + self._latency())
+        self._scheduler.at(self._to_broker, lambda: None if self._is_cut else action())
+
+    def _came(self, own_id: int, frame: Frame) -> None:
+        """A frame has come to the process."""
+
+        def take() -> None:
+            if (one := self._attached.get(own_id)) is not None:
+                one.received(frame)
+
+        self._scheduler.within(self._process, take)
+
+    def _answer(self, answer: Future[Any], result: Any) -> None:
+        if self._is_cut or self._cluster.faults.is_now("no answer"):
+            return
+        self._to_client = max(self._to_client + _NEXT_SECONDS, self._scheduler.now + self._latency())
+
+        def came() -> None:
+            if not self._is_cut and not answer.done():
+                if isinstance(result, Exception):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
+
+        self._scheduler.at(self._to_client, came)
+
+    def _flow(self, consumer_id: int, permits: int) -> None:
+        topic = self._topics.get(consumer_id)
+        if topic is not None and (reader := topic.reader) is not None and reader.link is self:
+            reader.permits += permits
+            self._cluster.feed(topic)
+
+    def _sent(self, send: Any, data: bytes) -> None:
+        topic = self._topics.get(send.producer_id)
+        name = self._names.get(send.producer_id, "")
+        if topic is None or topic.producers.get(name) != (self, send.producer_id):
+            return
+        if self._cluster.faults.is_now("unload"):
+            self._cluster.unload(topic)
+            return
+        position = self._cluster.store(topic, name, send, data)
+        ledger, entry = (_UNSIGNED, _UNSIGNED) if position is None else position
+        receipt = {
+            "producer_id": send.producer_id,
+            "sequence_id": send.sequence_id,
+            "highest_sequence_id": send.highest_sequence_id,
+            "id": {"ledger_id": ledger, "entry_id": entry},
+        }
+        self.tell(send.producer_id, Command(type=Command.SEND_RECEIPT, send_receipt=receipt))
+
+    def _requested(self, kind: Command.Type, fields: dict[str, Any], answer: Future[Any]) -> None:
+        try:
+            self._answer(answer, self._result(kind, fields))
+        except PulsarError as error:
+            self._answer(answer, error)
+
+    def _result(self, kind: Command.Type, fields: dict[str, Any]) -> Any:
+        cluster = self._cluster
+        if kind == Command.PRODUCER:
+            topic = self._open(fields["topic"])
+            name = fields.get("producer_name") or f"standalone-{next(self._ids)}-{id(self)}"
+            last = cluster.produce(self, topic, name, fields["producer_id"])
+            self._topics[fields["producer_id"]], self._names[fields["producer_id"]] = topic, name
+            return ProducerAnswer(producer_name=name.encode(), last_sequence_id=last)
+        if kind == Command.CLOSE_PRODUCER:
+            found = self._topics.pop(fields["producer_id"], None)
+            name = self._names.pop(fields["producer_id"], "")
+            if found is not None and found.producers.get(name) == (self, fields["producer_id"]):
+                del found.producers[name]
+                found.seen_at[name] = self._scheduler.now
+            return None
+        if kind == Command.SUBSCRIBE:
+            topic = self._open(fields["topic"])
+            if topic.reader is not None:
+                raise RefusedError(ServerError.ConsumerBusy, b"the subscription is exclusive")
+            topic.reader = Reader(self, fields["consumer_id"], topic.n_acknowledged)
+            self._topics[fields["consumer_id"]] = topic
+            return None
+        found = self._topics.get(fields["consumer_id"])
+        if (
+            found is None
+            or found.reader is None
+            or (found.reader.link, found.reader.id) != (self, fields["consumer_id"])
+        ):
+            raise RefusedError(ServerError.ServiceNotReady, b"no such consumer")
+        topic = found
+        if kind == Command.CLOSE_CONSUMER:
+            topic.reader = None
+            return None
+        if kind == Command.GET_LAST_MESSAGE_ID:
+            return LastMessageId(id={"ledger_id": topic.end.ledger_id, "entry_id": topic.end.entry_id & _UNSIGNED})
+        if kind == Command.ACK:
+            if not cluster.faults.is_now("acknowledgement lost"):
+                [last] = fields["ids"]
+                cluster.acknowledge(topic, Position(last["ledger_id"], last["entry_id"]))
+            return None
+        raise AssertionError(f"nobody asks for {kind}")
+
+    def _open(self, name: str) -> Topic:
+        topic = self._cluster.topic(name)
+        if not topic.is_open:
+            raise RefusedError(ServerError.ServiceNotReady, b"the topic is being loaded")
+        return topic
+
+
+def _tell_end(attached: list[Any], answers: list[Future[Any]], error: PulsarError) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_exception(error)
+    for one in attached:
+        one.disconnected(error)
+
+
+class Answer:
+    """Stands in for `broker.protocol.connection.Answer`."""
+
+    def __init__(self, answer: Future[Any]) -> None:
+        self._answer = answer
+
+    def wait(self, seconds: float) -> Any:
+        try:
+            return self._answer.result(seconds)
+        except TimeoutError:
+            raise NoAnswerError("the broker does not answer a request") from None
+
+
+class SimulatedBrokers(Brokers):
+    """A process's connection to the cluster, as `Brokers` has several."""
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self._cluster, self._process = cluster, process
+        self._link: Link | None = None
+        self._is_closed = False
+
+    def _connection_for(self, topic: str) -> Any:
+        if self._is_closed:
+            raise ClosedError("the connections are closed")
+        if not self._cluster.is_up:
+            self._cluster.scheduler.wait(0.1)
+            raise NoAnswerError("the broker does not answer")
+        if self._link is None or self._link.error is not None:
+            self._link = Link(self._cluster, self._process)
+        return self._link
+
+    def subscribe(self, topic: str, subscription: str, **limits: Any) -> EntryConsumer:
+        return EntryConsumer(self._connection_for(topic), topic, subscription, **limits)
+
+    def produce(
+        self, topic: str, name: str = "", schema: Any = None, on_progress: Callable[[], None] = lambda: None
+    ) -> EntryProducer:
+        return EntryProducer(lambda: self._connection_for(topic), topic, name, schema, on_progress)
+
+    def partitions(self, topic: str) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._link is not None and self._link.error is None:
+            self._link.close()
+
+
+class Admin:
+    """Stands in for `AdminClient`: what the service asks of it in a simulation."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def health(self) -> bool:
+        return self._cluster.is_up
+
+    def message_index(self, topic: str, ledger: int, entry: int) -> int | None:
+        return None
+
+    def internal_stats(self, name: str) -> TopicLedgers | None:
+        if not self._cluster.is_up:
+            raise PulsarError("the broker does not answer")
+        topic = self._cluster.topics.get(name)
+        if topic is None:
+            return None
+        done = topic.entries[topic.n_acknowledged - 1].position if topic.n_acknowledged else Position(topic.ledger, -1)
+        index = len(topic.entries) if topic.reader is None else topic.reader.next
+        following = Position(topic.ledger, index)
+        return TopicLedgers(
+            {topic.ledger: len(topic.entries)}, {"delaylake": done}, {"delaylake": following}, topic.end
+        )
+
+
+class Client:
+    """Stands in for `pulsar.Client`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,59 @@
+"""Which faults fall, and when: a seed and the number of the opportunity decide, so that one left out moves no other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+# (kind, number of the opportunity): names a fault of a seed.
+Fault = tuple[str, int]
+
+# How often a fault falls on an opportunity. The first ones fall before a side effect of a process.
+USUAL_RATES: Mapping[str, float] = {
+    "crash": 0.004,
+    "pause": 0.0015,
+    "power loss": 0.001,
+    "slow": 0.02,
+    "task lost before": 0.05,
+    "task lost after": 0.05,
+    "task goes on": 0.03,
+    "shard runs again": 0.1,
+    "connection lost": 0.003,
+    "no answer": 0.004,
+    "unload": 0.004,
+    "acknowledgement lost": 0.1,
+    "broker ends": 0.01,
+}
+
+
+@dataclass
+class Faults:
+    """The faults of one simulation.
+
+    Attributes:
+        left_out: faults that do not fall, though the seed says so.
+        are_over: no more fall.
+        fallen: those that have, in their order.
+    """
+
+    seed: int
+    rates: Mapping[str, float] = field(default_factory=lambda: USUAL_RATES)
+    left_out: Collection[Fault] = frozenset()
+    are_over: bool = False
+    fallen: list[Fault] = field(default_factory=list)
+    opportunities: Counter[str] = field(default_factory=Counter)
+
+    def is_now(self, kind: str) -> bool:
+        """Whether a fault of a kind falls on this opportunity."""
+        number = self.opportunities[kind]
+        self.opportunities[kind] += 1
+        rate = self.rates.get(kind, 0.0)
+        if self.are_over or not rate or (kind, number) in self.left_out:
+            return False
+        digest = hashlib.blake2b(f"{self.seed} {kind} {number}".encode(), digest_size=8).digest()
+        if int.from_bytes(digest) >= rate * 2**64:
+            return False
+        self.fallen.append((kind, number))
+        return True

@@ -1,0 +1,343 @@
+"""Faults that are planted in the service one at a time: the simulator is worth something if it finds each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import streaming.source.reader
+import warehouse.delta.commits
+from broker.protocol.sending import Sending
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.offset import Offset
+from streaming.release.driver.releases import Progress, Releases
+from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.naming import producer_name
+from streaming.release.task.planning import plan_release
+from streaming.release.task.planning.plan_release import _Release
+from streaming.sinks.batch_sink import BatchSink
+from streaming.source.batch_end import Acknowledgements
+from streaming.source.clock import Clock
+from streaming.source.receiving.receiver import Receiver
+from tests.simulation.broker import Cluster
+from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.in_flight import InFlight
+from tracker.messages import where
+from tracker.shard import Shard
+from warehouse.delta.fencing import PauseWatch
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import read_light_segment
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+def _after(target: Any, name: str, change: Callable[..., Any]) -> Planted:
+    """Replaces a function by one that is given its result, and then its arguments."""
+    original = getattr(target, name)
+
+    def changed(*args: Any, **named: Any) -> Any:
+        return change(original(*args, **named), *args, **named)
+
+    return mock.patch.object(target, name, changed)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _epoch_not_checked() -> Planted:
+    return mock.patch.object(Tables, "_check", _nothing)
+
+
+@contextlib.contextmanager
+def _sent_without_a_look_at_the_epoch() -> Iterator[None]:
+    with (
+        mock.patch.object(PauseWatch, "check", _nothing),
+        mock.patch.object(SparkJobs, "check_epoch", return_value=0.0),
+        mock.patch.object(Tables, "_check", _nothing),
+    ):
+        yield
+
+
+def _acknowledged_before_durable() -> Planted:
+    def note_commit(self: Acknowledgements, durable_through: int) -> Any:
+        return self._positions.pop(max(self._positions)) if self._positions else None
+
+    return mock.patch.object(Acknowledgements, "note_commit", note_commit)
+
+
+def _acknowledged_one_too_far() -> Planted:
+    original = Receiver.acknowledge
+    return mock.patch.object(Receiver, "acknowledge", lambda self, last: original(self, last.next))
+
+
+def _sequence_ids_from_a_counter() -> Planted:
+    count = itertools.count(1, 1 << 12)
+
+    def sequence_ids(self: _Release, row: Any) -> Any:
+        return np.arange(len(row)) + next(count) + (1 << 40)
+
+    return mock.patch.object(_Release, "_sequence_ids", sequence_ids)
+
+
+def _sequence_ids_without_their_tick() -> Planted:
+    return _after(_Release, "_sequence_ids", lambda ids, self, row: (ids & ((1 << 22) - 1)) + (1 << 22))
+
+
+def _offset_and_input_not_forced() -> Planted:
+    return mock.patch.object(Checkpoint, "sync_begun", _nothing)
+
+
+def _commits_not_forced() -> Planted:
+    return mock.patch.object(warehouse.delta.commits, "_first_unsynced", lambda synced_to, version: version + 1)
+
+
+def _commits_of_the_killed_not_forced() -> Planted:
+    return mock.patch.object(warehouse.delta.commits, "_first_unsynced", lambda synced_to, version: version)
+
+
+def _confirmed_before_written() -> Planted:
+    def progress(found: Progress, self: Releases, soon: int) -> Progress:
+        last = max((tick for tick, _ in self._accepted), default=found.confirmed)
+        return replace(found, confirmed=max(found.confirmed, last))
+
+    return _after(Releases, "progress", progress)
+
+
+def _confirmed_one_tick_too_far() -> Planted:
+    original = InFlight.confirm_releases
+    return mock.patch.object(
+        InFlight, "confirm_releases", lambda self, tick, *others: original(self, tick + 1, *others)
+    )
+
+
+def _nothing_dispatched_again() -> Planted:
+    return mock.patch.object(InFlight, "all_releases", return_value=[])
+
+
+def _segment_begins_a_slot_too_late() -> Planted:
+    original = read_light_segment
+
+    def read(tables: Any, version: int, start: int, end: int, rule: Any) -> Any:
+        return original(tables, version, start + SLOT_MILLIS, end, rule)
+
+    return mock.patch.object(streaming.source.reader, "read_light_segment", read)
+
+
+def _segment_ends_a_slot_too_late() -> Planted:
+    original = read_light_segment
+
+    def read(tables: Any, version: int, start: int, end: int, rule: Any) -> Any:
+        return original(tables, version, start, end + 5 * SLOT_MILLIS, rule)
+
+    return mock.patch.object(streaming.source.reader, "read_light_segment", read)
+
+
+def _buckets_not_written() -> Planted:
+    def output(rows: Any, table: str) -> Any:
+        return rows
+
+    original = BatchSink._append
+
+    def append(self: BatchSink, table: str, rows: Any, tick: int) -> None:
+        if table != "delayed_index" or tick % 3:
+            original(self, table, output(rows, table), tick)
+
+    return mock.patch.object(BatchSink, "_append", append)
+
+
+def _rows_of_a_tick_written_again() -> Planted:
+    original = Tables.append
+    return mock.patch.object(Tables, "append", lambda self, name, rows, versions: original(self, name, rows, {}))
+
+
+def _a_replay_sends() -> Planted:
+    original = BatchSink.__call__
+
+    def call(self: BatchSink, batch: Any, number: int) -> None:
+        with mock.patch.object(BatchSink, "_append", BatchSink._append):
+            self._run_id = _Any()
+            original(self, batch, number)
+
+    return mock.patch.object(BatchSink, "__call__", call)
+
+
+class _Any(str):
+    """Is equal to each run's id."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def _deduplication_off() -> Planted:
+    def store(self: Cluster, topic: Any, name: str, entry: Any, data: bytes) -> Any:
+        topic.last_ids.pop(name, None)
+        return original(self, topic, name, entry, data)
+
+    original = Cluster.store
+    return mock.patch.object(Cluster, "store", store)
+
+
+def _two_lanes_with_one_name() -> Planted:
+    original = producer_name
+
+    def name(app: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
+        return original(app, source, subscription, shard, "lane", is_batched)
+
+    return mock.patch.object(plan_release, "producer_name", name)
+
+
+def _two_shards_with_one_name() -> Planted:
+    original = producer_name
+
+    def name(app: str, source: str, subscription: str | None, shard: int, lane: str, is_batched: bool) -> str:
+        return original(app, source, subscription, 0, lane, is_batched)
+
+    return mock.patch.object(plan_release, "producer_name", name)
+
+
+def _sent_early() -> Planted:
+    def early(found: Any, self: _Release, *_: Any) -> Any:
+        lines, sends = found
+        sends.at = sends.at - 300
+        return lines, sends
+
+    return _after(_Release, "planned", early)
+
+
+def _unanswered_counts_as_arrived() -> Planted:
+    return mock.patch.object(Sending, "has_arrived", property(lambda self: True))
+
+
+def _a_lost_task_counts_as_done() -> Planted:
+    original = SparkJobs.run
+
+    def run(self: SparkJobs, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except Exception:
+            return []
+
+    return mock.patch.object(SparkJobs, "run", run)
+
+
+def _durable_before_settled() -> Planted:
+    original = Clock.next
+
+    def following(self: Clock, last: Any, at: Any, feedback: Any, index: Any) -> Any:
+        return original(self, last, at, replace(feedback, settled=1 << 50, next_due=None), index)
+
+    return mock.patch.object(Clock, "next", following)
+
+
+def _durable_before_confirmed() -> Planted:
+    original = Clock.next
+
+    def following(self: Clock, last: Offset, at: Any, feedback: Any, index: Any) -> Any:
+        known = replace(last, marks=[[number, 0, time] for number, _, time in last.marks])
+        return original(self, known, at, feedback, index)
+
+    return mock.patch.object(Clock, "next", following)
+
+
+def _a_shard_with_a_memory_of_its_own() -> Planted:
+    count = itertools.count()
+    original = Shard.apply
+
+    def apply(self: Shard, tick: Any, tick_input: Any) -> Any:
+        found = original(self, tick, tick_input)
+        if next(count) % 2:
+            found.bucket = where(found.bucket, np.arange(found.bucket.num_rows)[::-1] >= 0)
+            found.status["messages"] = next(count)
+        return found
+
+    return mock.patch.object(Shard, "apply", apply)
+
+
+def _a_message_in_two_shards() -> Planted:
+    original = Shard.apply
+
+    def apply(self: Shard, tick: Any, tick_input: Any) -> Any:
+        found = original(self, tick, tick_input)
+        found.entries = found.entries.slice(0, max(0, found.entries.num_rows - 1))
+        return found
+
+    return mock.patch.object(Shard, "apply", apply)
+
+
+def _releases_of_a_lane_out_of_order() -> Planted:
+    return mock.patch.object(Releases, "begin_next", _newest_first(Releases.begin_next))
+
+
+def _newest_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_next(self: Releases, lane: str) -> Any:
+        queued = self._lanes[lane]
+        queued.sort(key=lambda release: -release.tick)
+        return original(self, lane) if queued else None
+
+    return begin_next
+
+
+PLANTED: dict[str, Callable[[], Planted]] = {
+    "the epoch is not checked before a commit": _epoch_not_checked,
+    "nor before anything is sent": _sent_without_a_look_at_the_epoch,
+    "acknowledged before durable": _acknowledged_before_durable,
+    "acknowledged one entry too far": _acknowledged_one_too_far,
+    "sequence ids from a counter": _sequence_ids_from_a_counter,
+    "sequence ids without their tick": _sequence_ids_without_their_tick,
+    "offset and input not forced to the disk": _offset_and_input_not_forced,
+    "commits not forced to the disk": _commits_not_forced,
+    "commits of a killed writer not forced": _commits_of_the_killed_not_forced,
+    "releases confirmed before they are written": _confirmed_before_written,
+    "releases confirmed one tick too far": _confirmed_one_tick_too_far,
+    "nothing in flight dispatched again": _nothing_dispatched_again,
+    "a segment begins a slot too late": _segment_begins_a_slot_too_late,
+    "a segment ends some slots too late": _segment_ends_a_slot_too_late,
+    "some buckets not written": _buckets_not_written,
+    "rows of a tick written again": _rows_of_a_tick_written_again,
+    "a replayed batch sends": _a_replay_sends,
+    "the broker's deduplication is off": _deduplication_off,
+    "two lanes with one producer name": _two_lanes_with_one_name,
+    "two shards with one producer name": _two_shards_with_one_name,
+    "sent a moment early": _sent_early,
+    "what is not answered counts as arrived": _unanswered_counts_as_arrived,
+    "a lost task counts as done": _a_lost_task_counts_as_done,
+    "durable before it is settled": _durable_before_settled,
+    "durable before it is confirmed": _durable_before_confirmed,
+    "a shard's result depends on more than its input": _a_shard_with_a_memory_of_its_own,
+    "an entry is not written down": _a_message_in_two_shards,
+    "a lane's releases are sent newest first": _releases_of_a_lane_out_of_order,
+}
+
+# Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
+NOT_FOUND = frozenset(
+    {
+        "the epoch is not checked before a commit",
+        "nor before anything is sent",
+        "offset and input not forced to the disk",
+        "commits of a killed writer not forced",
+        "releases confirmed one tick too far",
+        "nothing in flight dispatched again",
+        "a segment begins a slot too late",
+        "a segment ends some slots too late",
+        "some buckets not written",
+        "rows of a tick written again",
+        "a replayed batch sends",
+        "the broker's deduplication is off",
+        "two lanes with one producer name",
+        "two shards with one producer name",
+        "sent a moment early",
+        "what is not answered counts as arrived",
+        "a lost task counts as done",
+        "durable before it is settled",
+        "durable before it is confirmed",
+    }
+)

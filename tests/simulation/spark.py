@@ -1,0 +1,245 @@
+"""Spark as the service uses it: batches with offsets and commits, state, and tasks that may run twice.
+
+It promises what `MicroBatchExecution` does (Structured Streaming's guide, "Fault Tolerance Semantics"): the end of a
+batch is in the offset log before the batch runs; a batch whose end is there and whose commit is not runs again, from
+the same state; the source hears that a batch is committed when the next one's end is in the log. A task that is lost
+runs again; one that the driver takes for lost may go on all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from streaming.operator.processor import Operator
+from streaming.operator.schemas import OUTPUT_SCHEMA
+from streaming.source.reader import SourceReader
+from tests.simulation.faults import Faults
+from tests.simulation.scheduler import Process, Scheduler
+
+_OUTPUT = to_arrow_schema(OUTPUT_SCHEMA)
+
+
+class LostTaskError(Exception):
+    """The driver has lost a task."""
+
+
+class StateDamagedError(Exception):
+    """Spark does not find its state as it has written it."""
+
+
+class State:
+    """Spark's map state of a shard."""
+
+    def __init__(self, values: dict[tuple[Any, ...], tuple[bytes]]) -> None:
+        self.values = dict(values)
+        self.getValue = self.values.get
+        self.updateValue = self.values.__setitem__
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        self.values.pop(key, None)
+
+
+class Batch:
+    """The output of a batch, as `foreachBatch` gets it. The operator runs when it is asked for."""
+
+    def __init__(self, run: Callable[[], list[Any]]) -> None:
+        self._run = run
+
+    def toArrow(self) -> pa.Table:
+        rows = [row.asDict() for row in self._run()]
+        return pa.Table.from_pylist(rows, schema=_OUTPUT)
+
+
+class Query:
+    """A streaming query on a checkpoint's folder.
+
+    Args:
+        folder: of the query.
+        reader: the source.
+        operator: makes the operator on a state.
+        keys: Spark's key of each shard's rows.
+        sink: the function for `foreachBatch`.
+        point: called before and after each side effect.
+        faults: that fall on tasks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reader: SourceReader,
+        operator: Callable[[State], Operator],
+        keys: list[int],
+        sink: Callable[[Any, int], None],
+        point: Callable[[str], None],
+        faults: Faults,
+    ) -> None:
+        self._folder = folder
+        self._reader, self._operator, self._keys, self._sink = reader, operator, keys, sink
+        self._point, self._faults = point, faults
+        self._states: dict[int, dict[tuple[Any, ...], tuple[bytes]]] = {}  # of the last batch, by key
+        self._loaded = -1  # the batch after which these are
+        for name in ("offsets", "commits", "state"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Runs batch after batch, until the source has none."""
+        last = max((int(file.name) for file in (self._folder / "offsets").iterdir() if file.name.isdigit()), default=-1)
+        start = self._read_offset(last - 1) if last > 0 else self._reader.initial_offset()
+        if last >= 0:
+            end = self._read_offset(last)
+            if not (self._folder / "commits" / str(last)).exists():
+                self._run_batch(last, start, end)
+            start = end
+        while True:
+            end = self._reader.next_offset(start)
+            if end == start:
+                return
+            last += 1
+            self._write("offsets", str(last), b"v1\n" + json.dumps(end).encode())
+            if last:
+                self._reader.commit(start)
+            self._run_batch(last, start, end)
+            start = end
+
+    def _read_offset(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / "offsets" / str(number)).read_text().splitlines()[-1])
+        return found
+
+    def _write(self, part: str, name: str, content: bytes) -> None:
+        """Writes a file beside its place, and moves it there; does not force it to the disk."""
+        self._point(f"{part}: before")
+        file = self._folder / part / name
+        temporary = file.with_name(f"{name}.part")
+        temporary.write_bytes(content)
+        temporary.replace(file)
+        self._point(f"{part}: after")
+
+    def _run_batch(self, number: int, start: dict[str, Any], end: dict[str, Any]) -> None:
+        # Of parts that tasks read the driver knows only what it has planned.
+        parts = pickle.loads(pickle.dumps(self._reader.partitions(start, end)))  # what travels to the tasks
+        self._point("planned")
+
+        def run() -> list[Any]:
+            rows: dict[int, list[Any]] = {key: [] for key in self._keys}
+            for part in parts:
+                for batch in self._reader.read(part):
+                    for key, kind, body in zip(*(batch[name].to_pylist() for name in batch.schema.names), strict=True):
+                        rows[key].append(SimpleNamespace(kind=kind, body=body))
+            return [row for key in self._keys for row in self._run_shard(number, key, rows[key])]
+
+        self._sink(Batch(run), number)
+        self._point("sink done")
+        self._loaded = number
+        self._write("commits", str(number), b"v1\n{}")
+        for part in ("offsets", "commits", "state"):
+            for file in (self._folder / part).iterdir():
+                if int(file.name.partition(".")[0].partition("-")[0]) < number - 20:
+                    file.unlink()
+
+    def _run_shard(self, number: int, key: int, rows: list[Any]) -> list[Any]:
+        before = self._state(number - 1, key)
+        state = State(before)
+        output = list(self._operator(state).apply(key, iter(rows)))
+        if self._faults.is_now("shard runs again"):  # the task, or its result, was lost
+            again = State(before)
+            repeated = list(self._operator(again).apply(key, iter(rows)))
+            assert again.values == state.values, f"batch {number} has left another state when it ran again"
+            assert _told(repeated) == _told(output), f"batch {number} has other rows when it ran again"
+        self._write("state", f"{number}-{key}", pickle.dumps(state.values))
+        self._states[key] = state.values
+        return output
+
+    def _state(self, number: int, key: int) -> dict[tuple[Any, ...], tuple[bytes]]:
+        if number < 0:
+            return {}
+        if self._loaded == number:
+            return self._states[key]
+        try:
+            found: dict[tuple[Any, ...], tuple[bytes]] = pickle.loads(
+                (self._folder / "state" / f"{number}-{key}").read_bytes()
+            )
+        except (FileNotFoundError, EOFError, pickle.UnpicklingError) as error:
+            raise StateDamagedError(f"the state of batch {number}: {error}") from error
+        return found
+
+
+def _told(rows: list[Any]) -> list[Any]:
+    """What the rows of a shard say, but for how long it took."""
+    told = []
+    for row in rows:
+        body = json.loads(row.body) if row.kind == "status" else row.body
+        if isinstance(body, dict):
+            body["counts"].pop("operator_millis", None)
+        told.append((row.shard, row.kind, row.tick, body))
+    return told
+
+
+class Context:
+    """Stands in for `SparkSession` and `SparkContext` where releases are sent: tasks run in the thread that asks.
+
+    Args:
+        scheduler: of the simulation.
+        faults: that fall on tasks.
+        begin_executor: makes a process for a task that the driver loses, and that goes on.
+    """
+
+    def __init__(self, scheduler: Scheduler, faults: Faults, begin_executor: Callable[[], Process]) -> None:
+        self.sparkContext = self
+        self.master = "local[2]"
+        self._scheduler, self._faults, self._begin_executor = scheduler, faults, begin_executor
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        pass
+
+    def cancelAllJobs(self) -> None:
+        pass
+
+    def parallelize(self, items: Iterable[Any], tasks: int) -> Tasks:
+        return Tasks(self, list(items), tasks)
+
+    def run(self, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> list[Any]:
+        """Runs a task; raises where the driver loses it."""
+        if self._faults.is_now("task lost before"):
+            raise LostTaskError("a task was lost before it did anything")
+        if self._faults.is_now("task goes on"):
+            executor = self._begin_executor()
+            self._scheduler.start(executor, "task", partial(_run_unheard, work, items))
+            self._scheduler.wait(self._scheduler.random.choice([0.0, 0.1, 3.0]))
+            raise LostTaskError("a task was lost, and goes on")
+        result = list(work(iter(items)))
+        if self._faults.is_now("task lost after"):
+            raise LostTaskError("a task was lost after it had done all")
+        return result
+
+
+def _run_unheard(work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> None:
+    try:
+        list(work(iter(items)))
+    except Exception:
+        return  # nobody hears of it
+
+
+class Tasks:
+    """An RDD."""
+
+    def __init__(self, context: Context, items: list[Any], n: int) -> None:
+        self._context, self._items, self._n = context, items, n
+        self._work: Callable[[Iterable[Any]], Iterator[Any]] = iter
+
+    def mapPartitions(self, work: Callable[[Iterable[Any]], Iterator[Any]]) -> Tasks:
+        self._work = work
+        return self
+
+    def collect(self) -> list[Any]:
+        size = -(-len(self._items) // self._n) or 1
+        parts = [self._items[i : i + size] for i in range(0, len(self._items), size)]
+        return [row for part in parts for row in self._context.run(self._work, part)]

@@ -1,0 +1,169 @@
+"""The simulator's stand-ins do as the real things do: the same scripts, by a seed, on both."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import warehouse.delta.commits
+import warehouse.delta.tables
+from broker.client import PulsarError
+from broker.protocol.brokers import Brokers
+from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
+from broker.standalone import EmbeddedBroker
+from tests.simulation import tables as fake_tables
+from tests.simulation.broker import SimulatedBrokers
+from tests.simulation.scheduler import Process
+from tests.simulation.world import Plan, World, in_simulation
+from tests.support.service.harness import wait_until
+from tests.support.tracker.messages import messages
+from warehouse.delta.fencing import FencedError
+from warehouse.delta.tables import Tables
+from warehouse.queries.index_rows import large_due, large_rule, read_segment, rows_due, to_index
+from warehouse.schemas import FENCED
+
+
+def _table_script(tables: list[Tables], chance: random.Random) -> list[Any]:
+    """What two writers are told who append, ask and take over."""
+    told: list[Any] = []
+    for step in range(40):
+        one = chance.choice(tables)
+        what = chance.choice(["append", "append", "append", "take over", "written", "rows", "check"])
+        try:
+            if what == "append":
+                due = [(1, 10 * step + i, chance.randrange(20_000)) for i in range(chance.randrange(1, 4))]
+                rows = to_index(messages(due, payload=b"x" * chance.choice([1, 100_000])), step)
+                app = {} if chance.random() < 0.2 else {chance.choice("ab"): chance.randrange(12)}
+                told.append(one.append("delayed_index", rows, app))
+            elif what == "take over":
+                one.take_over(one.newest_epoch() + 1)
+            elif what == "written":
+                told.append([one.written("delayed_index", app) for app in "ab"])
+            elif what == "check":
+                one.check_epoch()
+            else:
+                version = one.version("delayed_index")
+                start, end = sorted(chance.sample(range(20_000), 2))
+                rule = large_rule(one, 65_536, [], version, start, end)
+                found = read_segment(one, version, start, end)
+                entries = sorted(zip(found["entry_id"].to_pylist(), found["deliver_at"].to_pylist(), strict=True))
+                told.append([version, rows_due(one, version, start, end), entries])
+                told.append(large_due(one, version, rule, (start, -1, -1), end))
+        except FencedError as error:
+            told.append(str(error).partition("(")[2])
+    return told
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_in_memory_do_as_those_of_delta_rs(tmp_path: Path, seed: int) -> None:
+    Tables(f"file:{tmp_path}").create()
+    real = _table_script([Tables(f"file:{tmp_path}") for _ in range(2)], random.Random(seed))
+    logs = {name: fake_tables.Log(name, schema) for name, schema in FENCED.items()}
+    names: dict[Any, dict[str, Any]] = {
+        warehouse.delta.tables: {
+            "open_table": lambda _, name, version=None: fake_tables.Table(logs[name], lambda what: None, version),
+            "write_deltalake": fake_tables.write_deltalake,
+            "query_builder": fake_tables.query_builder,
+            "run_sql": fake_tables.run_sql,
+            "appended": lambda *_: None,
+        },
+        warehouse.delta.commits: {
+            "CommitProperties": fake_tables.CommitProperties,
+            "Transaction": fake_tables.Transaction,
+            "_sync_version": lambda name, version: logs[name].force(version),
+        },
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        for module, of_module in names.items():
+            for name, stand_in in of_module.items():
+                patched.setattr(module, name, stand_in)
+        fake = _table_script([Tables("file:/nowhere") for _ in range(2)], random.Random(seed))
+    assert fake == real
+    assert logs["delayed_index"].forced_to == logs["delayed_index"].newest
+    assert len([one for one in real if one is True]) > 3
+    assert any(isinstance(one, str) for one in real) or seed
+
+
+def _broker_script(brokers: list[Brokers], topic: str, chance: random.Random, wait: Any) -> list[Any]:
+    """What producers and consumers are told, of two connections, who send, repeat, take over and acknowledge."""
+    told: list[Any] = []
+    producers: dict[str, Any] = {}
+    sent = 0
+    for _ in range(25):
+        name = chance.choice(["p", "q"])
+        if name not in producers:
+            try:
+                producers[name] = chance.choice(brokers).produce(topic, name)
+                told.append([name, producers[name].last_sequence_id])
+            except PulsarError as error:
+                told.append(str(error).partition(":")[0])
+                continue
+        producer, what = producers[name], chance.choice(["send", "batch", "again", "close"])
+        if what == "close":
+            producers.pop(name).close()(5.0)
+            continue
+        first = max(1, sent - chance.randrange(6)) if what == "again" else sent + 1
+        n = 3 if what == "batch" else 1
+        sent = max(sent, first + n - 1)
+        built = [OutgoingMessage(first + i, b"%d" % (first + i)) for i in range(n)]
+        entry = batch_entry(built, name.encode(), 1_000) if n > 1 else single_entry(built[0], name.encode(), 1_000)
+        producer.send(entry)
+        producer.flush()
+        wait(lambda one=producer: one.has_arrived)
+        told.append([name, first, producer.repeated_to, producer.last_sequence_id])
+    for producer in producers.values():
+        producer.close()(5.0)
+    return [*told, *_consumer_script(brokers, topic, chance)]
+
+
+def _consumer_script(brokers: list[Brokers], topic: str, chance: random.Random) -> list[Any]:
+    told: list[Any] = []
+    for i in range(4):
+        consumer = brokers[i % 2].subscribe(topic, "s", max_bytes=1 << 20, max_messages=1_000)
+        try:
+            with pytest.raises(PulsarError) as busy:
+                brokers[1 - i % 2].subscribe(topic, "s", max_bytes=1 << 20, max_messages=1_000)
+            told.append(str(busy.value).partition(":")[0])
+            end = consumer.last_entry()
+            came = []
+            while (entry := consumer.receive(0.7)) is not None:
+                came.append(entry.position)
+            told.append([[position.entry_id for position in came], [e.entry_id for e in [end]]])
+            if came:
+                consumer.acknowledge(chance.choice(came))
+        finally:
+            consumer.close()
+    return told
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_cluster_in_memory_does_as_pulsar_does(broker: EmbeddedBroker, topic: str, seed: int) -> None:
+    connections = [Brokers(broker.settings) for _ in range(2)]
+    try:
+        real = _broker_script(
+            connections, topic, random.Random(seed), lambda holds: wait_until(holds, 20, "it arrives")
+        )
+    finally:
+        for one in connections:
+            one.close()
+    world = World(Plan(seed, rates={}))
+    fake: list[Any] = []
+    process = Process("script")
+
+    def wait(holds: Any) -> None:
+        while not holds():
+            world.scheduler.wait(0.01)
+
+    def work() -> None:
+        simulated: list[Any] = [SimulatedBrokers(world.cluster, process) for _ in range(2)]
+        fake.extend(_broker_script(simulated, topic, random.Random(seed), wait))
+
+    with in_simulation(world):
+        world.scheduler.start(process, "script", work)
+        world.scheduler.run(lambda: False)
+    world.disk.remove()
+    assert fake == real
+    assert any(isinstance(one, list) and len(one) == 4 and one[2] >= 0 for one in real), "something was repeated"

@@ -1,0 +1,60 @@
+"""The service under a simulated clock, with faults of a seed: all that docs/guarantees.md says holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted import NOT_FOUND, PLANTED
+from tests.simulation.world import Plan, simulate
+
+ROOT = Path(__file__).parents[2]
+_CPU_SECONDS = 60.0  # in which a planted fault is found
+
+
+def run(*arguments: str) -> str:
+    """Runs simulations in a process of their own: the order of sets there is always the same."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    return done.stdout
+
+
+def test_the_guarantees_hold_whatever_fails() -> None:
+    summary = json.loads(run("--seed", "0", "--seeds", "12"))
+    assert not summary["broken"]
+    assert summary["total"]["faults"] > 200
+    assert summary["messages"] > 2_000
+
+
+def test_a_seed_has_one_history() -> None:
+    first, second = (run("--seed", "3", "--seeds", "1", "--history").partition("\n{")[0] for _ in range(2))
+    assert len(first.splitlines()) > 300
+    assert first == second
+
+
+def find(name: str) -> str:
+    """Plants a fault; returns the line that says how it was found, empty: it was not."""
+    spent, seed = 0.0, 0
+    with PLANTED[name]():
+        while spent < _CPU_SECONDS:
+            result = simulate(Plan(seed, seconds=30.0))
+            spent, seed = spent + result.seconds, seed + 1
+            if result.broken:
+                return f"{name} | {seed} | {spent:.1f} | {result.broken}"
+    return ""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in NOT_FOUND])
+def test_a_planted_fault_is_found(name: str) -> None:
+    found = find(name)
+    print(found)
+    assert found, f"not found in {_CPU_SECONDS:.0f} s of CPU: {name}"

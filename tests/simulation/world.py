@@ -1,0 +1,534 @@
+"""A service in a simulated world: its starts, its ends, and what it runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import streaming.crash_recovery
+import streaming.free_memory
+import streaming.release.driver.releaser
+import streaming.release.task.process_clients
+import streaming.release.task.producers
+import streaming.source.intake
+import streaming.source.receivers
+import warehouse.delta.commits
+import warehouse.delta.tables
+import warehouse.durable
+from broker.position import Position
+from broker.protocol.entries import messages_of, open_envelope
+from broker.protocol.session import DisconnectedError
+from conf.errors import DelayLakeError
+from conf.settings import Settings
+from status.alerts import Alerts
+from streaming.batch_schema import shard_keys
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.payload_files import PayloadSweep
+from streaming.checkpoint.prepared import last_routes
+from streaming.crash_recovery import begin
+from streaming.operator.processor import Operator
+from streaming.release.driver.releaser import Releaser, Run
+from streaming.release.feedback import FeedbackFile
+from streaming.sinks.batch_sink import BatchSink
+from streaming.source.reader import SourceReader
+from tests.simulation import scheduler as sim
+from tests.simulation import tables as fake_tables
+from tests.simulation.broker import Admin, Client, Cluster, Entry, SimulatedBrokers, Topic
+from tests.simulation.disk import Disk
+from tests.simulation.faults import USUAL_RATES, Fault, Faults
+from tests.simulation.load import Producers
+from tests.simulation.oracle import BrokenGuaranteeError, Oracle
+from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
+from tests.simulation.spark import Context, Query, State, StateDamagedError
+from warehouse.delta.fencing import FencedError
+from warehouse.delta.tables import Tables
+from warehouse.schemas import FENCED
+
+NAMESPACE = "persistent://public/default"
+_PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming"}
+_QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated.
+
+    Attributes:
+        seconds: for which users publish, and faults fall.
+        per_second: entries that are published.
+    """
+
+    seed: int
+    seconds: float = 60.0
+    per_second: float = 3.0
+    rates: Mapping[str, float] = field(default_factory=lambda: USUAL_RATES)
+    left_out: frozenset[Fault] = frozenset()
+
+
+@dataclass
+class Result:
+    """What came of a simulation.
+
+    Attributes:
+        broken: the guarantee that does not hold; empty: all hold.
+        fallen: the faults.
+        points: how often each side effect was reached.
+        history: what happened, a line each.
+    """
+
+    seed: int
+    broken: str
+    fallen: list[Fault]
+    points: Counter[str]
+    history: list[str]
+    seconds: float
+    messages: int
+    starts: int
+    is_undecided: bool = False
+
+
+class World:
+    """One simulation, from its seed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(plan.seed)
+        self.faults = Faults(plan.seed, plan.rates, plan.left_out)
+        self.history: list[str] = []
+        self.points: Counter[str] = Counter()
+        self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
+        self.cluster = Cluster(self.scheduler, self.faults)
+        self.oracle = Oracle(lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000))
+        self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
+        self.logs = {name: fake_tables.Log(name, schema) for name, schema in FENCED.items()}
+        for log in self.logs.values():
+            log.on_forced = self.oracle.stored
+        self.settings = Settings(
+            warehouse="file:/nowhere",
+            checkpoint=f"file:{self.disk.folder}/checkpoint",
+            replicated="all",
+            tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
+            release={"lanes": 2},  # type: ignore[arg-type]
+            routes=[  # type: ignore[arg-type]
+                {"source": f"{NAMESPACE}/orders", "subscriptions": [{"name": "a"}, {"name": "b"}]},
+                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c"}]},
+            ],
+        )
+        self.destinations = {
+            s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
+        }
+        self.job: Process | None = None
+        self.others: list[Process] = []  # paused jobs, and tasks that go on
+        self.starts = 0
+        self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
+        self.broken: str = ""
+        self.is_undecided = False
+        self.is_over = False
+        self._looked_at = 0.0
+
+    def trace(self, what: str) -> None:
+        self.history.append(f"{self.scheduler.now:9.3f}  {what}")
+
+    def break_off(self, why: str) -> None:
+        if not self.broken:
+            self.broken = why
+            self.trace(f"BROKEN: {why}")
+
+    # What the cluster says of topics.
+
+    def _stored(self, topic: Topic, entry: Entry) -> None:
+        if topic.name not in self.destinations:
+            return
+        _, name = self.destinations[topic.name]
+        envelope = open_envelope(entry.data)
+        try:
+            for message in messages_of(envelope.metadata, envelope.payload):
+                position = dict(message.properties)[b"delaylake.messageId"].decode()
+                self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
+                self.oracle.arrived(position, name)
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+
+    def _acknowledged(self, topic: Topic, position: Position) -> None:
+        self.trace(f"{topic.name.rpartition('/')[2]} is acknowledged to {position}")
+        if topic.name not in {route.source for route in self.settings.routes}:
+            return
+        try:
+            new = [e.position for e in topic.entries[topic.n_acknowledged :] if e.position <= position]
+            self.oracle.acknowledged_to(str(one) for one in new)
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+
+    # Faults of processes.
+
+    def point(self, name: str) -> None:
+        """A process is about to do something that others see, or has done it."""
+        process = self.scheduler.process
+        if process is None or process.is_dead:
+            return
+        self.points[name] += 1
+        if self.faults.is_now("crash"):
+            self.trace(f"{process.name} is killed at: {name}")
+            self.end(process)
+        if self.faults.is_now("power loss"):
+            self.trace(f"the power is lost at: {name}")
+            self.scheduler.after(0.0, self.lose_power)
+            self.scheduler.wait(None)
+        if self.faults.is_now("pause"):
+            self.trace(f"{process.name} is paused at: {name}")
+            self.pause(process)
+        if self.faults.is_now("slow"):
+            self.scheduler.wait(self.scheduler.random.choice([0.05, 0.5, 2.0, 6.0]))
+        elif self.scheduler.current is not None and self.scheduler.current.greenlet is not None:
+            self.scheduler.wait(self.scheduler.random.uniform(0.0, 0.002))
+
+    def end(self, process: Process) -> None:
+        """Kills a process; another start of the job follows after a while. Returns only to others."""
+        if process is self.job:
+            self.job = None
+            self.scheduler.after(self.scheduler.random.choice([0.5, 3.0, 15.0]), self.start)
+        elif process in self.others:
+            self.others.remove(process)
+        for (of, _), brokers in list(self.connections.items()):
+            if of is process:
+                del self.connections[of, _]
+                if brokers._link is not None:
+                    brokers._link.leave()
+        self.scheduler.kill(process)
+
+    def pause(self, process: Process) -> None:
+        """Stops a process; a job may be taken over meanwhile. It goes on later, and does not know."""
+        process.is_paused = True
+        chance = self.scheduler.random
+        if process is self.job:
+            self.others.append(process)
+            self.job = None
+            self.scheduler.after(chance.choice([0.5, 10.0]), self.start)
+        for (of, _), brokers in self.connections.items():
+            if of is process and brokers._link is not None:
+                after = chance.uniform(30.0, 60.0)
+                self.scheduler.after(after, partial(self._drop_silent, process, brokers))
+        self.scheduler.after(chance.choice([1.0, 8.0, 40.0, 100.0]), partial(self.scheduler.resume, process))
+
+    def _drop_silent(self, process: Process, brokers: SimulatedBrokers) -> None:
+        if process.is_paused and brokers._link is not None and brokers._link.error is None:
+            brokers._link.cut(DisconnectedError("the connection was silent"))
+
+    def lose_power(self) -> None:
+        """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
+        chance = self.scheduler.random
+        for process in [*self.others, *([self.job] if self.job else [])]:
+            self.end(process)
+        for log in self.logs.values():
+            log.lose(chance.randint(log.forced_to, log.newest))
+        if chance.random() < 0.5:
+            for file in self.disk.lose_power(chance):
+                self.trace(f"  lost or torn: {file}")
+
+    def lose_checkpoint(self, why: str) -> None:
+        """Spark has found its state damaged: the simulation ends, and says nothing of what was to come."""
+        self.trace(f"the checkpoint is lost: {why}")
+        self.is_undecided = True
+
+    # The job.
+
+    def start(self) -> None:
+        """Starts the job, unless it runs."""
+        if self.job is None and not self.is_over:
+            self.starts += 1
+            self.job = process = Process(f"job {self.starts}")
+            self.trace(f"{process.name} starts")
+            self.scheduler.start(process, "main", partial(self._main, process))
+
+    def _main(self, process: Process) -> None:
+        why = "it has ended by itself"
+        try:
+            JobStart(self, process).run()
+        except (FencedError, StateDamagedError) as error:
+            why = str(error)
+        except DelayLakeError as error:
+            if " is damaged " in str(error):  # by a loss of power
+                self.lose_checkpoint(str(error))
+            else:
+                self.break_off(f"{process.name} can't start: {error}")
+        except AssertionError as error:
+            self.break_off(str(error))
+        self.trace(f"{process.name} ends: {why}")
+        self.end(process)
+
+    def brokers(self, number: int = 0) -> SimulatedBrokers:
+        """The connections of a number of the running process."""
+        process = self.scheduler.process
+        assert process is not None
+        key = process, number
+        if key not in self.connections:
+            self.connections[key] = SimulatedBrokers(self.cluster, process)
+        return self.connections[key]
+
+    def forget_brokers(self, number: int | None = None) -> None:
+        process = self.scheduler.process
+        for key in [key for key in self.connections if key[0] is process and number in (None, key[1])]:
+            self.connections.pop(key).close()
+
+    def new_brokers(self) -> SimulatedBrokers:
+        process = self.scheduler.process
+        assert process is not None
+        brokers = SimulatedBrokers(self.cluster, process)
+        self.connections[process, 1_000 + len(self.connections) + self.starts * 10_000] = brokers
+        return brokers
+
+    def begin_executor(self) -> Process:
+        executor = Process("a lost task")
+        self.others.append(executor)
+        return executor
+
+    def run(self) -> Result:
+        """Runs the simulation to its end."""
+        began = time.process_time()
+        with in_simulation(self):
+            try:
+                self._run()
+            except sim.TooManyEventsError as error:
+                self.break_off(f"it goes on for ever: {error}")
+            finally:
+                self.is_over = True
+                for process in [*self.others, *([self.job] if self.job else [])]:
+                    self.scheduler.kill(process)
+                self.disk.remove()
+        return Result(
+            self.plan.seed,
+            self.broken,
+            self.faults.fallen,
+            self.points,
+            self.history,
+            time.process_time() - began,
+            len(self.oracle.expected),
+            self.starts,
+            self.is_undecided,
+        )
+
+    def _run(self) -> None:
+        plan, scheduler = self.plan, self.scheduler
+        producers = Producers(
+            scheduler, self.cluster, self.oracle, self.settings, plan.seconds, plan.per_second, self.trace
+        )
+        self.start()
+        scheduler.after(1.0, self._each_second)
+        scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds)
+        self.faults.are_over = True
+        self.trace("no more faults")
+        last_due = producers.last_due / 1000 - EPOCH_SECONDS
+        ends_at = max(scheduler.now, last_due) + _QUIET_SECONDS
+        scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
+        if not self._has_ended():
+            try:
+                self.oracle.check_end(self._n_acknowledged())
+            except BrokenGuaranteeError as error:
+                self.break_off(str(error))
+
+    def _has_ended(self) -> bool:
+        return bool(self.broken) or self.is_undecided
+
+    def _n_acknowledged(self) -> int:
+        return sum(self.cluster.topic(route.source).n_acknowledged for route in self.settings.routes)
+
+    def _is_done(self) -> bool:
+        if self.scheduler.now < self._looked_at + 1.0:
+            return False
+        self._looked_at = self.scheduler.now
+        with contextlib.suppress(BrokenGuaranteeError):
+            self.oracle.check_end(self._n_acknowledged())
+            return True
+        return False
+
+    def _each_second(self) -> None:
+        if self.faults.is_now("broker ends"):
+            seconds = self.scheduler.random.choice([0.5, 5.0, 30.0])
+            self.trace(f"the broker ends, for {seconds} s")
+            self.cluster.crash(seconds)
+        self.scheduler.after(1.0, self._each_second)
+
+
+class JobStart:
+    """A start of `delaylake run`: what `streaming.query.DelayedDelivery` does, on a simulated Spark."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+        self._settings = world.settings
+        self._tables = Tables(self._settings.warehouse)
+        self._checkpoint = Checkpoint(world.disk.folder / "checkpoint")
+
+    def run(self) -> None:
+        begin(self._settings, self._tables, self._checkpoint)
+        self._world.point("begun")
+        for number in range(10):
+            if self._run_once(number):
+                return
+            self._tables.check_epoch()
+            self._world.scheduler.wait(1.0)
+
+    def _run_once(self, number: int) -> bool:
+        world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
+        folder = world.disk.folder / f"run {world.starts} {number}"
+        folder.mkdir()
+        keys = shard_keys(settings.tracker.shards)
+        payloads = PayloadSweep(checkpoint.payload_folder)
+        run = Run(
+            checkpoint.app_id,
+            FeedbackFile(folder / "feedback.json"),
+            last_routes(checkpoint.folder),
+            folder,
+            checkpoint.release_folder,
+            payloads,
+        )
+        context: Any = Context(world.scheduler, world.faults, world.begin_executor)
+        releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
+        run_id = f"run{world.starts}.{number}"
+        outcomes: Any = SimpleNamespace(name="", publish=lambda *_: None)
+        sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
+        reader = SourceReader(
+            {
+                "settings": settings.model_dump_json(),
+                "run": run_id,
+                "feedback": str(folder / "feedback.json"),
+                "troubles": str(folder / "troubles.json"),
+                "shard_keys": json.dumps(keys),
+                "epoch": str(checkpoint.epoch),
+            }
+        )
+        tracker = settings.tracker.model_dump_json()
+
+        def operator(state: State) -> Operator:
+            return Operator(state, keys, tracker, settings.warehouse)
+
+        query = Query(checkpoint.folder / "query", reader, operator, keys, sink, world.point, world.faults)
+        ended: list[str] = []
+
+        def run_query() -> None:
+            try:
+                query.run()
+                ended.append("")
+            except AssertionError as error:
+                world.break_off(str(error))
+            except StateDamagedError as error:
+                world.lose_checkpoint(str(error))
+            except Exception as error:
+                ended.append(f"{type(error).__name__}: {error}")
+
+        world.scheduler.start(self._process, "query", run_query)
+        while not ended and releaser.failure is None:
+            world.scheduler.wait(0.2)
+        world.trace(f"{self._process.name}: the query ends: {ended or releaser.failure}")
+        releaser.stop_ticks()
+        releaser.stop()
+        reader.stop()
+        return False
+
+
+@contextlib.contextmanager
+def in_simulation(world: World) -> Iterator[None]:
+    """Gives the service the simulated world in place of the real one."""
+    with contextlib.ExitStack() as stack:
+        sim.activate(world.scheduler)
+        stack.callback(sim.activate, None)
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, logging.NOTSET)
+        for module, name, stand_in in _replaced_names():
+            stack.enter_context(mock.patch.object(module, name, stand_in))
+        for module, names in _world_names(world).items():
+            for name, stand_in in names.items():
+                stack.enter_context(mock.patch.object(module, name, stand_in))
+        yield
+
+
+_FUTURES = {
+    futures.Future: sim.Future,
+    futures.wait: sim.wait,
+    futures.ThreadPoolExecutor: sim.ThreadPoolExecutor,
+}
+
+
+def _replaced_names() -> list[tuple[ModuleType, str, Any]]:
+    """Clocks, threads and queues of the service's modules."""
+    found: list[tuple[ModuleType, str, Any]] = []
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.partition(".")[0] in _PACKAGES:
+            for name, value in list(vars(module).items()):
+                if isinstance(value, ModuleType) and value in sim.STAND_INS:
+                    found.append((module, name, sim.STAND_INS[value]))
+                elif isinstance(value, type) or callable(value):
+                    with contextlib.suppress(TypeError):
+                        if value in _FUTURES:
+                            found.append((module, name, _FUTURES[value]))
+    return found
+
+
+def _world_names(world: World) -> dict[Any, dict[str, Any]]:
+    """Everything else outside the process: brokers, tables, disk."""
+
+    def open_table(where: str, name: str, version: int | None = None) -> fake_tables.Table:
+        return fake_tables.Table(world.logs[name], world.point, version)
+
+    def force_version(name: str, version: int) -> None:
+        world.logs[name].force(version)
+        world.point(f"commit {name}: forced")
+
+    def force(path: Path) -> None:
+        world.point("fsync")
+        world.disk.force(path)
+
+    def process_brokers(settings: Settings, number: int = 0) -> SimulatedBrokers:
+        return world.brokers(number)
+
+    admin: Callable[..., Admin] = lambda *_: Admin(world.cluster)  # noqa: E731
+    return {
+        streaming.crash_recovery: {"read_marker": lambda _: None, "drop_wrong_hint": lambda _: None},
+        streaming.free_memory: {"_resident_pages": lambda: 0},
+        streaming.release.driver.releaser: {"AdminClient": admin},
+        streaming.release.task.producers: {"AdminClient": admin},
+        streaming.release.task.process_clients: {
+            "brokers": process_brokers,
+            "new_brokers": lambda settings: world.new_brokers(),
+            "forget_brokers": world.forget_brokers,
+        },
+        streaming.source.intake: {"DiskRoom": lambda *_: SimpleNamespace(why_short=lambda: None)},
+        streaming.source.receivers: {
+            "connect": lambda _: Client(world.cluster),
+            "AdminClient": admin,
+            "Brokers": lambda _: world.new_brokers(),
+            "SourceWatch": mock.Mock(),
+        },
+        warehouse.delta.commits: {
+            "CommitProperties": fake_tables.CommitProperties,
+            "Transaction": fake_tables.Transaction,
+            "_sync_version": force_version,
+        },
+        warehouse.delta.tables: {
+            "open_table": open_table,
+            "write_deltalake": fake_tables.write_deltalake,
+            "query_builder": fake_tables.query_builder,
+            "run_sql": fake_tables.run_sql,
+            "appended": lambda *_: None,
+            "last_transactions": lambda table: table.transactions(),
+        },
+        Tables: {"create": lambda self, *_, **__: None},
+        warehouse.durable: {"_sync": force},
+    }
+
+
+def simulate(plan: Plan) -> Result:
+    """Runs one simulation."""
+    return World(plan).run()
