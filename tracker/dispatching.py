@@ -199,7 +199,7 @@ class Dispatcher:
         return n
 
     def expire_parked(self, step: TickInProgress, rows: pa.Table) -> None:
-        """Has messages expire that are parked, and whose end has come, as MESSAGES.
+        """Has messages expire that are parked, and whose end has come, as PARKED_ENDS.
 
         Those for which the tick has failed stay parked, and are judged when they are dispatched.
         """
@@ -214,7 +214,7 @@ class Dispatcher:
                 if (recurring := where(found, recurs)).num_rows:
                     sequence = self._context.next_sequence()
                     step.expiring.note_expired(recurring, number, sequence)
-                    self._occurrences.skip_next(recurring, number, sequence)
+                    self._occurrences.skip_next(typed(recurring, MESSAGES), number, sequence)
                     state.unwanted_moves += recurring.num_rows
                     step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 

@@ -90,13 +90,14 @@ class Expiring:
             chosen = np.flatnonzero(ended >> number & 1)
             if len(chosen):
                 found = typed(rows.take(pa.array(chosen)), MESSAGES)
-                self.note_expired(found, number, self._context.next_sequence())
+                ends = ends_of(found, number, self._context.subscriptions)
+                self.note_expired(found.append_column("ends_at", pa.array(ends)), number, self._context.next_sequence())
 
     def expire_parked(self, rows: pa.Table, number: int, sequence: int) -> None:
         """Has messages expire where they are parked for a subscription: their rows are not dispatched any more.
 
         Args:
-            rows: as MESSAGES: the rows that count, none of a recurring message.
+            rows: as PARKED_ENDS: the rows that count, none of a recurring message.
             number: of the subscription.
             sequence: of the outcomes.
         """
@@ -109,14 +110,14 @@ class Expiring:
         """Makes the outcomes of messages that have expired, and tells the delayed index.
 
         Args:
-            rows: as MESSAGES.
+            rows: as PARKED_ENDS: with the ends that have come, whatever the settings say by now.
             number: of the subscription.
             sequence: of the outcomes.
         """
         context = self._context
-        ends = pa.array(ends_of(rows, number, context.subscriptions))
+        reason = pc.binary_join_element_wise("not sent by", rows["ends_at"].cast(pa.string()), " ")
+        rows = typed(rows, MESSAGES)
         names = context.subscriptions.names_of(rows["topic"], number)
-        reason = pc.binary_join_element_wise("not sent by", ends.cast(pa.string()), " ")
         outcomes = with_columns(
             cancelled(rows, "", "", sequence, context.tick, context.now),
             subscription=names,

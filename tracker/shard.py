@@ -166,12 +166,15 @@ class Shard:
         short_notice = self._add_messages(step, accepted)
         self._apply_commands(step, accepted, named)
         step.effects.drained = self._dispatcher.drain_parked(step)
+        if step.ends_seal_epoch:
+            # Before moved rows are added: the next occurrence of what expires may be due in this tick.
+            ended = self._parking.ends.take_ended(tick.now)
+            self.due = typed(ended, MESSAGES)
+            self._dispatcher.expire_parked(step, ended)
         moved = self._seal_and_load(step, open_rows)
         if step.ends_seal_epoch:
             step.outcomes.append(self._control.expire_waiting())
             step.effects.entries = self._entries.take_durable(tick.durable_through)
-            self.due = typed(self._parking.ends.take_ended(tick.now), MESSAGES)
-            self._dispatcher.expire_parked(step, self.due)
 
         self._dispatch_due(step, short_notice, moved)
         self._add_moves_of_dispatch(step)

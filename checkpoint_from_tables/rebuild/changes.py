@@ -43,6 +43,7 @@ _SQL = NamedQueries(__file__, waiting=WAITING, effect=EFFECT, is_cancel=IS_CANCE
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "message"]
 _KEY = ["subscription", *_MESSAGE]
+_OF_LAST_ROW = ["sequence", "was_due", "expires_at"]
 
 _WRITTEN_ROWS = 50_000  # rows that are written at once
 
@@ -55,7 +56,8 @@ class Changes:
         cancelled: cancelled messages, as NOT_TO_DELIVER.
         moved: moved messages, as MOVED.
         waiting: commands for messages that come in again, as COMMAND_ROWS.
-        unsealed: moves of messages in the delayed index that lack a DELAY row for the move.
+        unsealed: moves of messages in the delayed index that lack a DELAY row for the move. `was_due` is that of the
+            move's row, ms since the epoch; `expired_at` is the end of the row before it.
         retried: moves to retries that are to be delivered, of messages that have been delivered before.
     """
 
@@ -91,7 +93,8 @@ class Commands:
         is_done = _are_done(moves, delivered)
         is_open = ~is_sealed & ~is_done & (int64(moves, "is_time_known") > 0)
         is_there = is_among(moves, remaining, _MESSAGE)
-        unsealed, waiting = where(moves, is_open & is_there), _reschedules(where(moves, is_open & ~is_there))
+        unsealed = _with_last_rows(where(moves, is_open & is_there), delays)
+        waiting = _reschedules(where(moves, is_open & ~is_there))
         stays = ~is_open | is_there
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)
@@ -272,6 +275,23 @@ def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> p
     return pa.concat_tables([where(done, ~is_concerned), left])
 
 
+def _with_last_rows(moves: pa.Table, delays: pa.Table) -> pa.Table:
+    """Returns moves with what they take over from the row before: `was_due` of what was parked, and `expired_at`."""
+    moves = moves.append_column("move", _numbers_of(moves))
+    last = delays.rename_columns({"subscription": "number"}).select([*_MESSAGE, "number", *_OF_LAST_ROW])
+    pairs = moves.select([*_KEY, "move"]).join(last, _MESSAGE, join_type="inner", use_threads=False)
+    numbers = int64(pairs, "number")
+    pairs = where(pairs, (numbers < 0) | (numbers == int64(pairs, "subscription")))
+    pairs = pairs.sort_by([("move", "ascending"), ("sequence", "ascending")])
+    is_last = np.diff(int64(pairs, "move"), append=-1) != 0
+    place = np.full(moves.num_rows, -1, np.int64)
+    place[int64(pairs, "move")[is_last]] = np.flatnonzero(is_last)
+    found = pairs.take(pa.array(place, mask=place < 0))
+    was_due = pc.if_else(moves["is_resumed"], found["was_due"], pa.scalar(None, pa.int64()))
+    moves = moves.drop_columns("move").append_column("was_due", was_due)
+    return moves.append_column("expired_at", found["expires_at"])
+
+
 def _last_times(rows: pa.Table, others: pa.Table) -> Int64Array:
     """Returns the last `deliver_at` of each row's entry in `others`, int64, shape (rows,); 0: they lack the entry."""
     row, pairs = _pairs(rows, others, ["deliver_at"])
@@ -340,7 +360,7 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
     if "is_resumed" in moves.column_names:  # a retry, and what was parked, keep their ends
         ends = moved_ends(concat([rows], DELAYED_INDEX), int64(moves, "deliver_at"))["expires_at"]
         keeps = pc.or_(moves["is_resumed"], pc.greater(moves["attempt"], 0))
-        new["expires_at"] = pc.if_else(keeps, concat([rows], DELAYED_INDEX)["expires_at"], ends)
+        new["expires_at"] = pc.if_else(keeps, moves["expired_at"], ends)
     return typed(new, DELAYED_INDEX)
 
 

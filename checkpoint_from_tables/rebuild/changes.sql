@@ -26,7 +26,7 @@ FROM outcomes WHERE (:effect = 'MOVE' OR (:is_restore AND attempt IS NOT NULL)) 
 
 -- delays --
 SELECT topic, partition, subscription, ledger_id, entry_id, batch_index, batch_size, deliver_at,
-       coalesce(sequence, 0) AS sequence
+       coalesce(sequence, 0) AS sequence, was_due, expires_at
 FROM delayed_index WHERE operation = 'DELAY' AND :are_wanted
 
 -- rows_to_copy --

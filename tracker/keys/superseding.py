@@ -14,6 +14,7 @@ from tracker.commands.kinds import ANSWER, REPEAT
 from tracker.commands.outcomes import superseded_outcomes
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
+from tracker.ends import moved_ends
 from tracker.keys.cold_keys import group_of, times_of
 from tracker.keys.live_keys import (
     FindKeyed,
@@ -390,11 +391,15 @@ def _in_order(messages: pa.Table, chosen: Int64Array) -> tuple[Int64Array, Int64
 def _with_decisions(
     messages: pa.Table, chosen: Int64Array, due: Int64Array, since: Int64Array, dropped: BoolArray
 ) -> tuple[pa.Table, BoolArray]:
-    """Sets the times of the chosen messages; returns all messages, and a mask of those that are dropped."""
+    """Sets the times of the chosen messages, and their ends; returns all messages, and a mask of those dropped."""
     all_due, all_dropped = int64(messages, "deliver_at").copy(), np.zeros(messages.num_rows, np.bool_)
     all_since, has_since = np.zeros((2, messages.num_rows), np.int64)
     all_due[chosen], all_dropped[chosen], all_since[chosen], has_since[chosen] = due, dropped, since, 1
     times = pa.array(all_since, mask=has_since == 0)
+    if (is_earlier := all_due != int64(messages, "deliver_at")).any():
+        ends = moved_ends(where(messages, is_earlier), all_due[is_earlier])["expires_at"].combine_chunks()
+        all_ends = messages["expires_at"].combine_chunks()
+        messages = with_columns(messages, expires_at=pc.replace_with_mask(all_ends, pa.array(is_earlier), ends))
     return with_columns(messages, deliver_at=pa.array(all_due), key_since=times), all_dropped
 
 

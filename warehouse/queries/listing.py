@@ -233,6 +233,7 @@ class Cursor(BaseModel):
         as_of: when the listing began, ms since the epoch.
         asked: a hash of the topic and the filter.
         last: the values of the columns ORDER of the last message.
+        has_unsealed: whether messages come after it that were in no table.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -242,10 +243,11 @@ class Cursor(BaseModel):
     as_of: _Int64
     asked: str
     last: tuple[_Int64, _Int64, _Int64, int, int, _Int64]
+    has_unsealed: bool = False
 
     def encode(self) -> str:
         """Returns the cursor as text, for the caller of a page."""
-        return urlsafe_b64encode(self.model_dump_json().encode()).decode().rstrip("=")
+        return urlsafe_b64encode(self.model_dump_json(exclude_defaults=True).encode()).decode().rstrip("=")
 
     @staticmethod
     def decode(text: str, asked: str) -> Cursor:

@@ -133,8 +133,10 @@ class Pending:
                 table has are listed, too.
         """
         found = self._messages(limit + 1)
+        unsealed: list[PendingMessage] = []
         if come_in.messages:
-            found = self._with_unsealed(found, come_in.messages, has_more=len(found) > limit)
+            unsealed = without_known(self._warehouse, come_in.messages, self.subscriptions, self._filter, self.version)
+            found = self._with_unsealed(found, unsealed, has_more=len(found) > limit)
         cursor = None
         if len(found) > limit:
             del found[limit:]
@@ -144,14 +146,26 @@ class Pending:
                 as_of=self.as_of,
                 asked=self._asked,
                 last=found[-1].place,
+                has_unsealed=self._began_with_unsealed or any(one.place > found[-1].place for one in unsealed),
             ).encode()
-        return Page(self.version, self.as_of, found, cursor, come_in.note)
+        return Page(self.version, self.as_of, found, cursor, come_in.note or self._note_of_sealed())
+
+    @property
+    def _began_with_unsealed(self) -> bool:
+        return self._cursor is not None and self._cursor.has_unsealed
+
+    def _note_of_sealed(self) -> str:
+        """Returns why messages may be missing that were in no table when the listing began; empty: none is."""
+        if self._began_with_unsealed:
+            newest = Snapshot(self._warehouse, {"delayed_index": None}).versions["delayed_index"]
+            if newest > self.version:
+                return "what had only just come in may be missing: it was written to the table since the listing began"
+        return ""
 
     def _with_unsealed(
-        self, found: list[PendingMessage], come_in: Sequence[PendingMessage], *, has_more: bool
+        self, found: list[PendingMessage], unsealed: Sequence[PendingMessage], *, has_more: bool
     ) -> list[PendingMessage]:
         """Adds messages that are in no table to those of a page, in order, as far as they belong to it."""
-        unsealed = without_known(self._warehouse, come_in, self.subscriptions, self._filter, self.version)
         after, end = self._cursor.last if self._cursor else None, found[-1].place if has_more else None
         own = [one for one in unsealed if (after is None or one.place > after) and (end is None or one.place < end)]
         own = [replace(one, is_going_out=one.deliver_at <= self.as_of + self._lookahead_millis) for one in own]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import UnreadableWarehouseError, one_line
 from conf.partitions import partition_name
 from conf.settings import Settings, Subscription
-from tracker.due_time import DELIVER_AFTER, DELIVER_AT
+from tracker.due_time import DELIVER_AFTER, DELIVER_AT, EXPIRE_AFTER, EXPIRE_AT, expires_at
 from tracker.properties import DEBOUNCE_MAX
 from tracker.scheduling import scheduling
 from warehouse.delta.snapshot import Snapshot
@@ -260,49 +261,86 @@ def without_known(
         wanted: the filter.
         index_version: of the delayed index that is listed.
     """
-    found = [one for one in found if wanted.matches(one)] if wanted.state is State.WAITING else []
+    at_any_time = wanted.model_copy(update={"due_from": None, "due_before": None})  # commands may have moved them
+    found = [one for one in found if at_any_time.matches(one)] if wanted.state is State.WAITING else []
     if not found:
         return []
     known = _known(warehouse, found, index_version)
-    left = []
-    for one in found:
-        ids = [(one.ref.ledger_id, one.ref.entry_id, index) for index in (max(one.ref.batch_index, 0), _WHOLE)]
-        names = {name for id_ in ids for name in known.get(id_, ())}
-        waiting = () if None in names else tuple(s.name for s in subscriptions if s.name not in names)
-        if waiting:
-            ends = [s.expire_after for s in subscriptions if s.name in waiting and s.expire_after is not None]
-            left.append(replace(one, subscriptions=waiting, expires_at=_end(one, ends)))
-    return left
+    return [part for one in found for part in _waiting(one, subscriptions, known) if wanted.matches(part)]
+
+
+class _Change(NamedTuple):
+    """What was done to a message, or a whole entry. By the first two fields the last one counts."""
+
+    sequence: int
+    effect: str
+    deliver_at: int  # of a MOVE the new time, ms since the epoch
+    subscription: str | None  # None: all
+
+
+class _Known(NamedTuple):
+    """What the tables know of messages, and of some others.
+
+    Attributes:
+        names: the subscriptions for which they know what became of a message; None: for all.
+        changes: to messages, for a subscription; a row in the delayed index knows of them, too.
+    """
+
+    names: defaultdict[_Id, set[str | None]]
+    changes: defaultdict[_Id, list[_Change]]
+
+
+def _waiting(message: PendingMessage, subscriptions: Sequence[Subscription], known: _Known) -> Iterator[PendingMessage]:
+    """Yields a message for those of some subscriptions that wait for it in no table, once for each time."""
+    ref = message.ref
+    ids = [(ref.ledger_id, ref.entry_id, index) for index in (max(ref.batch_index, 0), _WHOLE)]
+    names = {name for id_ in ids for name in known.names[id_]}
+    changes = sorted((change for id_ in ids for change in known.changes[id_]), key=lambda change: change[:2])
+    parts: defaultdict[tuple[int, int], list[Subscription]] = defaultdict(list)
+    for subscription in subscriptions:
+        own = [change for change in changes if change.subscription in (None, subscription.name)]
+        if not names & {None, subscription.name} and not (own and own[-1].effect == "CANCEL"):
+            moves = [(change.deliver_at, change.sequence) for change in own if change.effect == "MOVE"]
+            parts[moves[-1] if moves else (message.deliver_at, 0)].append(subscription)
+    for (deliver_at, sequence), chosen in parts.items():
+        part = replace(message, deliver_at=deliver_at, sequence=sequence, subscriptions=tuple(s.name for s in chosen))
+        yield replace(part, expires_at=_end(part, [s.expire_after for s in chosen if s.expire_after is not None]))
 
 
 def _end(message: PendingMessage, expire_after: Sequence[int]) -> int | None:
     """Returns when a message expires first, also by the `expire_after` (ms) of subscriptions; None: never."""
     ends = [message.deliver_at + millis for millis in expire_after]
-    return min(ends if message.expires_at is None else [message.expires_at, *ends], default=None)
+    if message.expires_at is not None:
+        named = {name: text for name, text in message.properties.items() if name in (EXPIRE_AT, EXPIRE_AFTER)}
+        own = expires_at(named, message.deliver_at) if EXPIRE_AFTER in named else message.expires_at
+        ends += [] if own is None else [own]
+    return min(ends, default=None)
 
 
 _WHOLE = -1  # the batch index of what is known of a whole entry
 
 
-def _known(warehouse: str, messages: Sequence[PendingMessage], index_version: int) -> dict[_Id, set[str | None]]:
-    """Returns the subscriptions for which the tables know what became of messages, and of some others; None: for all.
+def _known(warehouse: str, messages: Sequence[PendingMessage], index_version: int) -> _Known:
+    """Looks up what the tables know.
 
     Args:
         messages: whose entries are looked up.
         index_version: as of `without_known`.
     """
     versions = {"delayed_index": index_version, "deliveries": None, "outcomes": None, "rejects": None}
-    found: dict[_Id, set[str | None]] = {}
+    known = _Known(defaultdict(set), defaultdict(list))
     entries = [(one.ref.ledger_id, one.ref.entry_id) for one in messages]
     names = ("ledger_id", "entry_id")
     near = near_entries(pa.table([pa.array(column, pa.int64()) for column in zip(*entries, strict=True)], names=names))
     try:
         snapshot = Snapshot(warehouse, versions)
-        for query in ("sealed", "delivered", "changed", "rejected"):
-            is_of_entry = query == "changed"  # a command may name a whole entry
+        for query in ("sealed", "delivered", "rejected"):
             for row in snapshot.sql(_SQL(query, near=near)).to_pylist():
-                index = row["batch_index"] if is_of_entry else max(row["batch_index"], 0)
-                found.setdefault((row["ledger_id"], row["entry_id"], index), set()).add(row["subscription"])
+                id_ = row["ledger_id"], row["entry_id"], max(row["batch_index"], 0)
+                known.names[id_].add(row["subscription"])
+        for row in snapshot.sql(_SQL("changed", near=near)).to_pylist():
+            change = _Change(row["sequence"], row["effect"], row["deliver_at"] or 0, row["subscription"])
+            known.changes[row["ledger_id"], row["entry_id"], row["batch_index"]].append(change)
     except (DeltaError, UnreadableWarehouseError, OSError):  # the listing itself says so
-        return found
-    return found
+        return known
+    return known

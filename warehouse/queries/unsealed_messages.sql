@@ -6,9 +6,9 @@ SELECT ledger_id, entry_id, batch_index, subscription FROM delayed_index WHERE o
 SELECT ledger_id, entry_id, batch_index, subscription FROM deliveries WHERE :near
 
 -- changed --
--- What was cancelled, moved or has expired, for a subscription: a row in the delayed index says what is pending of it.
-SELECT ledger_id, entry_id, batch_index, subscription FROM outcomes
-WHERE :near AND :effect IN ('CANCEL', 'MOVE') AND occurrence IS NULL
+-- What commands, or the job, did to messages for a subscription: each row is one change.
+SELECT ledger_id, entry_id, batch_index, subscription, :effect AS effect, coalesce(sequence, 0) AS sequence, deliver_at
+FROM outcomes WHERE :near AND :effect IN ('CANCEL', 'MOVE', 'RESTORE')
 
 -- rejected --
 SELECT ledger_id, entry_id, batch_index, CAST(NULL AS VARCHAR) AS subscription FROM rejects WHERE :near

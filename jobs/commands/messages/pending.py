@@ -106,7 +106,7 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
             left = min(limit - len(found["messages"]), MAX_LIMIT)
             cursor = {"cursor": found["nextCursor"]} if found["nextCursor"] else {}
             page = client.delayed(topic, {**query, "limit": left, **cursor}, is_stats=False)
-            found = {**page, "messages": found["messages"] + page["messages"]}
+            found = {**found, **page, "messages": found["messages"] + page["messages"]}
             if not page["nextCursor"]:
                 break
         return found

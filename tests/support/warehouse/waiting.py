@@ -16,7 +16,7 @@ from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, to_index
 from warehouse.queries.listing import PendingFilter, PendingMessage
 from warehouse.queries.pending_messages import Pending
-from warehouse.schemas import DELIVERIES
+from warehouse.schemas import DELIVERIES, OUTCOMES
 
 NOW = 1_800_000_000_000
 SUBSCRIPTIONS = ("a", "b")
@@ -51,6 +51,13 @@ class Warehouse:
         for row in delivered:
             row |= {"topic": TOPIC, "partition": -1, "sent_at": row["deliver_at"], **columns}
         self._append("deliveries", pa.Table.from_pylist(delivered, schema=DELIVERIES))
+
+    def change(self, rows: Iterable[tuple[int, str, str, int, int, int | None]]) -> None:
+        """Commands in ledger 1: rows of (sequence, operation, subscription, entry_id, batch_index, deliver_at)."""
+        names = ("sequence", "operation", "subscription", "entry_id", "batch_index", "deliver_at")
+        done = [{**dict(zip(names, row, strict=True)), "topic": TOPIC, "ledger_id": 1, "partition": -1} for row in rows]
+        done = [{**row, "result": "APPLIED", "request_id": str(row["sequence"]), "applied_at": NOW} for row in done]
+        self._append("outcomes", pa.Table.from_pylist(done, schema=OUTCOMES))
 
     def pending(self, wanted: PendingFilter | None = None, cursor: str | None = None, topic: str = TOPIC) -> Pending:
         return Pending(self.settings, topic, wanted, cursor, NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +12,14 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from tests.support.fuzzing.examples import examples
+from tests.support.tracker.keyed import Job as KeyedJob
+from tests.support.tracker.keyed import keyed
 from tests.support.tracker.messages import TOPIC, batches, command, commands, messages, resumed
 from tests.support.tracker.recurring import Job, recurring
 from tests.support.tracker.shaped_service import START, Service, many, rate
 from tracker.commands.kinds import POSTPONE, RESCHEDULE, RETRY
 from tracker.due_time import expires_at
-from tracker.messages import concat
+from tracker.messages import concat, with_columns
 from tracker.schemas import KNOWN, PauseChange
 
 SECOND = 1_000
@@ -209,6 +212,44 @@ def test_an_occurrence_that_is_parked_expires_there_and_the_next_one_comes() -> 
         job.step()
     assert [one[1:] for one in job.got["a"]] == [(2, 70_000)]
     assert [one[1:] for one in job.got["b"]] == [(1, 10_000), (2, 70_000)]
+
+
+@pytest.mark.parametrize(("lookahead", "misfire"), [(0, "all"), (5_000, "all"), (5_000, "skip"), (0, "once")])
+def test_a_parked_occurrence_that_expires_late_does_not_end_the_message(lookahead: int, misfire: str) -> None:
+    """The next occurrence is due in the tick in which the parked one expires."""
+    job = Job(lookahead=lookahead)
+    job.step(recurring(0, 10 * SECOND, "@every 60s", misfire=misfire, expireAfter="20s"), later=SECOND)
+    job.step(pause=PauseChange("p1", TOPIC, 1, True))
+    job.run(10)
+    job.step(later=3 * MINUTE)
+    job.step(pause=PauseChange("p2", TOPIC, 1, False))
+    job.run(150)
+    assert job.times()[-2:] == [250, 310]
+
+
+def test_an_expired_parked_message_says_the_end_that_it_had_when_it_was_parked() -> None:
+    """The subscription has no `expire_after` any more."""
+    service = Service(None, shards=1, expire_after=2_000)
+    service.step(300, many(1, START + 3_000))
+    change_pause(service, 1, True)
+    service.run_until(START + 4_000)
+    service.subscriptions = dataclasses.replace(service.subscriptions, expire_after={})
+    reasons: list[str] = []
+    for _ in range(30):
+        reasons += [row["reason"] for one in service.step(300) for row in one.outcomes.to_pylist()]
+    assert reasons == [f"not sent by {START + 5_000}"]
+
+
+@pytest.mark.parametrize(("rule", "end"), [({"expireAfter": "2s"}, 10_000), ({"expireAt": "30000"}, 30_000)])
+def test_a_debounced_message_expires_after_the_time_that_it_is_capped_to(rule: dict[str, str], end: int) -> None:
+    job = KeyedJob(1)
+    for entry, published in ((0, 0), (1, 4_000)):
+        due = published + 6_000
+        row = keyed(entry, "k", due, published, -1, 1, scheduleMode="debounce", debounceMax="8s", **rule)
+        job.step(with_columns(row, expires_at=pa.array([expires_at(rule, due)])), later=published)
+    job.step(later=100)
+    [last] = [row for row in job.sealed.to_pylist() if row["entry_id"] == 64]
+    assert (last["deliver_at"], last["expires_at"]) == (8_000, end)
 
 
 def test_of_a_batch_each_message_has_its_end() -> None:

@@ -237,6 +237,44 @@ def test_what_was_held_back_and_handed_out_is_handed_out_again_unless_it_came(is
     check_rebuild([entry], 1)
 
 
+@pytest.mark.parametrize("is_own_first", [False, True])
+@pytest.mark.parametrize("event", ["RESUME", "RETRY", "RESCHEDULE"])
+def test_a_move_that_was_not_sealed_has_the_end_of_its_subscriptions_last_row(event: str, is_own_first: bool) -> None:
+    """Whichever row of the message comes first: also the other subscription has moved it, to another end."""
+    entry, due = History(TOPIC, 1, 0, [NOW - HOUR]), NOW - HOUR
+    after = {"properties": [("expireAfter", f"{2 * HOUR}ms")]}
+    entry.tables["delayed_index"][0] |= {"expires_at": due + 2 * HOUR, **after}
+    rows_of = {}
+    for name, sequence, moved_to in (("a", 1, due + 10), ("b", 2, due - DAY)):
+        by = {"subscription": name, "sequence": sequence, "expires_at": moved_to + 2 * HOUR, **after}
+        rows_of[name] = {**entry.at(0), "operation": "DELAY", "deliver_at": moved_to, **by}
+    entry.sequence = 2
+    entry.tables["delayed_index"] += [rows_of[name] for name in ("ab" if is_own_first else "ba")]
+    entry.messages["a"][0].times.append((1, due + 10))
+    own_end, was_due = due + 10 + 2 * HOUR, None
+    if event == "RESUME":
+        entry.hold("a", 0)
+        was_due = due + 10
+        entry.tables["delayed_index"][-2] |= {"was_due": was_due, "expires_at": own_end, **after}
+        entry.resume("a", 0)
+    elif event == "RETRY":
+        entry.deliver("a", 0)
+        entry.is_sealing = False
+        entry.retry("a", 0, NOW + HOUR)
+    else:
+        entry.is_sealing = False
+        entry.command("RESCHEDULE", "a", 0, NOW + HOUR)
+        own_end = NOW + 3 * HOUR
+    with tempfile.TemporaryDirectory() as folder:
+        settings_, tables = make(Path(folder))
+        write(tables, [entry], 1)
+        rebuilt(settings_, folder)
+        [row] = tables.sql(
+            f"SELECT * FROM delayed_index WHERE operation = 'DELAY' AND sequence = {entry.sequence}"
+        ).to_pylist()
+    assert (row["subscription"], row["expires_at"], row["was_due"]) == ("a", own_end, was_due)
+
+
 def test_only_what_was_applied_is_taken_for_done() -> None:
     """A repeat of a command that had come too late, or named something else, was answered ALREADY_APPLIED by 0.1.0."""
     entry = History(TOPIC, 1, 0, [NOW + DAY])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.support.servers.fake_pulsar import batch, one
 from tests.support.tracker.messages import messages
 from tests.support.warehouse.waiting import NOW, Warehouse
 from warehouse.queries import unsealed_messages
-from warehouse.queries.listing import PendingFilter, PendingMessage, State
+from warehouse.queries.listing import Page, PendingFilter, PendingMessage, State
 from warehouse.queries.pending_messages import Pending
 from warehouse.queries.unsealed_messages import Gathered, Unacknowledged, UnacknowledgedReader
 
@@ -62,6 +63,24 @@ def test_they_are_listed_in_order_beside_the_others_and_none_twice(warehouse: Wa
         assert all(len(page) <= limit for page in pages)
 
 
+def test_a_later_page_says_so_where_what_it_should_have_was_sealed_since_the_first_one(warehouse: Warehouse) -> None:
+    def page(found: Unacknowledged, cursor: str | None = None) -> Page:
+        return Pending(warehouse.settings, TOPIC, None, cursor, NOW).page(2, found)
+
+    warehouse.seal(messages([(1, entry, NOW + 1_000 * entry) for entry in range(1, 6)]))
+    few, found = come_in((10, NOW + 500)), come_in((10, NOW + 500), (11, NOW + 4_500))
+    without, first = page(few), page(found)
+    assert [one.ref.entry_id for one in page(found, first.cursor).messages] == [2, 3]
+    assert page(found, first.cursor).note == first.note == ""
+    warehouse.seal(messages([(1, 10, NOW + 500), (1, 11, NOW + 4_500)]))
+    second = page(come_in(), first.cursor)
+    third = page(come_in(), second.cursor)
+    assert [one.ref.entry_id for one in third.messages] == [4, 5]
+    said = "what had only just come in may be missing: it was written to the table since the listing began"
+    assert second.note == third.note == said
+    assert page(come_in(), without.cursor).note == ""
+
+
 def test_what_the_tables_know_of_is_left_out(warehouse: Warehouse) -> None:
     warehouse.seal(messages([(1, 0, NOW + 90_000)]))
     warehouse.deliver([("a", 1, 1, -1, NOW), ("a", 1, 2, -1, NOW), ("b", 1, 2, -1, NOW)])
@@ -70,6 +89,51 @@ def test_what_the_tables_know_of_is_left_out(warehouse: Warehouse) -> None:
     assert (first.ref.entry_id, first.subscriptions, first.is_going_out) == (1, ("b",), True)
     assert (second.ref.entry_id, second.subscriptions, second.is_going_out) == (3, ("a", "b"), False)
     assert last.ref.entry_id == 0
+
+
+def test_the_last_change_counts_that_no_table_has_sealed(warehouse: Warehouse) -> None:
+    warehouse.seal(messages([(1, 0, NOW + 90_000)]))
+    later = NOW + 60_000
+    warehouse.change(
+        [
+            (1, "CANCEL", "a", 1, -1, None),  # for `a` alone
+            (2, "RESCHEDULE", "a", 2, -1, later),
+            (3, "CANCEL", "a", 3, -1, None),
+            (4, "RESTORE", "a", 3, -1, None),
+            (5, "RESCHEDULE", "b", 4, -1, NOW + 5_000),
+            (6, "RESCHEDULE", "b", 4, -1, later),
+            (7, "CANCEL", "b", 4, -1, None),
+            (8, "RESTORE", "b", 4, -1, None),
+            (9, "RESCHEDULE", "a", 5, 0, later),
+            (10, "SKIP", "a", 5, 0, None),
+            (11, "SKIP", "b", 5, 0, None),
+        ]
+    )
+    found = come_in(*((entry, NOW + 1_000) for entry in range(1, 6)))
+    page = Pending(warehouse.settings, TOPIC, None, None, NOW).page(9, found)
+    waiting = [(one.ref.entry_id, one.deliver_at - NOW, one.subscriptions, one.sequence) for one in page.messages]
+    assert waiting == [
+        (1, 1_000, ("b",), 0),
+        (2, 1_000, ("b",), 0),
+        (3, 1_000, ("a", "b"), 0),
+        (4, 1_000, ("a",), 0),
+        (2, 60_000, ("a",), 2),
+        (4, 60_000, ("b",), 6),
+        (0, 90_000, ("a", "b"), 0),
+    ]
+    assert listed(warehouse, found, due_from=later) == [[2, 4, 0]]
+    assert listed(warehouse, found, due_before=later) == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("name", "end"), [("expireAfter", NOW + 63_000), ("expireAt", NOW + 4_000)])
+def test_the_end_after_its_time_moves_with_a_message(warehouse: Warehouse, name: str, end: int) -> None:
+    warehouse.seal(messages([]))
+    [one] = come_in((1, NOW + 1_000)).messages
+    text = "3000" if name == "expireAfter" else str(NOW + 4_000)
+    one = replace(one, properties={name: text}, expires_at=NOW + 4_000)
+    warehouse.change([(1, "RESCHEDULE", "a", 1, -1, NOW + 60_000)])
+    page = Pending(warehouse.settings, TOPIC, PendingFilter(subscription="a"), None, NOW).page(9, Unacknowledged([one]))
+    assert [(message.deliver_at, message.expires_at) for message in page.messages] == [(NOW + 60_000, end)]
 
 
 @pytest.mark.parametrize(
