@@ -20,6 +20,8 @@ from tracker.subscriptions import Subscriptions, by_topic, dead_letters_in
 
 NO_END = 1 << 62  # ms since the epoch; the end of what has none
 
+MOST_ENDED = 20_000  # rows that are taken at once, about; the others follow with the next calls
+
 _TABLE = "parked_ends"
 _SLOT_MILLIS = 60_000
 
@@ -116,16 +118,22 @@ class ParkedEnds:
             self._add(found)
 
     def take_ended(self, now: int) -> pa.Table:
-        """Removes and returns the rows whose end has come by now, ms since the epoch, as PARKED_ENDS."""
-        found = []
-        for slot in [slot for slot, (_, earliest) in self._slots.items() if earliest <= now]:
-            n, _ = self._slots.pop(slot)
-            rows = concat((get_rows(self._store, _TABLE, (slot, i)) for i in range(n)), PARKED_ENDS)
-            for i in range(n):
-                self._store.remove(_TABLE, (slot, i))
-            has_ended = int64(rows, "ends_at") <= now
-            found.append(where(rows, has_ended))
-            self._add(where(rows, ~has_ended))
+        """Removes and returns rows whose end has come by now, ms since the epoch: about MOST_ENDED, as PARKED_ENDS."""
+        found, n_taken = [], 0
+        for slot in sorted(slot for slot, (_, earliest) in self._slots.items() if earliest <= now):
+            n, earliest = self._slots.pop(slot)
+            left = []
+            while n and n_taken < MOST_ENDED:
+                n -= 1
+                rows = concat([get_rows(self._store, _TABLE, (slot, n))], PARKED_ENDS)
+                self._store.remove(_TABLE, (slot, n))
+                has_ended = int64(rows, "ends_at") <= now
+                found.append(where(rows, has_ended))
+                left.append(where(rows, ~has_ended))
+                n_taken += int(has_ended.sum())
+            if n:
+                self._slots[slot] = n, earliest
+            self._add(concat(left, PARKED_ENDS))
         return concat(found, PARKED_ENDS)
 
     def rebuild(self, rows: pa.Table) -> None:

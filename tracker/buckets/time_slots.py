@@ -218,6 +218,8 @@ _NO_PILE = Pile(0, 0, 0, 0)
 # The most rows of a packed value: a tick that takes the first rows of a long queue does not rewrite the others.
 PIECE_ROWS = 10_000
 
+_MOST_ENDED = 20_000  # rows that `WaitingRows.take_ended` takes at once, about
+
 _QUEUES = "waiting"
 
 _END = "ends_at"  # a column of a piece
@@ -285,12 +287,16 @@ class WaitingRows:
             self._pieces.setdefault(queue, []).append(self._put(piece))
 
     def take_ended(self, now: int) -> pa.Table:
-        """Removes and returns the rows whose end has come by now, ms since the epoch; the others keep their order."""
-        taken = []
+        """Removes and returns rows whose end has come by now, ms since the epoch; the others keep their order.
+
+        These are about 20,000; the others follow with the next calls, unless `take_rows` takes them before.
+        """
+        taken: list[pa.Table] = []
         for queue, pieces in list(self._pieces.items()):
             kept = []
             for piece in pieces:
-                if len(piece) <= _PLACE_OF_END or piece[_PLACE_OF_END] > now:
+                is_full = sum(rows.num_rows for rows in taken) >= _MOST_ENDED
+                if is_full or len(piece) <= _PLACE_OF_END or piece[_PLACE_OF_END] > now:
                     kept.append(piece)
                     continue
                 rows = self._get(piece[0])

@@ -252,6 +252,19 @@ def test_a_debounced_message_expires_after_the_time_that_it_is_capped_to(rule: d
     assert (last["deliver_at"], last["expires_at"]) == (8_000, end)
 
 
+def test_many_that_are_parked_expire_tick_by_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.ends.MOST_ENDED", 2)
+    service = Service(None, shards=1)
+    due = [START + 3_000 + 1_000 * i for i in range(6)]
+    service.step(300, concat([ended(one, START + 21_000 + 4_000 * (i == 5), entry=i) for i, one in enumerate(due)]))
+    change_pause(service, 1, True)
+    service.run_until(START + 20_000)
+    numbers = [sum(one.status["expired"] for one in service.step(300)) for _ in range(40)]
+    assert max(numbers) == 2
+    assert sorted(entry for entry, _, _ in service.expired) == [0, 1, 2, 3, 4, 5]
+    assert [at >= START + 25_000 for entry, _, at in service.expired if entry == 5] == [True]
+
+
 def test_of_a_batch_each_message_has_its_end() -> None:
     service = Service(None, shards=1)
     rows = batches([(7, 0, i, 3, START + 20_000) for i in range(3)])

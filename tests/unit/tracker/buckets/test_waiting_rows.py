@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +51,13 @@ def test_what_is_not_taken_is_not_read_or_written_again() -> None:
     packed = {number for number, *_ in waiting.meta["queues"][0][2]}
     assert waiting.take_rows(lambda _: time_slots.PIECE_ROWS + 1).num_rows == time_slots.PIECE_ROWS + 1
     assert len(packed & {number for number, *_ in waiting.meta["queues"][0][2]}) == 3
+
+
+def test_rows_whose_end_has_come_are_taken_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slots, "PIECE_ROWS", 2)
+    monkeypatch.setattr(time_slots, "_MOST_ENDED", 3)
+    waiting = WaitingRows(MemoryStore())
+    for queue in (A, B):
+        waiting.add_rows(queue, messages([(1, i, 0) for i in range(5)]), np.array([10, 10, 90, 10, 10]))
+    assert [waiting.take_ended(10).num_rows for _ in range(4)] == [3, 3, 2, 0]
+    assert waiting.counts == {A: 1, B: 1}
