@@ -72,7 +72,7 @@ simulate: setup ## the service in one thread with a simulated clock, each failur
 	@$(PY) -m tests.simulation --seed $(or $(SEED),0) --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES)
 
 clean: ## all that was made here, but not the cache of JARs
-	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log $(NODE)/node_modules $(NODE)/dist $(NODE)/LICENSE clients/java/*/target
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 COMPILE = $(VENV)/bin/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-package delaylake-client --no-annotate --quiet
