@@ -177,7 +177,8 @@ public final class Client {
             MessageId.parse((String) one.get("messageId")).at(Json.time(one.get("deliverAt"))),
             Json.time(one.get("deliverAt")), Json.texts(one.get("subscriptions")), (String) one.get("key"),
             (String) one.get("orderingKey"), Json.properties(one.get("properties")),
-            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime"))));
+            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime")),
+            Json.time(one.get("expiresAt"))));
     }
 
     /** Goes through the messages that recur, in the order in which they came. */

@@ -215,7 +215,7 @@ class RepeatsTest {
     @Test
     void aListingGoesOnFromPageToPageUpToItsLimit() {
         String one = "{\"messageId\":\"7:0:-1:-1\",\"deliverAt\":null,\"subscriptions\":[\"a\"],\"key\":null,\"orderingKey\":null,"
-            + "\"properties\":{},\"eventTime\":0,\"publishTime\":1}";
+            + "\"properties\":{},\"eventTime\":0,\"publishTime\":1,\"expiresAt\":7}";
         replies.add(new Reply(200, "{\"messages\":[" + one + "," + one + "],\"nextCursor\":\"a b\"}", ""));
         replies.add(new Reply(200, "{\"messages\":[" + one + "],\"nextCursor\":\"more\"}", ""));
         List<PendingMessage> found = new ArrayList<>();
@@ -223,6 +223,7 @@ class RepeatsTest {
         assertEquals(3, found.size());
         assertNull(found.get(0).deliverAt());
         assertNull(found.get(0).eventTime());
+        assertEquals(Instant.ofEpochMilli(7), found.get(0).expiresAt());
         assertEquals("/admin/v2/persistent/public/default/orders/delayed?property=a%3Db%3Dc&limit=1&cursor=a%20b", seen.get(1).uri);
     }
 
