@@ -72,7 +72,7 @@ simulate: setup ## the service in one thread with a simulated clock, each failur
 	@$(PY) -m tests.simulation --seed $(or $(SEED),0) --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES)
 
 clean: ## all that was made here, but not the cache of JARs
-	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log $(NODE)/node_modules $(NODE)/dist $(NODE)/LICENSE clients/java/*/target
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 COMPILE = $(VENV)/bin/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-package delaylake-client --no-annotate --quiet
@@ -115,8 +115,8 @@ tools:
 	fi
 
 # Chromium, in which the dashboard is tested, and RabbitMQ, from which an import is; RUNLEVEL keeps its server from being
-# started; the oldest libraries that the Python client takes; and with Node what its client is built with. Where they can't be had those tests are skipped, but fail if CI is
-# set. Without Sidekiq and BullMQ tests are skipped.
+# started; the oldest libraries that the Python client takes; and with Node what its client is built with. Where they
+# can't be had those tests are skipped, but fail if CI is set. Without Sidekiq and BullMQ tests are skipped.
 programs:
 	@missing=(); \
 	command -v chromium >/dev/null || missing+=(chromium); \
@@ -129,8 +129,9 @@ programs:
 	fi
 	@[ -d $(VENV)/bullmq ] || $(PY) -m pip install --quiet --target $(VENV)/bullmq --require-hashes \
 	  -r tests/other_systems/bullmq.lock || rm -rf $(VENV)/bullmq
-	@[ $(VENV)/oldest -nt tests/other_systems/oldest.lock ] || { $(PY) -m pip install --quiet --upgrade --target $(VENV)/oldest \
-	  --no-deps --require-hashes -r tests/other_systems/oldest.lock && touch $(VENV)/oldest; } || rm -rf $(VENV)/oldest
+	@[ $(VENV)/oldest -nt tests/other_systems/oldest.lock ] || { \
+	  $(PY) -m pip install --quiet --upgrade --no-deps --require-hashes --target $(VENV)/oldest \
+	  -r tests/other_systems/oldest.lock && touch $(VENV)/oldest; } || rm -rf $(VENV)/oldest
 	@if command -v npm >/dev/null && ! [ $(NODE)/node_modules/.package-lock.json -nt $(NODE)/package-lock.json ]; then \
 	  npm --silent --prefix $(NODE) ci </dev/null >&2 && touch $(NODE)/node_modules/.package-lock.json || rm -rf $(NODE)/node_modules; fi
 

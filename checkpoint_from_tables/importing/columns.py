@@ -25,12 +25,15 @@ COLUMNS = {
 IN_SECONDS = "deliver_at {} can only be seconds since the epoch: give milliseconds, or a timestamp"
 
 _TIMES = ("deliver_at", "event_time")
-_NO_TIMES = (pa.types.is_boolean, pa.types.is_duration, pa.types.is_time, pa.types.is_date)
+_NO_TIMES = (
+    *(pa.types.is_boolean, pa.types.is_duration, pa.types.is_time, pa.types.is_date),
+    *(pa.types.is_float32, pa.types.is_float16),  # minutes apart, at ms of today
+)
 _PER_MILLI = {"us": 1_000, "ns": 1_000_000}
 _MOST_SECONDS = 1 << 53  # beyond all times that can be delivered, and as ms still an int64
 
 # Whole numbers from here on are of 1970 to 1973 as ms, and of 1973 to 5138 as seconds.
-_SECONDS_FROM, _SECONDS_BELOW = 100_000_000, 100_000_000_000
+SECONDS_FROM, SECONDS_BELOW = 100_000_000, 100_000_000_000
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -79,7 +82,7 @@ def are_seconds(column: pa.ChunkedArray) -> BoolArray:
     if pa.types.is_timestamp(column.type):
         return np.zeros(len(column), np.bool_)
     times = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
-    are: BoolArray = (times >= _SECONDS_FROM) & (times < _SECONDS_BELOW)
+    are: BoolArray = (times >= SECONDS_FROM) & (times < SECONDS_BELOW)
     return are
 
 

@@ -129,7 +129,11 @@ def task(message: bytes, queue: str) -> Item | None:
     headers = content.get("headers") if content is not None else None
     if content is None or not isinstance(headers, dict):
         return unreadable("celery", message, "no JSON object with headers")
-    name, eta = headers.get("id"), headers.get("eta")
+    payload, problem = _body(content)
+    about = _about(headers, payload)
+    if about is None:
+        return unreadable("celery", message, "its headers name no task, as of protocol 1, and its body is no JSON")
+    name, eta, ends = about.get("id"), about.get("eta"), about.get("expires")
     if eta is None:
         return None
     if not isinstance(name, str) or not name:
@@ -138,22 +142,40 @@ def task(message: bytes, queue: str) -> Item | None:
     due = iso_millis(eta) if isinstance(eta, str) else None
     if due is None:
         return rejected_item(id, f"its eta {eta} is no time", message)
-    body, about = content.get("body"), content.get("properties")
-    if not isinstance(body, str):
-        return rejected_item(id, "its body is no text", message)
-    try:
-        is_base64 = isinstance(about, dict) and about.get("body_encoding") == "base64"
-        payload = base64.b64decode(body, validate=True) if is_base64 else body.encode()
-    except (binascii.Error, ValueError):
-        return rejected_item(id, "its body can't be decoded", message)
+    if problem is not None:
+        return rejected_item(id, problem, message)
     properties = {
-        "task": headers.get("task"),
+        "task": about.get("task"),
         "taskId": name,
         "queue": queue,
         "contentType": content.get("content-type"),
         "contentEncoding": content.get("content-encoding"),
-        "retries": headers.get("retries") or None,
-        "expires": headers.get("expires"),
-        "expireAt": end_millis(iso_millis(ends) if isinstance(ends := headers.get("expires"), str) else None),
+        "compression": headers.get("compression"),
+        "retries": about.get("retries") or None,
+        "expires": ends,
+        "expireAt": end_millis(iso_millis(ends) if isinstance(ends, str) else None),
     }
     return item(id, due, payload, properties)
+
+
+def _body(content: dict[str, Any]) -> tuple[bytes, str | None]:
+    """Returns (body of a message, why it can't be read; None: it can)."""
+    body, about = content.get("body"), content.get("properties")
+    if not isinstance(body, str):
+        return b"", "its body is no text"
+    try:
+        is_base64 = isinstance(about, dict) and about.get("body_encoding") == "base64"
+        return base64.b64decode(body, validate=True) if is_base64 else body.encode(), None
+    except (binascii.Error, ValueError):
+        return b"", "its body can't be decoded"
+
+
+def _about(headers: dict[str, Any], payload: bytes) -> dict[str, Any] | None:
+    """Returns the fields that tell of a task: the headers, or the body as of protocol 1; None: it can't be read."""
+    if any(headers.get(name) is not None for name in ("task", "id", "eta")):
+        return headers
+    try:
+        body = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else {}

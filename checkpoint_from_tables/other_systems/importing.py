@@ -28,6 +28,9 @@ _ITEMS_AT_ONCE = 100_000
 _BYTES_AT_ONCE = 64 << 20
 _MOST_EXAMPLES = 5
 
+# In `Source.left`: items that differ from one that was read before, and have its id.
+OF_SAME_ID = "others of an id that was read already"
+
 # The first ledger id of items, after those of files. Each part of an import has a ledger of its own.
 _FIRST_LEDGER = FIRST_LEDGER_OF_FILES + (1 << 49)
 
@@ -95,7 +98,7 @@ def preview_import(importer: Importer, source: Source) -> ImportPreview:
     tables, topic = importer.tables, importer.source_topic
     preview, left_out = ImportPreview(), Imported()
     known: set[str] = set()
-    read: set[str] = set()
+    read: dict[str, int | None] = {}
 
     def add(rows: pa.Table) -> None:
         messages = messages_of(importer, rows.drop_columns([*_IDS, "imported_at"]), _FIRST_LEDGER, preview.items)
@@ -104,7 +107,7 @@ def preview_import(importer: Importer, source: Source) -> ImportPreview:
     if exists(tables.warehouse, TABLE):
         known = _known(tables, topic)
         for rows in _unfinished(tables, topic):
-            read.update(rows["item"].to_pylist())
+            read.update(dict.fromkeys(rows["item"].to_pylist()))
             if tables.written("entries", f"import-{rows['ledger_id'][0]}") < 0:
                 add(rows)
             else:
@@ -125,9 +128,9 @@ def import_items(importer: Importer, source: Source) -> None:
     tables, topic = importer.tables, importer.source_topic
     known = _known(tables, topic)
     number = _parts(tables, topic)
-    read: set[str] = set()
+    read: dict[str, int | None] = {}
     for rows in _unfinished(tables, topic):
-        read.update(rows["item"].to_pylist())
+        read.update(dict.fromkeys(rows["item"].to_pylist()))
         _finish(importer, rows)
     for items in _in_parts(source, known, read, importer.done):
         ledger = _FIRST_LEDGER + hash48(f"{topic} {number}".encode())
@@ -138,21 +141,25 @@ def import_items(importer: Importer, source: Source) -> None:
     tables.forget_replaced(TABLE)
 
 
-def _in_parts(source: Source, known: set[str], read: set[str], done: Imported) -> Iterator[list[Item]]:
+def _in_parts(source: Source, known: set[str], read: dict[str, int | None], done: Imported) -> Iterator[list[Item]]:
     """Yields the items that are neither known nor read yet, in parts of limited size.
 
     Args:
         source: has the items.
         known: ids of the items that earlier imports have written.
-        read: ids of the items that were read before; gets the ids of all items.
+        read: ids of the items that were read before, each with a hash of the item, or None if only its id is known;
+            gets those of all items. One of another hash is counted as left.
         done: counts the known items.
     """
     part: list[Item] = []
     n_bytes = 0
     for item in source.items():
+        content = hash((item.due, item.payload))
         if item.id in read:
+            if read[item.id] not in (None, content):
+                source.left[OF_SAME_ID] += 1
             continue
-        read.add(item.id)
+        read[item.id] = content
         if item.id in known:
             done.already_there += 1
             continue

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from checkpoint_from_tables.importing.columns import IN_SECONDS, SECONDS_BELOW, SECONDS_FROM
 from checkpoint_from_tables.other_systems.db_scheduler import has_schedule, rule_of
 from checkpoint_from_tables.other_systems.item import Item, SourceError, iso_millis, item, rejected_item
 from checkpoint_from_tables.other_systems.mapping import TableMapping
@@ -67,6 +69,7 @@ class PostgresTable:
                 self._check_ids(connection)
                 with connection.cursor(name="delaylake") as cursor:
                     cursor.itersize = _ROWS_AT_ONCE
+                    _keep_text(cursor)
                     cursor.execute(self._sql().encode())
                     for row in cursor:
                         yield from self._item(table, row)
@@ -140,18 +143,40 @@ def message(id: str, due: str | None, payload: object, key: str | None, properti
     if due is None:
         return item(id, None, content, properties, key)
     millis = _millis(due)
-    return (
-        rejected_item(id, f"{due} is no time", content)
-        if millis is None
-        else item(id, millis, content, properties, key)
-    )
+    if millis is None:
+        return rejected_item(id, f"{due} is no time", content)
+    if SECONDS_FROM <= millis < SECONDS_BELOW and _is_number(due):
+        return rejected_item(id, IN_SECONDS.format("values"), content)
+    return item(id, millis, content, properties, key)
 
 
 def _millis(text: str) -> float | None:
-    try:
+    """Reads a time as ms since the epoch; None: the text is none, or a date, whose midnight is at no known place."""
+    if _is_number(text):
         return float(text)
+    try:
+        date.fromisoformat(text)
     except ValueError:
         return iso_millis(text)
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _keep_text(cursor: psycopg.ServerCursor) -> None:
+    """Makes values of a cursor the text that Postgres writes, but for bytes and JSON."""
+    from psycopg.types.string import TextLoader
+
+    for kind in cursor.adapters.types:
+        for oid in (kind.array_oid, 0 if kind.name in ("bytea", "json", "jsonb") else kind.oid):
+            if oid:
+                cursor.adapters.register_loader(oid, TextLoader)
 
 
 def _as_it_is(data: str | bytes) -> bytes:

@@ -8,10 +8,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from checkpoint_from_tables.other_systems.item import Item, SourceError, item, rejected_item
+from checkpoint_from_tables.other_systems.redis_server import text
 from conf.errors import one_line
 from tracker.properties import RESERVED_PREFIX
 
@@ -70,7 +72,8 @@ class RabbitMQ:
                     yield from self._of(connection.channel(), queue)
             finally:
                 if connection.is_open:
-                    connection.close()  # now RabbitMQ puts back the messages
+                    with suppress(ValueError, OverflowError):  # it reads what can't be decoded once more
+                        connection.close()  # now RabbitMQ puts back the messages
         except (pika.exceptions.AMQPError, OSError) as error:
             reason = one_line(error) or type(error).__name__
             raise SourceError(f"RabbitMQ can't be read: {reason}") from None
@@ -79,7 +82,11 @@ class RabbitMQ:
         seen: Counter[str] = Counter()
         now = time.time_ns() // 1_000_000
         while True:
-            method, properties, body = channel.basic_get(queue, auto_ack=False)
+            try:
+                method, properties, body = channel.basic_get(queue, auto_ack=False)
+            except (ValueError, OverflowError) as error:  # such as a time in a header, in ms where seconds belong
+                reason = f"a message in {queue} has a header that pika can't decode"
+                raise SourceError(f"RabbitMQ can't be read: {reason}: {one_line(error)}") from None
             if method is None:
                 return
             digest = _digest(method, properties, body)
@@ -128,12 +135,12 @@ def _whole_millis(delay: object) -> int | None:
 def _published(about: BasicProperties, now: int) -> int:
     """Returns when a message was published, ms since the epoch; `now` if nobody has noted it."""
     at = (about.headers or {}).get("timestamp_in_ms")
-    if isinstance(at, int) and not isinstance(at, bool):
+    if isinstance(at, int) and not isinstance(at, bool) and at > 0:
         return at
     seconds = about.timestamp
     if isinstance(seconds, datetime):
         return round(seconds.timestamp() * 1000)
-    if seconds is None:
+    if not seconds:  # some publishers give 0 for none
         return now
     return int(seconds) if seconds >= _MILLIS_FROM else int(seconds) * 1000  # some publishers give ms
 
@@ -141,13 +148,13 @@ def _published(about: BasicProperties, now: int) -> int:
 def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object]:
     """Returns the properties of a message: its headers with plain values, and RabbitMQ's own fields."""
     headers = {
-        name: str(value)
-        for name, value in (about.headers or {}).items()
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in _with_text_names(about.headers or {}).items()
         if isinstance(value, str | int | float)
         and name not in (_DELAY, *_COUNTS)
         and not name.startswith(RESERVED_PREFIX)
     }
-    return headers | {
+    own = {
         "exchange": method.exchange,
         "routingKey": method.routing_key,
         "contentType": about.content_type,
@@ -156,11 +163,19 @@ def _properties(method: Basic.GetOk, about: BasicProperties) -> dict[str, object
         "messageId": about.message_id,
         "type": about.type,
     }
+    return headers | {name: text(value) if isinstance(value, bytes) else value for name, value in own.items()}
+
+
+def _with_text_names(value: Any) -> Any:
+    """Returns headers, or a value of one, with text for names that are no UTF-8, of which pika makes bytes."""
+    if isinstance(value, dict):
+        return {n if isinstance(n, str) else text(n): _with_text_names(part) for n, part in value.items()}
+    return [_with_text_names(part) for part in value] if isinstance(value, list) else value
 
 
 def _digest(method: Basic.GetOk, about: BasicProperties, body: bytes) -> str:
     """Returns a hash of the whole message, which is the same each time that it is read."""
-    headers = {name: value for name, value in (about.headers or {}).items() if name not in _COUNTS}
+    headers = {n: value for n, value in _with_text_names(about.headers or {}).items() if n not in _COUNTS}
     fields = {name: value for name, value in (vars(about) | {"headers": headers or None}).items() if value is not None}
-    text = json.dumps([method.exchange, method.routing_key, fields], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode(errors="backslashreplace") + b"\0" + body).hexdigest()
+    whole = json.dumps([method.exchange, method.routing_key, fields], sort_keys=True, default=str)
+    return hashlib.sha256(whole.encode(errors="backslashreplace") + b"\0" + body).hexdigest()

@@ -11,6 +11,8 @@ from tracker.recurrence.recurrence import REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TI
 # In `Source.left`: next runs of jobs whose rule is not known, or is none that a message can have.
 LEFT = "repeats, left"
 
+_MOST_MILLIS = 1 << 60
+
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?")
 
 
@@ -32,8 +34,8 @@ class Rule:
 
 
 def every(millis: float) -> str:
-    """Returns an interval as the property `repeat`."""
-    return f"@every {round(millis)}ms"
+    """Returns an interval as the property `repeat`; of one that is infinite or no number, a rule that is none."""
+    return f"@every {round(millis)}ms" if abs(millis) < _MOST_MILLIS else "@every never"
 
 
 def recurring(run: Item, rule: Rule | None) -> Item | None:

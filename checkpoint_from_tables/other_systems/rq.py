@@ -103,7 +103,7 @@ def _rule(fields: Mapping[str, bytes]) -> Rule | None:
     try:
         left, intervals = int(fields["repeats_left"]), json.loads(fields.get("repeat_intervals", b"[]"))
         return Rule(every(intervals[0] * 1_000), times=left + 1) if len(set(intervals)) == 1 else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
 
 

@@ -31,6 +31,10 @@ class Arrivals:
         if earliest <= self.wake_until:
             self._has_come.set()
 
+    def note_command(self, earliest: int) -> None:
+        """Notes that commands have come in, which can't wait."""
+        self.note(0)
+
     def wait(self, seconds: float) -> None:
         """Waits until something has come in for which to wake up, but no longer."""
         self._has_come.wait(seconds)

@@ -148,7 +148,7 @@ class Receivers:
                 self._limits(is_control, share),
                 self._acceptance(source, is_control),
                 ReceiverEvents(
-                    partial(self.arrivals.note, 0) if is_control else self.arrivals.note,
+                    self.arrivals.note_command if is_control else self.arrivals.note,
                     self._watch.follow(source, after),
                     partial(self._watch.passed, source),
                 ),

@@ -6,6 +6,7 @@ const LEAST_SHARE = 0.1; // of a call's time: no attempt begins when less is lef
 
 // Codes of errors after which the API has not received the call.
 const NOT_SENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
+const CERTIFICATE = /^(CERT_|ERR_TLS_CERT_|UNABLE_TO_|DEPTH_ZERO_SELF_SIGNED_CERT$|SELF_SIGNED_CERT_)/;
 
 /**
  * The attempts of one call: when it is repeated, and with which error it is given up. Every call is safe to repeat,
@@ -36,12 +37,12 @@ export class Attempts {
    * @param error why the last one failed
    * @param retryAfterMillis what the API asks to wait
    * @throws NoAnswer if the time is over, and the call may have been done
-   * @throws Unavailable if the time is over, and nothing was done
+   * @throws Unavailable if the time is over, and nothing was done; or at once if the API's certificate is refused
    */
   async pauseAfter(error: unknown, retryAfterMillis = 0): Promise<void> {
-    if (error instanceof NoAnswer || !(error instanceof Unavailable || wasNotSent(error))) this.#mayBeDone = true;
+    if (error instanceof NoAnswer || !(error instanceof Unavailable || codes(error).some(isNotSent))) this.#mayBeDone = true;
     const pauseMillis = Math.max(this.#pauseMillis * (0.5 + Math.random() / 2), retryAfterMillis);
-    if (performance.now() + pauseMillis >= this.#lastBegin) {
+    if (performance.now() + pauseMillis >= this.#lastBegin || codes(error).some(isCertificate)) {
       const kind = this.#mayBeDone ? NoAnswer : Unavailable;
       throw new kind(text(error), { requestId: this.#requestId, cause: error });
     }
@@ -50,9 +51,16 @@ export class Attempts {
   }
 }
 
-function wasNotSent(error: unknown): boolean {
-  const code = causes(error).map((one) => (one as { code?: unknown }).code);
-  return code.some((one) => typeof one === "string" && NOT_SENT.has(one));
+function isNotSent(code: string): boolean {
+  return NOT_SENT.has(code) || isCertificate(code);
+}
+
+function isCertificate(code: string): boolean {
+  return CERTIFICATE.test(code);
+}
+
+function codes(error: unknown): string[] {
+  return causes(error).map((one) => String((one as { code?: unknown }).code));
 }
 
 function text(error: unknown): string {

@@ -1,4 +1,5 @@
 import { randomUUID } from "node:crypto";
+import { types } from "node:util";
 
 import { Attempts } from "./attempts.js";
 import { DelayLakeError, gravestError, NoAnswer, statusError, Unavailable } from "./errors.js";
@@ -9,6 +10,7 @@ import { type Duration, durationMillis, millis, moment, shiftMillis, type Time }
 type Api = components["schemas"];
 
 const TIMEOUT_MILLIS = 30_000;
+const LONGEST_TIMEOUT_MILLIS = 2 ** 31 - 1; // beyond it a timer ends at once
 const PAGE = 1_000; // messages or schedules in a page: the API's maximum
 const DONE = new Set(["APPLIED", "ALREADY_APPLIED"]);
 const STATES = { waiting: "waiting", held: "held", cancelled: "takenBack" } as const; // as the API calls them
@@ -16,7 +18,7 @@ const PROXY_STATUSES = new Set([401, 403, 413, 429, 502, 503, 504]); // a proxy 
 const WHOSE = "is it delaylake's admin API?";
 
 /** A text is sent as UTF-8, bytes as they are, any other value as JSON. */
-export type Payload = string | Uint8Array | number | boolean | readonly unknown[] | { readonly [name: string]: unknown };
+export type Payload = string | Uint8Array | number | boolean | object;
 
 /** The message that waits under a schedule key. */
 export interface Key {
@@ -89,7 +91,7 @@ interface Call {
   method: string;
   path: string;
   query?: URLSearchParams;
-  body?: unknown;
+  body?: unknown; // JSON is made of it once: it may change before the call is repeated
   headers?: Record<string, string>;
   requestId?: string;
 }
@@ -114,9 +116,13 @@ export class Client {
 
   /** @param url the admin API's URL, as http://127.0.0.1:8081 */
   constructor(url: string, options: ClientOptions = {}) {
-    if (!/^https?:\/\/./.test(url)) throw new TypeError(`url is none of an admin API, as http://127.0.0.1:8081: ${url}`);
-    if (options.timeoutMillis !== undefined && !(options.timeoutMillis > 0)) {
-      throw new RangeError(`timeoutMillis must be above 0: ${options.timeoutMillis}`);
+    if (!/^https?:\/\/./.test(url) || !URL.canParse(url)) {
+      throw new TypeError(`url is none of an admin API, as http://127.0.0.1:8081: ${url}`);
+    }
+    if (new URL(url).username) throw new TypeError("url has a user, which fetch refuses: give a token");
+    const { timeoutMillis = TIMEOUT_MILLIS } = options;
+    if (!(timeoutMillis > 0 && timeoutMillis <= LONGEST_TIMEOUT_MILLIS)) {
+      throw new RangeError(`timeoutMillis must be above 0 and at most ${LONGEST_TIMEOUT_MILLIS}: ${timeoutMillis}`);
     }
     this.#url = url.replace(/\/+$/, "");
     this.#options = options;
@@ -128,7 +134,7 @@ export class Client {
     if (at !== undefined && after !== undefined) throw new TypeError("one of at and after is needed, not both");
     if (at === undefined && after === undefined && rest.repeat === undefined) throw new TypeError("one of at and after is needed");
     const body: Api["ScheduleRequest"] = {
-      ...(payload instanceof Uint8Array ? { payloadBase64: Buffer.from(payload).toString("base64") } : { payload }),
+      ...payloadField(payload),
       ...rest,
       ...(at !== undefined && { deliverAt: millis("at", at) }),
       ...(after !== undefined && { deliverAfter: durationMillis("after", after) }),
@@ -243,6 +249,7 @@ export class Client {
           eventTime: one.eventTime ? moment(one.eventTime) : null,
           publishTime: moment(one.publishTime),
           producerName: one.producerName,
+          expiresAt: moment(one.expiresAt ?? null),
         };
       }
     }
@@ -355,15 +362,21 @@ export class Client {
   /** Makes a call, and repeats it until it is answered or its time is over. */
   async #send(call: Call): Promise<Answer> {
     const attempts = new Attempts(call.requestId ?? "", this.#options.timeoutMillis ?? TIMEOUT_MILLIS);
+    const url = this.#url + call.path;
+    const body = call.body === undefined ? {} : { body: JSON.stringify(call.body) };
     for (;;) {
+      const headers = await this.#headers(call);
+      const init = { method: call.method, headers, ...body, signal: AbortSignal.timeout(attempts.millisLeft) };
       let retryAfterMillis = 0;
       let failure: unknown;
       try {
-        const [answer, retryAfter] = await this.#attempt(call, attempts.millisLeft);
+        const response = await (this.#options.fetch ?? fetch)(call.query?.size ? `${url}?${call.query}` : url, init);
+        const answer = answerOf(response, await response.text(), url);
         const kind = statusError(answer.status);
         if (!(kind === Unavailable || kind === NoAnswer)) return answer;
         failure = new kind(answer.reason);
-        retryAfterMillis = 1_000 * retryAfter;
+        const asked = response.headers.get("Retry-After") ?? "";
+        if (/^\d+$/.test(asked)) retryAfterMillis = 1_000 * Number(asked);
       } catch (error) {
         failure = error;
       }
@@ -371,31 +384,41 @@ export class Client {
     }
   }
 
-  async #attempt(call: Call, millisLeft: number): Promise<[Answer, number]> {
+  /** Returns a call's headers with the token; throws a TypeError for what fetch would refuse. */
+  async #headers(call: Call): Promise<Record<string, string>> {
     const { token } = this.#options;
     const given = typeof token === "function" ? await token() : token;
-    const url = this.#url + call.path;
-    const response = await (this.#options.fetch ?? fetch)(call.query?.size ? `${url}?${call.query}` : url, {
-      method: call.method,
-      headers: {
-        ...call.headers,
-        ...(call.body !== undefined && { "Content-Type": "application/json" }),
-        ...(given !== undefined && { Authorization: `Bearer ${given.trim()}` }),
-      },
-      ...(call.body !== undefined && { body: JSON.stringify(call.body) }),
-      signal: AbortSignal.timeout(millisLeft),
-    });
-    const content = parse(await response.text());
-    const reason = typeof content["reason"] === "string" && content["reason"] ? content["reason"] : "";
-    const answer = { status: response.status, content, reason: reason || `${response.status} ${response.statusText}`.trim(), url };
-    const asked = response.headers.get("Retry-After") ?? "";
-    return [answer, /^\d+$/.test(asked) ? Number(asked) : 0];
+    const headers = {
+      ...call.headers,
+      ...(call.body !== undefined && { "Content-Type": "application/json" }),
+      ...(given !== undefined && { Authorization: `Bearer ${given.trim()}` }),
+    };
+    new Headers(headers);
+    return headers;
   }
 }
 
+/** Returns the field of a call that has a payload. */
+function payloadField(payload: Payload): { payload: unknown } | { payloadBase64: string } {
+  if (types.isUint8Array(payload)) return { payloadBase64: Buffer.from(payload).toString("base64") };
+  if (types.isAnyArrayBuffer(payload) || ArrayBuffer.isView(payload)) throw new TypeError("payload: give bytes as a Uint8Array");
+  const isObject = typeof payload === "object" && payload !== null;
+  if (!isObject && [undefined, "null"].includes(JSON.stringify(payload))) {
+    throw new TypeError(`payload is nothing that JSON has: ${String(payload)}`);
+  }
+  return { payload };
+}
+
+function answerOf(response: Response, text: string, url: string): Answer {
+  const content = parse(text);
+  const reason = typeof content["reason"] === "string" && content["reason"] ? content["reason"] : "";
+  return { status: response.status, content, reason: reason || `${response.status} ${response.statusText}`.trim(), url };
+}
+
+/** Reads an object of JSON. Numbers of ids that are beyond what a number is exact for become texts. */
 function parse(text: string): Record<string, unknown> {
   try {
-    const found: unknown = JSON.parse(text);
+    const found: unknown = JSON.parse(text.replace(/"(ledgerId|entryId)":\s*(\d{16,})/g, '"$1":"$2"'));
     return found instanceof Object && !Array.isArray(found) ? (found as Record<string, unknown>) : {};
   } catch {
     return {};

@@ -71,7 +71,7 @@ const STATUS_ERRORS = new Map<number, ErrorClass>([
   [421, Invalid],
   [422, Invalid],
   [429, Unavailable],
-  [502, Unavailable],
+  [502, NoAnswer], // of a proxy, whose upstream may have had the call
   [503, Unavailable],
   [504, NoAnswer],
 ]);

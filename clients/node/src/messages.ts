@@ -63,6 +63,8 @@ export interface PendingMessage {
   readonly eventTime: Date | null;
   readonly publishTime: Date;
   readonly producerName: string | null;
+  /** From when on it is not sent any more to the first of these subscriptions; null: it has no end. */
+  readonly expiresAt: Date | null;
 }
 
 /** How far a schedule has got for a subscription. */

@@ -100,6 +100,77 @@ test("after the time is over the error says whether the call may have been done"
   });
 });
 
+test("an answer of a proxy does not say that nothing was done", async () => {
+  for (const [status, isDone] of /** @type {const} */ ([[502, true], [504, true], [503, false], [429, false]])) {
+    answers = [answer(status, {}, { "Retry-After": "60" })]; // longer than a call lasts
+    await assert.rejects(lake().skip("orders", "7:0"), (error) => {
+      assert(error instanceof Unavailable);
+      assert.equal(error instanceof NoAnswer, isDone, String(status));
+      return true;
+    });
+  }
+});
+
+test("what is sent again is what was given, also where that has changed since", async () => {
+  const payload = { order: 7 };
+  answers = [(response) => {
+    payload.order = 8;
+    hangUp(response);
+  }, SCHEDULED];
+  await lake().schedule("orders", payload, { after: 1 });
+  assert.equal(seen.length, 2);
+  assert.equal(seen[0]?.body, seen[1]?.body);
+});
+
+test("an error of the caller is not repeated", async () => {
+  /** @type {{ self?: unknown }} */
+  const cycle = {};
+  cycle.self = cycle;
+  /** @type {any[]} */
+  const wrong = [cycle, { n: 1n }, 1n, null, undefined, NaN, () => 1, new ArrayBuffer(1), new Uint16Array(1), new DataView(new ArrayBuffer(1))];
+  for (const payload of wrong) await assert.rejects(lake().schedule("orders", payload, { after: 1 }), TypeError);
+  await assert.rejects(lake().schedule("orders", "x", { after: 1, requestId: "a\nb" }), TypeError);
+  const url = "http://127.0.0.1:1";
+  await assert.rejects(new Client(url, { token: "\u20ac" }).skip("orders", "7:0"), TypeError);
+  const failure = new Error("no token");
+  const withoutToken = new Client(url, { token: () => Promise.reject(failure) });
+  await assert.rejects(withoutToken.skip("orders", "7:0"), (error) => error === failure);
+  assert.equal(seen.length, 0);
+});
+
+test("a certificate that is refused is not asked for again", async () => {
+  let n = 0;
+  const refuse = async () => {
+    n += 1;
+    throw new TypeError("fetch failed", { cause: Object.assign(new Error("certificate has expired"), { code: "CERT_HAS_EXPIRED" }) });
+  };
+  await assert.rejects(new Client("https://127.0.0.1:1", { fetch: refuse }).skip("orders", "7:0"), (error) => {
+    assert(error instanceof Unavailable && !(error instanceof NoAnswer));
+    assert.match(error.message, /certificate has expired/);
+    return true;
+  });
+  assert.equal(n, 1);
+});
+
+test("ids that are beyond what a number is exact for are told exactly", async () => {
+  answers = [(response) => {
+    const one = '{"subscription": "a", "ledgerId": 9007199254740993, "entryId": 9223372036854775807, "batchIndex": -1';
+    response.end(`{"outcomes": [${one}, "result": "APPLIED", "reason": ""}]}`);
+  }];
+  const [outcome] = await lake().skip("orders", { scheduleKey: "k" });
+  assert.equal(outcome?.message, "9007199254740993:9223372036854775807:-1:-1");
+});
+
+test("times and durations are whole ms", async () => {
+  answers = Array(2).fill(SCHEDULED);
+  await lake().schedule("orders", "x", { at: 5.2, expireAfter: 1500.4 });
+  await lake().schedule("orders", "x", { after: "1.5s" });
+  assert.deepEqual(seen.map((one) => JSON.parse(one.body)), [
+    { payload: "x", deliverAt: 6, expireAfter: 1500 },
+    { payload: "x", deliverAfter: 1500 },
+  ]);
+});
+
 test("a refusal is not repeated, and has its class", async () => {
   for (const [status, kind] of /** @type {const} */ ([[404, NotFound], [422, Invalid], [403, Forbidden]])) {
     seen = [];
@@ -155,7 +226,7 @@ test("a command names topic, partition, subscription and message", async () => {
 test("a listing goes on from page to page, up to its limit", async () => {
   const one = {
     messageId: "7:0:-1:-1", deliverAt: null, subscriptions: ["billing"], key: null, orderingKey: null,
-    properties: {}, eventTime: 0, publishTime: 1, producerName: "p",
+    properties: {}, eventTime: 0, publishTime: 1, producerName: "p", expiresAt: 7,
   };
   answers = [
     answer(200, { messages: [one, one], nextCursor: "next" }),
@@ -166,7 +237,7 @@ test("a listing goes on from page to page, up to its limit", async () => {
     found.push(message);
   }
   assert.equal(found.length, 3);
-  assert.deepEqual([found[0]?.eventTime, found[0]?.deliverAt], [null, null]);
+  assert.deepEqual([found[0]?.eventTime, found[0]?.deliverAt, found[0]?.expiresAt], [null, null, new Date(7)]);
   const queries = seen.map((call) => new URL(call.url ?? "", "http://x").searchParams);
   assert.deepEqual(queries.map((query) => [query.get("cursor"), query.get("limit")]), [[null, "3"], ["next", "1"]]);
   assert.deepEqual([queries[0]?.get("property"), queries[0]?.get("state")], ["a=b=c", "takenBack"]);
@@ -181,6 +252,17 @@ test("a wrong argument is told before anything is sent", async () => {
   await assert.rejects(client.cancel("orders", "7:0"), TypeError);
   await assert.rejects(client.reschedule("orders", "7:0", { after: 1, requestId: "r" }), TypeError);
   await assert.rejects(client.skip("orders", "nonsense"), RangeError);
-  assert.throws(() => new Client("localhost:8081"), TypeError);
+  /** @type {any[]} */
+  const noTimes = [null, "", [], true, "2031-01-01", 2 ** 60];
+  for (const at of noTimes) await assert.rejects(client.schedule("orders", "x", { at }), RangeError);
+  /** @type {any[]} */
+  const noDurations = [null, "", [], true, NaN, ["1s"]];
+  for (const after of noDurations) await assert.rejects(client.schedule("orders", "x", { after }), RangeError);
+  for (const url of ["localhost:8081", "http://a b", "http://a:99999", "http://me:secret@127.0.0.1"]) {
+    assert.throws(() => new Client(url), TypeError);
+  }
+  for (const timeoutMillis of [0, NaN, Infinity, 2 ** 31]) {
+    assert.throws(() => new Client("http://127.0.0.1:1", { timeoutMillis }), RangeError);
+  }
   assert.equal(seen.length, 0);
 });

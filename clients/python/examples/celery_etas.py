@@ -10,7 +10,6 @@ twice after the broker's visibility time-out. Here it waits in the topic `celery
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -19,16 +18,18 @@ import pulsar
 from celery import Celery, Task
 from celery.result import AsyncResult
 from celery.utils import uuid
+from kombu.utils import json
 
 from delaylake import Client
 
 TOPIC = "celery"
+OF_THIS_PROCESS = frozenset({"producer", "publisher", "connection", "router", "result_cls", "add_to_parent"})
 
 lake = Client(os.environ.get("DELAYLAKE_URL", "http://127.0.0.1:8081"))
 
 
 class WaitingTask(Task):
-    """A task whose `eta` and `countdown` are kept by delaylake."""
+    """A task whose `eta` and `countdown` are kept by delaylake. An `expires` in seconds counts from when it is due."""
 
     def apply_async(
         self,
@@ -43,9 +44,12 @@ class WaitingTask(Task):
             return super().apply_async(args, kwargs, task_id=task_id, **options)
         due = eta or datetime.now(timezone.utc) + timedelta(seconds=countdown or 0)
         task_id = task_id or uuid()
+        options = {**self._get_exec_options(), "ignore_result": self.ignore_result, **options}
+        options = {name: value for name, value in options.items() if value is not None and name not in OF_THIS_PROCESS}
         call = {"name": self.name, "args": args or (), "kwargs": kwargs or {}, "task_id": task_id, **options}
-        # The id is the request id, so that a call that is made again is one task, and the key by which it is revoked.
-        lake.schedule(TOPIC, json.dumps(call), at=due, schedule_key=task_id, request_id=task_id)
+        # A call that is made again is one task. The task's own retries have its id, too, and the number of the retry.
+        request_id = f"{task_id}:{options.get('retries', 0)}"
+        lake.schedule(TOPIC, json.dumps(call), at=due, schedule_key=task_id, request_id=request_id)
         return self.AsyncResult(task_id)
 
 

@@ -10,9 +10,9 @@ It is one file: an application of several would have the same models, views and 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from functools import partial
 
 import django
 from django.conf import settings
@@ -23,7 +23,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import path
 from django.utils.dateparse import parse_datetime
 
-from delaylake import Client, TooLate
+from delaylake import Client, DelayLakeError, NotFound, TooLate, Unavailable
 
 if not settings.configured:
     settings.configure(
@@ -42,7 +42,8 @@ if not settings.configured:
 
 TOPIC = "reminders"
 
-lake = Client(os.environ.get("DELAYLAKE_URL", "http://127.0.0.1:8081"))
+# A request of the site waits no longer for the service: `schedule_left` does it later.
+lake = Client(os.environ.get("DELAYLAKE_URL", "http://127.0.0.1:8081"), timeout_seconds=3)
 
 
 class Reminder(models.Model):
@@ -59,7 +60,8 @@ class Reminder(models.Model):
         """Schedules the reminder. Its request id is its key in the database: called again, it is the same message."""
         content = json.dumps({"reminder": self.pk, "text": self.text})
         message = lake.schedule(TOPIC, content, at=self.due, request_id=f"reminder-{self.pk}")
-        Reminder.objects.filter(pk=self.pk).update(message=str(message))
+        self.message = str(message)
+        Reminder.objects.filter(pk=self.pk).update(message=self.message)
 
     def cancel(self) -> None:
         """Cancels the reminder, also where it has only just been scheduled.
@@ -67,6 +69,8 @@ class Reminder(models.Model):
         Raises:
             TooLate: it is on its way.
         """
+        if not self.message:  # it may be scheduled without an answer, or be scheduled just now: this gives its id
+            self.schedule()
         lake.cancel(TOPIC, self.message, deliver_at=self.due)
 
 
@@ -78,30 +82,44 @@ def create_tables() -> None:
 
 
 def schedule_left() -> int:
-    """Schedules what was saved by a process that ended before it was scheduled; for a task that runs now and then."""
-    left = list(Reminder.objects.filter(message=""))
-    for reminder in left:
+    """Schedules what was saved and not scheduled, and counts it; for a task that runs now and then.
+
+    Raises:
+        Unavailable: the service can't be reached.
+    """
+    return sum(_is_scheduled(reminder) for reminder in list(Reminder.objects.filter(message="")))
+
+
+def _is_scheduled(reminder: Reminder) -> bool:
+    """Schedules a reminder; one that is refused is logged, and keeps no other back."""
+    try:
         reminder.schedule()
-    return len(left)
+    except Unavailable:
+        raise
+    except (DelayLakeError, ValueError) as error:
+        logging.getLogger(__name__).error("reminder %s is refused: %s", reminder.pk, error)
+        return False
+    return True
 
 
 def reminders(request: HttpRequest) -> HttpResponse:
     """POST `text` and `due`, a time with a zone."""
-    due = parse_datetime(request.POST.get("due", ""))
-    if request.method != "POST" or due is None or due.tzinfo is None:
+    try:
+        due = parse_datetime(request.POST.get("due", ""))
+    except ValueError:  # the 13th month
+        due = None
+    text = request.POST.get("text")
+    if request.method != "POST" or not text or due is None or due.tzinfo is None:
         return HttpResponse(status=400)
     with transaction.atomic():
-        reminder = Reminder.objects.create(text=request.POST["text"], due=due)
-        transaction.on_commit(partial(_schedule, reminder))  # not before: what is rolled back was never sent
+        reminder = Reminder.objects.create(text=text, due=due)
+        # Not before: what is rolled back was never sent. Robust: it is saved, also where the service is away.
+        transaction.on_commit(reminder.schedule, robust=True)
     return JsonResponse({"id": reminder.pk}, status=201)
 
 
-def _schedule(reminder: Reminder) -> None:
-    reminder.schedule()
-
-
 def one(request: HttpRequest, pk: int) -> HttpResponse:
-    """DELETE cancels; 409: it is too late."""
+    """DELETE cancels; 409: it is too late; 503: the service is away, and DELETE can be repeated."""
     reminder = get_object_or_404(Reminder, pk=pk)
     if request.method != "DELETE":
         return HttpResponse(status=405)
@@ -109,6 +127,10 @@ def one(request: HttpRequest, pk: int) -> HttpResponse:
         reminder.cancel()
     except TooLate:
         return HttpResponse(status=409)
+    except Unavailable:
+        return HttpResponse(status=503)
+    except NotFound:
+        pass  # nothing waits
     reminder.delete()
     return HttpResponse(status=204)
 

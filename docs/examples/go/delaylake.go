@@ -23,7 +23,7 @@ import (
 type Client struct {
 	URL     string
 	Token   string        // of Pulsar; empty: none
-	Timeout time.Duration // for a call with all its repetitions
+	Timeout time.Duration // for a call with all its repetitions; 0: 30 s
 }
 
 // Outcome is what a command did to a message of one subscription.
@@ -137,7 +137,8 @@ func (c Client) Schedules(ctx context.Context, topic string) ([]string, error) {
 
 func (c Client) outcomes(ctx context.Context, method, path, requestID string, body any, done ...string) ([]Outcome, error) {
 	var answer struct{ Outcomes []Outcome }
-	err := c.call(ctx, method, path, chosen(requestID), body, &answer)
+	requestID = chosen(requestID)
+	err := c.call(ctx, method, path, requestID, body, &answer)
 	var failed *Error
 	if err != nil && !errors.As(err, &failed) {
 		return nil, err
@@ -163,16 +164,27 @@ func (c Client) outcomes(ctx context.Context, method, path, requestID string, bo
 
 var kinds = map[int]string{
 	400: "Invalid", 401: "Forbidden", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 410: "Gone", 412: "Invalid",
-	413: "Invalid", 421: "Invalid", 422: "Invalid", 429: "Unavailable", 502: "Unavailable", 503: "Unavailable", 504: "NoAnswer",
+	413: "Invalid", 421: "Invalid", 422: "Invalid", 429: "Unavailable", 502: "NoAnswer", 503: "Unavailable", 504: "NoAnswer",
 }
 
-// call makes a call, and repeats it under its request id until it is answered or its time is over.
-func (c Client) call(ctx context.Context, method, path, requestID string, body, found any) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+// call makes a call, and repeats it under its request id until it is answered, its time is over, or ctx is done.
+func (c Client) call(caller context.Context, method, path, requestID string, body, found any) error {
+	timeout := c.Timeout
+	if timeout == 0 {
+		timeout = 30 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(caller, timeout)
 	defer cancel()
+	request, err := c.request(ctx, method, path, requestID, body)
+	if err != nil {
+		return err
+	}
 	pause, mayBeDone := 100*time.Millisecond, false
 	for {
-		status, content, wait, err := c.attempt(ctx, method, path, requestID, body)
+		status, content, wait, err := attempt(request)
+		if err != nil && caller.Err() != nil {
+			return caller.Err()
+		}
 		kind := kinds[status]
 		if err == nil && status < 300 {
 			return json.Unmarshal(content, found)
@@ -197,29 +209,33 @@ func (c Client) call(ctx context.Context, method, path, requestID string, body, 
 		mayBeDone = mayBeDone || kind == "NoAnswer" || (err != nil && !wasNotSent)
 		wait = max(wait, time.Duration((0.5+mathrand.Float64()/2)*float64(pause)))
 		deadline, _ := ctx.Deadline()
-		if time.Until(deadline) < wait+c.Timeout/10 {
+		if time.Until(deadline) < wait+timeout/10 {
 			if mayBeDone {
 				return &Error{"NoAnswer", answer.Reason, requestID, nil}
 			}
 			return &Error{"Unavailable", answer.Reason, requestID, nil}
 		}
 		pause = min(2*pause, 3*time.Second)
-		time.Sleep(wait)
+		select {
+		case <-caller.Done():
+			return caller.Err()
+		case <-time.After(wait):
+		}
 	}
 }
 
-func (c Client) attempt(ctx context.Context, method, path, requestID string, body any) (int, []byte, time.Duration, error) {
+func (c Client) request(ctx context.Context, method, path, requestID string, body any) (*http.Request, error) {
 	var reader io.Reader
 	if body != nil {
 		content, err := json.Marshal(body)
 		if err != nil {
-			return 0, nil, 0, err
+			return nil, err
 		}
 		reader = bytes.NewReader(content)
 	}
 	request, err := http.NewRequestWithContext(ctx, method, c.URL+path, reader)
 	if err != nil {
-		return 0, nil, 0, err
+		return nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Prefer", "return=representation")
@@ -228,6 +244,14 @@ func (c Client) attempt(ctx context.Context, method, path, requestID string, bod
 	}
 	if c.Token != "" {
 		request.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	return request, nil
+}
+
+func attempt(request *http.Request) (int, []byte, time.Duration, error) {
+	request = request.Clone(request.Context())
+	if request.GetBody != nil {
+		request.Body, _ = request.GetBody() // anew from its bytes
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
+from typing import Any, NoReturn
+from uuid import UUID
 
 import celery_etas
 import pytest
+from celery import Task, group
 from celery.contrib.testing.worker import start_worker
 from celery_etas import TOPIC, app, hand_over, remind, revoke
 from delaylake import NotFound
 from delaylake.testing import FakeClient
+
+from tests.support.service.harness import wait_until
 
 pytestmark = pytest.mark.long  # a worker of Celery takes seconds to begin and to end
 
@@ -45,6 +51,58 @@ def test_a_task_is_done_when_it_is_due_unless_it_is_revoked(lake: FakeClient) ->
     assert later.get(timeout=60) == "call mother"
     with pytest.raises(NotFound):
         revoke("unknown")
+
+
+@app.task(bind=True)  # type: ignore[untyped-decorator]
+def fail(self: Task) -> NoReturn:
+    raise self.retry(countdown=60, max_retries=1)
+
+
+@app.task(queue="slow", priority=7, soft_time_limit=9, ignore_result=True)  # type: ignore[untyped-decorator]
+def pay(*_: object) -> None:
+    pass
+
+
+@pytest.mark.usefixtures("_worker")
+def test_a_task_that_retries_waits_again(lake: FakeClient) -> None:
+    later = fail.apply_async(countdown=60)
+    for retries in (0, 1):
+        [due] = lake.advance(timedelta(minutes=2))
+        assert due.properties["requestId"] == f"{later.id}:{retries}"
+        hand_over(due.payload)
+        if retries == 0:
+            wait_until(lambda: list(lake.pending(TOPIC)), 60, "no retry")
+    with pytest.raises(fail.MaxRetriesExceededError):
+        later.get(timeout=60)
+
+
+def _handed_over(lake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Returns what Celery is asked to send of all that waits."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(app, "send_task", lambda **call: asked.append(call))
+    for one in lake.advance(timedelta(hours=1)):
+        hand_over(one.payload)
+    return asked
+
+
+def test_the_options_of_the_task_and_of_the_call_are_kept(lake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    expires = lake.now + timedelta(hours=2)
+    given = (expires, UUID(int=7), Decimal("9.90"))
+    pay.apply_async(given, countdown=60, priority=3, expires=expires, add_to_parent=False, publisher=None)
+    [call] = _handed_over(lake, monkeypatch)
+    assert call.pop("task_id")
+    assert call.pop("name") == pay.name
+    assert tuple(call.pop("args")) == given
+    own = {"queue": "slow", "soft_time_limit": 9, "ignore_result": True, "serializer": "json"}
+    assert call == {"kwargs": {}, "priority": 3, "expires": expires, **own}
+
+
+def test_a_group_waits(lake: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = group(remind.s("mother"), remind.s("father")).apply_async(countdown=60)
+    calls = _handed_over(lake, monkeypatch)
+    assert [call["args"] for call in calls] == [["mother"], ["father"]]
+    assert [call["task_id"] for call in calls] == [one.id for one in results]
+    assert {call["group_id"] for call in calls} == {results.id}
 
 
 def test_a_countdown_counts_from_the_call(lake: FakeClient) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,11 @@ const lake = new Client("http://127.0.0.1:8081", { token: () => "t" });
 export async function use(id: MessageId): Promise<Outcome[]> {
   // @ts-expect-error a payload is not null
   await lake.schedule("orders", null, { after: "1m" });
+  interface Order {
+    order: number;
+  }
+  const order: Order = { order: 7 };
+  await lake.schedule("orders", order, { after: "1m" });
   // @ts-expect-error one of at and after, not both
   await lake.reschedule("orders", id, { at: 1, after: 2 });
   try {
@@ -55,16 +62,22 @@ def test_its_own_tests_pass() -> None:
     said = run(["node", "--test", "--test-reporter", "tap", "test/repeats.test.js"])
     assert "# fail 0" in said
     assert "# skipped 0" in said
+    [names] = re.findall(r"node --test (.*)", json.loads((FOLDER / "package.json").read_text())["scripts"]["test"])
+    assert {FOLDER / name for name in names.split()} == set(FOLDER.glob("test/*.test.js"))
 
 
 @pytest.mark.long
 def test_the_package_has_what_an_application_needs_and_nothing_else(tmp_path: Path) -> None:
     build()
     run([str(FOLDER / "node_modules/.bin/tsc"), "-p", "test"])
-    [packed] = json.loads(npm("pack", "--json", "--pack-destination", str(tmp_path)))
+    fresh = tmp_path / "project/clients/node"
+    shutil.copytree(FOLDER, fresh, ignore=shutil.ignore_patterns("dist", "node_modules", "LICENSE"))
+    shutil.copy(FOLDER.parents[1] / "LICENSE", tmp_path / "project")
+    (fresh / "node_modules").symlink_to(FOLDER / "node_modules")
+    [packed] = json.loads(npm("pack", "--json", "--pack-destination", str(tmp_path), folder=fresh))
     names = {file["path"] for file in packed["files"]}
-    assert {"README.md", "package.json", "dist/index.js", "dist/index.d.ts", "dist/openapi.d.ts"} <= names
-    assert {name for name in names if not name.startswith("dist/")} == {"README.md", "package.json"}
+    assert {"dist/index.js", "dist/index.d.ts", "dist/openapi.d.ts"} <= names
+    assert {name for name in names if not name.startswith("dist/")} == {"README.md", "LICENSE", "package.json"}
     (tmp_path / "package.json").write_text('{"type": "module"}')
     npm("install", "--offline", "--no-audit", "--no-fund", str(tmp_path / packed["filename"]), folder=tmp_path)
     assert [path.name for path in (tmp_path / "node_modules").iterdir() if path.name[0] != "."] == ["delaylake-client"]

@@ -141,6 +141,7 @@ def test_a_command_that_fails_on_its_way_is_repeated_under_its_id(ask: Ask) -> N
     ("answer", "error"),
     [
         (httpx.Response(504, json={"reason": "no answer"}), NoAnswer),
+        (httpx.Response(502, text="<html>"), NoAnswer),
         (httpx.ReadTimeout("slow"), NoAnswer),
         (httpx.RemoteProtocolError("cut"), NoAnswer),
         (httpx.DecodingError("garbled"), NoAnswer),

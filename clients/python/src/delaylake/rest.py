@@ -59,7 +59,7 @@ _STATUS_ERRORS: dict[int, type[DelayLakeError]] = {
     421: Invalid,
     422: Invalid,
     429: Unavailable,
-    502: Unavailable,
+    502: NoAnswer,  # of a proxy, whose upstream may have had the call
     503: Unavailable,
     504: NoAnswer,
 }

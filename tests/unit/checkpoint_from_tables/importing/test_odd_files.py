@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ REFUSED: dict[str, tuple[dict[str, pa.Array], str]] = {
     "event times of a duration": (
         {"event_time": pa.array([5], pa.duration("s"))},
         "event_time is of the type duration",
+    ),
+    "fractions of single precision": (
+        {"deliver_at": pa.array([1.9e12], pa.float32())},
+        "deliver_at is of the type float, no time",
     ),
     "a date": ({"deliver_at": pa.array([1], pa.date64())}, "deliver_at is of the type date"),
     "text that is no number": ({"deliver_at": pa.array(["2030-01-01"])}, "2030-01-01"),
@@ -259,6 +264,38 @@ def test_a_folder_and_two_columns_of_one_name_are_refused(tmp_path: Path) -> Non
         check_files([twice])
     with pytest.raises(ImportFailedError, match=str(tmp_path)):
         check_files([tmp_path])
+
+
+@pytest.mark.parametrize("year", [2030, 2400, 2600, 9999])
+def test_a_time_that_spark_writes_as_int96_is_the_same_in_any_year(
+    tmp_path: Path, settings: Settings, year: int
+) -> None:
+    time = datetime(year, 1, 1, tzinfo=UTC)
+    table = pa.table({"deliver_at": pa.array([time], pa.timestamp("us", "UTC"))})
+    pq.write_table(table, file := tmp_path / "odd.parquet", use_deprecated_int96_timestamps=True)
+    check_files([file])
+    import_file(Importer(settings, TOPIC), file)
+    found = Tables(settings.warehouse).query("delayed_index", "SELECT deliver_at FROM delayed_index")
+    assert found["deliver_at"].to_pylist() == [time.timestamp() * 1000]
+
+
+def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, {"payload": pa.array([b"x"])}).rename(tmp_path / os.fsdecode(b"caf\xe9.parquet"))
+    with pytest.raises(ImportFailedError, match=r"caf\\udce9.parquet: its name is no UTF-8: rename it"):
+        check_files([file])
+
+
+def test_files_of_several_folders_that_only_their_rows_tell_apart_are_refused(tmp_path: Path) -> None:
+    files = []
+    for day, payload in (("1", b"x"), ("2", b"y"), ("3", b"x")):
+        files.append(tmp_path / f"day={day}" / "part-0.parquet")
+        files[-1].parent.mkdir()
+        table = pa.table({"deliver_at": pa.array([NOW]), "payload": pa.array([payload])})
+        pq.write_table(table, files[-1], write_statistics=False)
+    one, other, same = files
+    check_files([one, one, same])
+    with pytest.raises(ImportFailedError, match=f"day=2/part-0.parquet: it has the name, .* of {one}, and other rows"):
+        check_files([one, other])
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

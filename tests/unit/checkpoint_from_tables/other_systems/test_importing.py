@@ -81,6 +81,18 @@ def test_an_item_is_a_message_with_all_that_it_has_and_what_cannot_be_taken_is_k
     assert all(row["payload"] is None and row["properties"] is None and row["imported_at"] for row in imported)
 
 
+def test_items_of_one_id_that_differ_are_counted_and_equal_ones_are_one(settings: Settings) -> None:
+    other = item("job:1", NOW + 60_000, b"another job with the id")
+    for there in (0, 1):
+        source = FakeSource([job(1), job(1), other])
+        importer = Importer(settings, TOPIC)
+        looked_at = FakeSource(source.all)
+        preview_import(importer, looked_at)
+        import_items(importer, source)
+        assert (importer.done.messages, importer.done.already_there) == (1 - there, there)
+        assert looked_at.left == source.left == {importing.OF_SAME_ID: 1}
+
+
 def test_no_payload_stays_behind_beside_the_tables(settings: Settings) -> None:
     run(settings, item("1", NOW, b"a secret"))
     folder = Path(settings.warehouse) / "imported"

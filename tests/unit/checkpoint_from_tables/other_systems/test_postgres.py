@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from checkpoint_from_tables.importing.columns import IN_SECONDS
 from checkpoint_from_tables.other_systems.item import Item, SourceError
 from checkpoint_from_tables.other_systems.mapping import TableMapping, read_mapping, shipped
 from checkpoint_from_tables.other_systems.postgres import PostgresTable, message
@@ -175,6 +176,26 @@ def test_a_table_of_ones_own(url: str, tmp_path: Path) -> None:
         read(url, str(file))
 
 
+@pytest.mark.parametrize(
+    ("payload", "content"),
+    [
+        ("ARRAY['a', 'b c']", b'{a,"b c"}'),
+        ("true", b"t"),
+        ("1.50", b"1.50"),
+        ("'2030-01-01 00:00Z'::timestamptz", b"2030-01-01 00:00:00+00"),
+        ("'infinity'::timestamptz", b"infinity"),
+        ("interval '1 day'", b"1 day"),
+        ("ARRAY['{\"a\": 1}'::jsonb]", b'{"{\\"a\\": 1}"}'),
+        ("row(1, 'x')", b"(1,x)"),
+        ("'\\x00ff'::bytea", b"\0\xff"),
+        ("'{\"a\":1}'::json", b'{"a":1}'),
+    ],
+)
+def test_a_payload_of_any_type_is_as_postgres_writes_it(url: str, payload: str, content: bytes) -> None:
+    mapping = TableMapping(table="river_job", where="id = 1", id="id", deliver_at="NULL", payload=payload)
+    assert [found.payload for found in PostgresTable(url, mapping).items()] == [content]
+
+
 def test_rows_without_an_id_of_their_own_are_an_error_and_none_is_left_out(url: str, tmp_path: Path) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE named (name text, at bigint)")
@@ -236,6 +257,9 @@ def test_the_shipped_mappings_are_read_and_wrong_ones_are_named(tmp_path: Path) 
         ("0044-03-15 12:00:00+00 BC", None, "0044-03-15 12:00:00+00 BC is no time"),
         ("10000-01-01 00:00:00+00", None, "10000-01-01 00:00:00+00 is no time"),
         ("NaN", None, "nan is no time"),
+        ("1800000000.250000", None, IN_SECONDS.format("values")),
+        ("1970-06-01 00:00:00+00", 13_046_400_000, None),
+        ("2030-01-01", None, "2030-01-01 is no time"),
     ],
 )
 def test_times_as_postgres_writes_them(due: str | None, millis: int | None, reason: str | None) -> None:

@@ -30,6 +30,8 @@ GOT = Basic.GetOk(1, False, "later", "mail", 0)
         ({"headers": {"x-delay": "60000.0"}}, NOW + 60_000),
         ({"headers": {"x-delay": Decimal("60000.5")}}, NOW + 60_001),
         ({"expiration": "700", "timestamp": 1_700_000_000_123}, 1_700_000_000_823),
+        ({"expiration": "700", "timestamp": 0}, NOW + 700),
+        ({"headers": {"x-delay": 5, "timestamp_in_ms": 0}}, NOW + 5),
     ],
 )
 def test_a_message_is_due_its_delay_after_it_was_published_as_far_as_that_is_told(
@@ -47,6 +49,27 @@ def test_a_message_has_its_plain_headers_and_what_rabbitmq_has_of_it_as_properti
     assert found is not None
     own = {"exchange": "later", "routingKey": "mail", "contentType": "text/plain", "messageId": "m"}
     assert found.properties == {"colour": "red", "n": "3", **own}
+
+
+def test_names_and_an_id_that_are_no_utf_8_have_escapes() -> None:
+    headers = {"x-delay": 5, b"caf\xe9": "x", "table": {b"\xff": [{b"\xfe": 1}]}, "is_paid": True}
+    about = BasicProperties(headers=headers, correlation_id=b"\xff1")
+    found = message("id", GOT, about, b"", NOW)
+    assert found is not None
+    assert found.properties.items() >= {"caf\\xe9": "x", "correlationId": "\\xff1", "is_paid": "true"}.items()
+    assert _digest(GOT, about, b"") == _digest(GOT, BasicProperties(headers=headers, correlation_id=b"\xff1"), b"")
+
+
+def test_a_header_that_can_not_be_decoded_is_one_line_with_the_queue() -> None:
+    milliseconds = b"T" + NOW.to_bytes(8, "big")  # where seconds belong
+    field = b"\4when" + milliseconds
+
+    class Channel:
+        def basic_get(self, queue: str, auto_ack: bool) -> Any:
+            return BasicProperties().decode(b"\x20\0" + len(field).to_bytes(4, "big") + field)
+
+    with pytest.raises(SourceError, match="can't be read: a message in mail has a header that pika can't decode: year"):
+        list(RabbitMQ("amqp://localhost", ["mail"])._of(Channel(), "mail"))
 
 
 def test_how_often_a_message_was_read_makes_no_other_of_it() -> None:

@@ -197,6 +197,8 @@ def test_a_job_of_rq_is_what_its_serializer_made_and_is_not_unpickled() -> None:
         ({"repeats_left": b"2", "repeat_intervals": b"{}"}, None),
         ({"repeats_left": b"many", "repeat_intervals": b"[60]"}, None),
         ({"repeats_left": b"2"}, None),
+        ({"repeats_left": b"2", "repeat_intervals": b"[1e999]"}, None),
+        ({"repeats_left": b"2", "repeat_intervals": b'{"a": 1}'}, None),
     ],
 )
 def test_a_job_of_rq_that_repeats_recurs_by_its_interval(
@@ -226,6 +228,8 @@ class Evil:
         (pickle.dumps({"cron_string": "0 9 * * *", "repeat": None}), {"repeat": "0 9 * * *"}),
         (pickle.dumps({"cron_string": "0 10 * * *", "use_local_timezone": True}), None),
         (pickle.dumps({"interval": "x"}), None),
+        (b'{"interval": NaN}', None),
+        (pickle.dumps({"interval": 10**5000}), None),
     ],
 )
 def test_a_job_of_rq_scheduler_that_repeats_recurs_by_its_meta(
@@ -314,6 +318,37 @@ def test_a_task_of_celery_is_its_body() -> None:
         found = celery.task(dumped(CELERY, headers=headers | {"expires": expires}), "celery")  # type: ignore[operator]
         assert found is not None
         assert found.properties.get("expireAt") == end
+
+
+def of_protocol_1(body: bytes, **more: Any) -> Item | None:
+    return celery.task(dumped(CELERY, body=base64.b64encode(body).decode(), headers={}, **more), "celery")
+
+
+def test_a_task_of_protocol_1_has_its_eta_in_its_body() -> None:
+    body = {"task": "add", "id": "e30c", "args": [1], "retries": 2, "eta": "2027-01-15T09:00:00.250+01:00"}
+    body["expires"] = "2030-01-31T12:00:00+00:00"
+    found = of_protocol_1(json.dumps(body).encode())
+    assert found is not None
+    assert (found.id, found.due, found.payload, found.reason) == (
+        *("celery:e30c", MILLIS),
+        *(json.dumps(body).encode(), None),
+    )
+    about = {"task": "add", "taskId": "e30c", "retries": "2", "expireAt": "1896091200000"}
+    assert about.items() <= found.properties.items()
+    assert of_protocol_1(json.dumps(body | {"eta": None}).encode()) is None
+    assert of_protocol_1(b"[]") is None, "a message of kombu's that is no task"
+    for content in (pickle.dumps(body), b"", b"\xff"):
+        unknown = of_protocol_1(content)
+        assert unknown is not None
+        assert unknown.reason == "its headers name no task, as of protocol 1, and its body is no JSON"
+
+
+def test_a_task_tells_that_its_body_is_compressed() -> None:
+    headers = CELERY["headers"] | {"compression": "application/x-gzip"}  # type: ignore[operator]
+    body = zlib.compress(CELERY_BODY)
+    found = celery.task(dumped(CELERY, body=base64.b64encode(body).decode(), headers=headers), "celery")
+    assert found is not None
+    assert (found.payload, found.properties["compression"]) == (body, "application/x-gzip")
 
 
 @pytest.mark.parametrize(

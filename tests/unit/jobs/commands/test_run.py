@@ -17,6 +17,7 @@ from jobs.commands.run import _update_routes, run_job
 from jobs.options import Output
 from jobs.reporter import Reporter
 from status.status_writer import StatusWriter
+from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from tests.conftest import Run
 from tests.support.tracker.messages import TOPIC
@@ -42,6 +43,7 @@ def last_run(folder: Path, offset: Offset) -> None:
     for number in (9, 10):
         (offsets / str(number)).write_text(f"v1\n{{}}\n{json.dumps(offset.to_json() if number == 10 else {})}")
     (offsets / ".11.crc").touch()
+    Checkpoint(folder / "checkpoint").write_version()
 
 
 def test_a_missing_broker_is_said_before_anything_is_started_and_asked_nothing(

@@ -12,7 +12,7 @@ import pytest
 import streaming.source.barriers
 import streaming.source.intake
 import streaming.source.receivers
-from broker.position import Position
+from broker.position import START, Position
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback, FeedbackFile
 from tests.support.servers.fake_pulsar import one
@@ -63,6 +63,21 @@ def test_a_command_that_waits_anew_is_answered_though_no_other_command_comes(
     client.consumers[ORDERS].publish(one(6, 1))
     wait_until(is_answered, 20, "an answer")
     assert told == [Result.NOT_FOUND]
+
+
+@pytest.mark.slow
+def test_a_command_does_not_end_the_consumer_with_which_it_came(start: Any, client: Client) -> None:
+    client.consumers[CONTROL] = control = Consumer(one(2, 3))
+    orders = settings(orders=["a"])
+    intake, last = start(orders, "now"), offset(orders)
+
+    def is_taken() -> bool:
+        nonlocal last
+        last = intake.next_offset(last)
+        return last.positions[CONTROL] == "3:2"
+
+    wait_until(is_taken, 20, "the command")
+    assert control.last_entry() == START, "it is not closed"
 
 
 def test_a_command_for_later_subscriptions_has_what_was_published_before_one_was_added_read(

@@ -16,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.NoSuchElementException;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -90,8 +91,9 @@ public final class Client {
             || !given.containsKey("deliverAt") && !given.containsKey("deliverAfter") && !given.containsKey("repeat")) {
             throw new IllegalArgumentException("one of at and after is needed");
         }
-        Map<String, String> headers = Map.of("Idempotency-Key", message.requestId);
-        Call call = new Call("POST", path(topic, null) + "/delayed", List.of(), given, headers, message.requestId);
+        String requestId = message.requestId == null ? UUID.randomUUID().toString() : message.requestId;
+        Map<String, String> headers = Map.of("Idempotency-Key", requestId);
+        Call call = new Call("POST", path(topic, null) + "/delayed", List.of(), given, headers, requestId);
         Map<String, Object> made = content(call, send(call), "messageId");
         return MessageId.parse((String) made.get("messageId")).at(Json.time(made.get("deliverAt")));
     }
@@ -110,7 +112,7 @@ public final class Client {
         if (message instanceof MessageId id) {
             if (id.batchIndex() >= 0) throw new IllegalArgumentException("a cancel is of all messages of a batch: skip " + id);
             if (id.deliverAt() == null) throw new IllegalArgumentException("a cancel needs the message's time: or skip");
-            body.putAll(Map.of("ledgerId", id.ledgerId(), "entryId", id.entryId(), "deliverAt", id.deliverAt().toEpochMilli()));
+            body.putAll(Map.of("ledgerId", id.ledgerId(), "entryId", id.entryId(), "deliverAt", Json.millis(id.deliverAt())));
         } else if (message instanceof ScheduleKey key) {
             body.put("scheduleKey", key.key());
         }
@@ -126,7 +128,7 @@ public final class Client {
 
     /** Moves a message that waits to an earlier or later time. */
     public List<Outcome> reschedule(String topic, Named message, Instant at, Target target) {
-        Object body = named(message, Map.of("deliverAt", at.toEpochMilli()));
+        Object body = named(message, Map.of("deliverAt", Json.millis(at)));
         return outcomes("POST", path(topic, message, target, "reschedule"), message, target, body, at);
     }
 
@@ -151,12 +153,14 @@ public final class Client {
      *
      * @param topic the delivered message's property {@code delaylake.source}
      * @param message the delivered message's property {@code delaylake.messageId}
+     * @param reason one line; null: none
      * @param after the delay; null: as the subscription's backoff says
      * @param target one subscription; with a request id for each message and attempt, a consumer that asks twice gets one
      *     retry
      */
     public List<Outcome> retry(String topic, MessageId message, String reason, Duration after, Target target) {
-        Map<String, Object> fields = Map.of("reason", reason, "afterMillis", after == null ? 0L : after.toMillis());
+        Map<String, Object> fields = Map.of(
+            "reason", reason == null ? "" : reason, "afterMillis", after == null ? 0L : after.toMillis());
         return outcomes("POST", path(topic, message, target, "retry"), message, target, named(message, fields), null);
     }
 
@@ -173,7 +177,8 @@ public final class Client {
             MessageId.parse((String) one.get("messageId")).at(Json.time(one.get("deliverAt"))),
             Json.time(one.get("deliverAt")), Json.texts(one.get("subscriptions")), (String) one.get("key"),
             (String) one.get("orderingKey"), Json.properties(one.get("properties")),
-            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime"))));
+            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime")),
+            Json.time(one.get("expiresAt"))));
     }
 
     /** Goes through the messages that recur, in the order in which they came. */
@@ -317,6 +322,9 @@ public final class Client {
         } catch (ExecutionException error) {
             if (error.getCause() instanceof IOException failure) throw failure;
             throw new IOException(error.getCause());
+        } catch (InterruptedException error) {
+            sent.cancel(true);
+            throw error;
         } catch (TimeoutException error) {
             sent.cancel(true);
             throw new IOException("no whole answer in time", error);

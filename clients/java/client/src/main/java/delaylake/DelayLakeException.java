@@ -119,8 +119,9 @@ public class DelayLakeException extends RuntimeException {
             case 404 -> new NotFound(reason, details);
             case 405 -> new NotAllowed(reason, details);
             case 410 -> new Gone(reason, details);
-            case 429, 502, 503 -> new Unavailable(reason, details);
-            case 504 -> new NoAnswer(reason, details);
+            case 429, 503 -> new Unavailable(reason, details);
+            // A 502 is of a proxy, whose upstream may have had the call.
+            case 502, 504 -> new NoAnswer(reason, details);
             default -> new DelayLakeException(reason, details);
         };
     }

@@ -84,6 +84,11 @@ final class Json {
         }
     }
 
+    /** Returns a time as ms since the epoch, rounded up, so that nothing is early. */
+    static long millis(Instant time) {
+        return time.plusNanos(999_999).toEpochMilli();
+    }
+
     static Instant time(Object millis) {
         return millis == null ? null : Instant.ofEpochMilli((Long) millis);
     }

@@ -6,7 +6,6 @@ import java.time.Instant;
 import java.util.Base64;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import java.util.UUID;
 
 /**
  * A message to be delivered later.
@@ -15,7 +14,7 @@ import java.util.UUID;
  */
 public final class NewMessage {
     final Map<String, Object> body = new LinkedHashMap<>();
-    String requestId = UUID.randomUUID().toString();
+    String requestId; // null: each call has one of its own
 
     private NewMessage(byte[] payload) {
         body.put("payloadBase64", Base64.getEncoder().encodeToString(payload));
@@ -33,7 +32,7 @@ public final class NewMessage {
 
     /** When; a past time means at once. For a message that recurs the time of the first occurrence. */
     public NewMessage at(Instant time) {
-        return with("deliverAt", time.toEpochMilli());
+        return with("deliverAt", Json.millis(time));
     }
 
     /** The delay, instead of {@link #at}. */
@@ -55,7 +54,7 @@ public final class NewMessage {
     }
 
     public NewMessage eventTime(Instant time) {
-        return with("eventTime", time.toEpochMilli());
+        return with("eventTime", Json.millis(time));
     }
 
     /** Type of the topic's newest schema, which the message then has, as JSON; the payload is sent as it is given. */
@@ -80,7 +79,7 @@ public final class NewMessage {
 
     /** What can't be sent by then is not sent. */
     public NewMessage expireAt(Instant time) {
-        return with("expireAt", time.toEpochMilli());
+        return with("expireAt", Json.millis(time));
     }
 
     /** How long after it is due; with both the earlier end counts. */
@@ -99,7 +98,7 @@ public final class NewMessage {
     }
 
     public NewMessage repeatUntil(Instant time) {
-        return with("repeatUntil", time.toEpochMilli());
+        return with("repeatUntil", Json.millis(time));
     }
 
     public NewMessage repeatTimes(long times) {
@@ -111,7 +110,7 @@ public final class NewMessage {
         return with("misfire", misfire);
     }
 
-    /** Of a topic's messages with the same id the first is delivered. Without it each message has one of its own. */
+    /** Of a topic's messages with the same id the first is delivered. Without it each call to schedule has one of its own. */
     public NewMessage requestId(String id) {
         requestId = id;
         return this;

@@ -28,11 +28,11 @@ public final class PendingFilter {
     }
 
     public PendingFilter dueFrom(Instant time) {
-        return with("dueFrom", "" + time.toEpochMilli());
+        return with("dueFrom", "" + Json.millis(time));
     }
 
     public PendingFilter dueBefore(Instant time) {
-        return with("dueBefore", "" + time.toEpochMilli());
+        return with("dueBefore", "" + Json.millis(time));
     }
 
     /** {@code held}: waiting, but parked by a pause; {@code cancelled}; without it what waits. */

@@ -21,6 +21,9 @@ public final class RetryingConsumer {
             throws Exception {
         try {
             work.on(message);
+        } catch (InterruptedException error) { // no failure: it is not acknowledged, and comes again
+            Thread.currentThread().interrupt();
+            throw error;
         } catch (Exception error) {
             try (Producer<byte[]> source = client.newProducer().topic(message.getProperty("delaylake.source")).create()) {
                 TypedMessageBuilder<byte[]> again = source.newMessage().value(message.getValue())

@@ -3,6 +3,7 @@ package delaylake;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -113,6 +114,50 @@ class RepeatsTest {
     }
 
     @Test
+    void anAnswerOfAProxyDoesNotSayThatNothingWasDone() {
+        Map.of(502, true, 504, true, 503, false, 429, false).forEach((status, mayBeDone) -> {
+            replies.add(new Reply(status, "{}", "60")); // longer than a call lasts
+            var error = assertThrows(
+                DelayLakeException.Unavailable.class, () -> lake.deliverNow("orders", Named.id("7:0"), Target.ALL));
+            assertEquals(mayBeDone, error instanceof DelayLakeException.NoAnswer, "" + status);
+        });
+    }
+
+    @Test
+    void aMessageThatIsScheduledAgainIsAnotherUnlessItHasARequestId() {
+        for (int i = 0; i < 4; i++) replies.add(SCHEDULED);
+        NewMessage message = NewMessage.text("x").at(Instant.EPOCH);
+        for (int i = 0; i < 2; i++) lake.schedule("orders", message);
+        message.requestId("mine");
+        for (int i = 0; i < 2; i++) lake.schedule("orders", message);
+        assertNotEquals(seen.get(0).key, seen.get(1).key);
+        assertEquals(List.of("mine", "mine"), List.of(seen.get(2).key, seen.get(3).key));
+    }
+
+    @Test
+    void timesAreRoundedUpSoThatNothingIsEarly() {
+        replies.addAll(List.of(SCHEDULED, new Reply(200, OUTCOME.formatted("APPLIED"), "")));
+        Instant time = Instant.ofEpochSecond(7, 1);
+        lake.schedule("orders", NewMessage.text("").at(time).expireAt(Instant.ofEpochSecond(8)));
+        lake.reschedule("orders", Named.id("7:0"), time, Target.ALL);
+        Map<String, Object> sent = Json.object(seen.get(0).body);
+        assertEquals(List.of(7_001L, 8_000L), List.of(sent.get("deliverAt"), sent.get("expireAt")));
+        assertEquals(7_001L, Json.object(seen.get(1).body).get("deliverAt"));
+    }
+
+    @Test
+    void anInterruptEndsACallAndIsKept() {
+        replies.add(HANG_UP);
+        Thread.currentThread().interrupt();
+        assertThrows(DelayLakeException.NoAnswer.class, () -> lake.deliverNow("orders", Named.id("7:0"), Target.ALL));
+        assertTrue(Thread.interrupted());
+        assertThrows(InterruptedException.class, () -> RetryingConsumer.handle(null, null, null, "a", message -> {
+            throw new InterruptedException();
+        }));
+        assertTrue(Thread.interrupted());
+    }
+
+    @Test
     void aRefusalIsNotRepeatedAndHasItsClass() {
         Map<Integer, Class<?>> kinds = Map.of(404, DelayLakeException.NotFound.class, 403, DelayLakeException.Forbidden.class,
             422, DelayLakeException.Invalid.class, 405, DelayLakeException.NotAllowed.class, 410, DelayLakeException.Gone.class);
@@ -150,7 +195,7 @@ class RepeatsTest {
 
     @Test
     void aCommandNamesTopicPartitionSubscriptionAndMessage() {
-        for (int i = 0; i < 4; i++) replies.add(new Reply(200, OUTCOME.formatted("APPLIED"), ""));
+        for (int i = 0; i < 5; i++) replies.add(new Reply(200, OUTCOME.formatted("APPLIED"), ""));
         Target target = Target.subscription("x/y");
         lake.skip("persistent://a/b/c d", Named.id("7:0:2:5"), target);
         lake.cancel("orders", Named.key("order-7"));
@@ -163,12 +208,14 @@ class RepeatsTest {
         assertEquals(asked, Json.object(seen.get(2).body));
         assertEquals("DELETE /admin/v2/persistent/public/default/orders/schedules/7%3A0?subscriptionNames=x%2Fy",
             seen.get(3).method + " " + seen.get(3).uri);
+        lake.retry("orders", Named.id("7:0"), null, null, target);
+        assertEquals("", Json.object(seen.get(4).body).get("reason"));
     }
 
     @Test
     void aListingGoesOnFromPageToPageUpToItsLimit() {
         String one = "{\"messageId\":\"7:0:-1:-1\",\"deliverAt\":null,\"subscriptions\":[\"a\"],\"key\":null,\"orderingKey\":null,"
-            + "\"properties\":{},\"eventTime\":0,\"publishTime\":1}";
+            + "\"properties\":{},\"eventTime\":0,\"publishTime\":1,\"expiresAt\":7}";
         replies.add(new Reply(200, "{\"messages\":[" + one + "," + one + "],\"nextCursor\":\"a b\"}", ""));
         replies.add(new Reply(200, "{\"messages\":[" + one + "],\"nextCursor\":\"more\"}", ""));
         List<PendingMessage> found = new ArrayList<>();
@@ -176,6 +223,7 @@ class RepeatsTest {
         assertEquals(3, found.size());
         assertNull(found.get(0).deliverAt());
         assertNull(found.get(0).eventTime());
+        assertEquals(Instant.ofEpochMilli(7), found.get(0).expiresAt());
         assertEquals("/admin/v2/persistent/public/default/orders/delayed?property=a%3Db%3Dc&limit=1&cursor=a%20b", seen.get(1).uri);
     }
 
