@@ -95,6 +95,7 @@ class Cluster:
         self.is_up = True
         self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
         self.on_acknowledged: Callable[[Topic, Position], None] = lambda topic, position: None
+        self.names = itertools.count()  # of producers that have none
         self._ledgers = itertools.count(7, 3)
 
     def topic(self, name: str) -> Topic:
@@ -336,7 +337,7 @@ class Link:
         cluster = self._cluster
         if kind == Command.PRODUCER:
             topic = self._open(fields["topic"])
-            name = fields.get("producer_name") or f"standalone-{next(self._ids)}-{id(self)}"
+            name = fields.get("producer_name") or f"standalone-{next(cluster.names)}"
             last = cluster.produce(self, topic, name, fields["producer_id"])
             self._topics[fields["producer_id"]], self._names[fields["producer_id"]] = topic, name
             return ProducerAnswer(producer_name=name.encode(), last_sequence_id=last)

@@ -33,6 +33,13 @@ class Disk:
         else:
             self._forced_content[path.stat().st_ino] = path.read_bytes()
 
+    def move(self, old: Path, new: Path) -> None:
+        """Takes a folder away from who has it open, and gives it another path: what is written to the old one fails."""
+        old.rename(new)
+        old.touch()  # no folder can be made there
+        for folder in [folder for folder in self._forced_names if folder.is_relative_to(old)]:
+            self._forced_names[new / folder.relative_to(old)] = self._forced_names.pop(folder)
+
     def lose_power(self, chance: random.Random) -> list[str]:
         """Loses some of what was not forced; returns the names of the files that are lost, torn or as before."""
         changed: list[str] = []

@@ -22,6 +22,7 @@ import greenlet  # type: ignore[import-untyped]
 
 _T = TypeVar("_T")
 
+_TURN_SECONDS = 0.001  # of a thread that waits for what is there: who goes round and round lets others go on
 EPOCH_SECONDS = 1_800_000_000.0  # of the wall clock when a simulation begins
 _MONOTONIC_SECONDS = 1_000.0  # of the other one
 
@@ -42,7 +43,7 @@ class Process:
     ahead_seconds: float = 0.0  # by which its machine's wall clock is ahead
     is_dead: bool = False
     is_paused: bool = False
-    tasks: set[Task] = field(default_factory=set)
+    tasks: dict[Task, None] = field(default_factory=dict)  # in the order of their starts
     missed: list[Callable[[], None]] = field(default_factory=list)  # what came while it was paused
 
 
@@ -96,10 +97,10 @@ class Scheduler:
             except Killed:
                 pass
             finally:
-                process.tasks.discard(task)
+                process.tasks.pop(task, None)
 
         task.greenlet = greenlet.greenlet(run, parent=self._hub)
-        process.tasks.add(task)
+        process.tasks[task] = None
         self.after(0.0, partial(self._go_on, task, task.turn))
         return task
 
@@ -324,7 +325,19 @@ class Event:
     def wait(self, timeout: float | None = None) -> bool:
         if not self._is_set:
             self._waiters.wait(timeout)
+        elif (task := _now().current) is not None and task.greenlet is not None:
+            _now().wait(_TURN_SECONDS)
         return self._is_set
+
+
+class OrderedSet(dict[Any, None]):
+    """In place of `set`, whose order may be that of memory addresses, where the service goes through one."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
 
 
 class Semaphore:

@@ -36,6 +36,10 @@ class StateDamagedError(Exception):
     """Spark does not find its state as it has written it."""
 
 
+class ConcurrentUpdateError(Exception):
+    """Another query has written the offset, or the commit, of this batch: CONCURRENT_STREAM_LOG_UPDATE."""
+
+
 class State:
     """Spark's map state of a shard."""
 
@@ -115,9 +119,14 @@ class Query:
         return found
 
     def _write(self, part: str, name: str, content: bytes) -> None:
-        """Writes a file beside its place, and moves it there; does not force it to the disk."""
+        """Writes a file beside its place, and moves it there; does not force it to the disk.
+
+        Spark never writes an offset or a commit over another one (`HDFSMetadataLog.add`); it does so with state.
+        """
         self._point(f"{part}: before")
         file = self._folder / part / name
+        if part != "state" and file.exists():
+            raise ConcurrentUpdateError(f"{part} {name}")
         temporary = file.with_name(f"{name}.part")
         temporary.write_bytes(content)
         temporary.replace(file)

@@ -17,6 +17,7 @@ from broker.standalone import EmbeddedBroker
 from tests.simulation import tables as fake_tables
 from tests.simulation.broker import SimulatedBrokers
 from tests.simulation.scheduler import Process
+from tests.simulation.spark import ConcurrentUpdateError, Query
 from tests.simulation.world import Plan, World, in_simulation
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import messages
@@ -85,6 +86,37 @@ def test_tables_in_memory_do_as_those_of_delta_rs(tmp_path: Path, seed: int) -> 
     assert logs["delayed_index"].forced_to == logs["delayed_index"].newest
     assert len([one for one in real if one is True]) > 3
     assert any(isinstance(one, str) for one in real) or seed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_two_jobs_write_to_one_checkpoint(seed: int) -> None:
+    world = World(Plan(seed, rates={}))
+    with in_simulation(world):
+        world.start()
+        world.scheduler.run(lambda: world.scheduler.now > 2.0)
+        [first, folder] = [world.job, world.checkpoint]
+        assert first is not None
+        assert list((folder / "query" / "offsets").iterdir())
+        world.pause(first)
+        world.scheduler.run(lambda: world.scheduler.now > 2.9)
+        if world.job is first:  # it still has the lock
+            assert world.starts == 1
+        else:
+            world.scheduler.run(lambda: world.starts == 2)
+            assert folder.is_file(), "the first one's writes fail"
+            assert world.checkpoint != folder
+            assert list((world.checkpoint / "query" / "offsets").iterdir())
+        world.scheduler.kill(first)
+    world.disk.remove()
+
+
+def test_no_query_writes_over_the_offset_of_another_one(tmp_path: Path) -> None:
+    nothing: Any = None
+    query = Query(tmp_path, nothing, nothing, [], nothing, lambda _: None, nothing)
+    query._write("offsets", "0", b"one")
+    with pytest.raises(ConcurrentUpdateError):
+        query._write("offsets", "0", b"other")
+    assert (tmp_path / "offsets" / "0").read_bytes() == b"one"
 
 
 def _broker_script(brokers: list[Brokers], topic: str, chance: random.Random, wait: Any) -> list[Any]:

@@ -27,12 +27,20 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.chaos
-def test_the_guarantees_hold_whatever_fails() -> None:
-    summary = json.loads(run("--seed", "0", "--seeds", "12"))
+@pytest.mark.parametrize(("first", "seeds"), [(0, 6), pytest.param(6, 24, marks=pytest.mark.chaos)])
+def test_the_guarantees_hold_whatever_fails(first: int, seeds: int) -> None:
+    summary = json.loads(run("--seed", f"{first}", "--seeds", f"{seeds}"))
+    assert summary["seeds"] == seeds
     assert not summary["broken"]
-    assert summary["total"]["faults"] > 200
-    assert summary["messages"] > 2_000
+    assert summary["total"]["faults"] > 12 * seeds
+    assert summary["messages"] > 150 * seeds
+
+
+def test_a_seed_has_one_history() -> None:
+    one, other = (run("--seed", "8", "--seeds", "1", "--history").partition("\n{\n")[0] for _ in range(2))
+    assert one == other
+    assert one.count(" starts\n") > 1
+    assert one.count(" gets ") > 100
 
 
 def find(name: str) -> str:

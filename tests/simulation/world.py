@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import sys
@@ -18,11 +19,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import broker.protocol.byte_budget
+import streaming.checkpoint.checkpoint
 import streaming.crash_recovery
 import streaming.free_memory
 import streaming.release.driver.releaser
 import streaming.release.task.process_clients
 import streaming.release.task.producers
+import streaming.release.task.send_on_time
 import streaming.source.intake
 import streaming.source.receivers
 import warehouse.delta.commits
@@ -32,7 +36,7 @@ from broker.position import Position
 from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
-from conf.settings import Settings
+from conf.settings import Settings, local_path
 from status.alerts import Alerts
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -55,10 +59,12 @@ from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
 from tests.simulation.spark import Context, Query, State, StateDamagedError
 from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
+from warehouse.durable import sync, write_durably
 from warehouse.schemas import FENCED
 
 NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming"}
+_TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
 
@@ -118,7 +124,7 @@ class World:
             log.on_forced = self.oracle.stored
         self.settings = Settings(
             warehouse="file:/nowhere",
-            checkpoint=f"file:{self.disk.folder}/checkpoint",
+            checkpoint=f"file:{self.disk.folder}/machine 0",
             replicated="all",
             tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
             release={"lanes": 2},  # type: ignore[arg-type]
@@ -133,14 +139,21 @@ class World:
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
         self.starts = 0
+        self.machines = 1  # that have had the disk with the checkpoint
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
+        self._connection_numbers = itertools.count(1_000)
         self.broken: str = ""
         self.is_undecided = False
         self.is_over = False
         self._looked_at = 0.0
 
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoint, where the next start finds it."""
+        return Path(local_path(self.settings.checkpoint))
+
     def trace(self, what: str) -> None:
-        self.history.append(f"{self.scheduler.now:9.3f}  {what}")
+        self.history.append(f"{self.scheduler.now:9.3f}  {what.replace(f'{self.disk.folder}/', '')}")
 
     def break_off(self, why: str) -> None:
         if not self.broken:
@@ -210,13 +223,17 @@ class World:
         self.scheduler.kill(process)
 
     def pause(self, process: Process) -> None:
-        """Stops a process; a job may be taken over meanwhile. It goes on later, and does not know."""
+        """Stops a process; a job may be taken over meanwhile. It goes on later, and does not know.
+
+        A job that is paused still has the lock of its checkpoint: no other one starts on this machine. Another machine
+        starts one once it has the disk with the checkpoint; from then on the paused job has none.
+        """
         process.is_paused = True
         chance = self.scheduler.random
-        if process is self.job:
+        if process is self.job and chance.random() < _TAKEN_OVER:
             self.others.append(process)
             self.job = None
-            self.scheduler.after(chance.choice([0.5, 10.0]), self.start)
+            self.scheduler.after(chance.choice([0.5, 10.0]), self._start_elsewhere)
         for (of, _), brokers in self.connections.items():
             if of is process and brokers._link is not None:
                 after = chance.uniform(30.0, 60.0)
@@ -253,6 +270,16 @@ class World:
             self.trace(f"{process.name} starts")
             self.scheduler.start(process, "main", partial(self._main, process))
 
+    def _start_elsewhere(self) -> None:
+        """Starts the job on another machine, which gets the checkpoint's disk."""
+        if self.job is None and not self.is_over:
+            folder = self.disk.folder / f"machine {self.machines}"
+            self.machines += 1
+            self.trace(f"the disk is moved to {folder.name}")
+            self.disk.move(self.checkpoint, folder)
+            self.settings = self.settings.model_copy(update={"checkpoint": f"file:{folder}"})
+            self.start()
+
     def _main(self, process: Process) -> None:
         why = "it has ended by itself"
         try:
@@ -266,6 +293,10 @@ class World:
                 self.break_off(f"{process.name} can't start: {error}")
         except AssertionError as error:
             self.break_off(str(error))
+        except NotADirectoryError as error:
+            why = str(error)
+            if process not in self.others:
+                self.break_off(f"{process.name} has lost its disk: {error}")
         self.trace(f"{process.name} ends: {why}")
         self.end(process)
 
@@ -287,7 +318,7 @@ class World:
         process = self.scheduler.process
         assert process is not None
         brokers = SimulatedBrokers(self.cluster, process)
-        self.connections[process, 1_000 + len(self.connections) + self.starts * 10_000] = brokers
+        self.connections[process, next(self._connection_numbers)] = brokers
         return brokers
 
     def begin_executor(self) -> Process:
@@ -322,6 +353,8 @@ class World:
 
     def _run(self) -> None:
         plan, scheduler = self.plan, self.scheduler
+        # The name that the checkpoint's job would choose at random is a part of what is simulated.
+        write_durably(self.checkpoint / "query" / "application", f"delaylake-{plan.seed:012x}")
         producers = Producers(
             scheduler, self.cluster, self.oracle, self.settings, plan.seconds, plan.per_second, self.trace
         )
@@ -368,8 +401,9 @@ class JobStart:
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
         self._settings = world.settings
+        self._number = world.starts
         self._tables = Tables(self._settings.warehouse)
-        self._checkpoint = Checkpoint(world.disk.folder / "checkpoint")
+        self._checkpoint = Checkpoint(world.checkpoint)
 
     def run(self) -> None:
         begin(self._settings, self._tables, self._checkpoint)
@@ -382,7 +416,7 @@ class JobStart:
 
     def _run_once(self, number: int) -> bool:
         world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
-        folder = world.disk.folder / f"run {world.starts} {number}"
+        folder = world.disk.folder / f"run {self._number} {number}"
         folder.mkdir()
         keys = shard_keys(settings.tracker.shards)
         payloads = PayloadSweep(checkpoint.payload_folder)
@@ -396,7 +430,7 @@ class JobStart:
         )
         context: Any = Context(world.scheduler, world.faults, world.begin_executor)
         releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
-        run_id = f"run{world.starts}.{number}"
+        run_id = f"run{self._number}.{number}"
         outcomes: Any = SimpleNamespace(name="", publish=lambda *_: None)
         sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
         reader = SourceReader(
@@ -450,7 +484,7 @@ def in_simulation(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, name, stand_in))
         for module, names in _world_names(world).items():
             for name, stand_in in names.items():
-                stack.enter_context(mock.patch.object(module, name, stand_in))
+                stack.enter_context(mock.patch.object(module, name, stand_in, create=name == "set"))
         yield
 
 
@@ -495,6 +529,8 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
 
     admin: Callable[..., Admin] = lambda *_: Admin(world.cluster)  # noqa: E731
     return {
+        broker.protocol.byte_budget: {"set": sim.OrderedSet},
+        streaming.checkpoint.checkpoint: {"sync": lambda files: sync(sorted(files))},
         streaming.crash_recovery: {"read_marker": lambda _: None, "drop_wrong_hint": lambda _: None},
         streaming.free_memory: {"_resident_pages": lambda: 0},
         streaming.release.driver.releaser: {"AdminClient": admin},
@@ -504,6 +540,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "new_brokers": lambda settings: world.new_brokers(),
             "forget_brokers": world.forget_brokers,
         },
+        streaming.release.task.send_on_time: {"set": sim.OrderedSet},
         streaming.source.intake: {"DiskRoom": lambda *_: SimpleNamespace(why_short=lambda: None)},
         streaming.source.receivers: {
             "connect": lambda _: Client(world.cluster),
@@ -525,7 +562,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "last_transactions": lambda table: table.transactions(),
         },
         Tables: {"create": lambda self, *_, **__: None},
-        warehouse.durable: {"_sync": force},
+        warehouse.durable: {"_sync": force, "set": sim.OrderedSet},
     }
 
 
