@@ -86,19 +86,23 @@ def produce(client: pulsar.Client, names: list[str], due: int) -> None:
         producer.close()
 
 
-def wait_between_chunks(broker: EmbeddedBroker, topic: str, since: int = 0) -> None:
-    """Waits until the last entry of a topic is a chunk, and not the last one of its message, published since a time."""
+def is_between_chunks(broker: EmbeddedBroker, topic: str, since: int = 0, seconds: float = 60) -> bool:
+    """Waits until the last entry of a topic is a chunk, and not the last one of its message, published since a time.
+
+    Returns:
+        whether that was seen in time; on a slow machine all chunks may come between two looks.
+    """
     brokers, last = Brokers(broker.settings), START
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     is_between = False
-    while not is_between:
-        assert time.monotonic() < deadline, "no chunk came"
+    while not is_between and time.monotonic() < deadline:
         for one in read_entries(brokers, topic, last):
             assert isinstance(one.envelope, Envelope)
             metadata, last = one.envelope.metadata, one.position
             is_between = one.envelope.is_chunk and metadata.chunk_id < metadata.n_chunks - 4
             is_between = is_between and metadata.publish_time >= since
     brokers.close()
+    return is_between
 
 
 def restart(broker: EmbeddedBroker) -> None:
@@ -146,7 +150,7 @@ def test_nothing_is_lost_or_doubled_when_job_broker_or_both_end_between_chunks(
         for kill in ("job", "broker", "both"):
             begin = {"job": 0, "broker": 8, "both": 16}[kill]
             produce(client, names[begin : begin + 8], now() + 4_000)
-            wait_between_chunks(broker, FIRST)
+            assert is_between_chunks(broker, FIRST)
             if kill != "broker":
                 job.kill9()
             if kill != "job":
@@ -174,10 +178,14 @@ def test_nothing_is_lost_or_doubled_when_job_broker_or_both_end_between_chunks(
         java_client.produce(broker.settings.service_url, again)
         waiting = f"SELECT count(*) AS n FROM {{table}} WHERE deliver_at = {later}"  # without what is parked, or was
         wait_until(lambda: job.rows("delayed_index", waiting)[0]["n"] == len(REBUILT), 30, f"sealed\n{job.log}")
-        due = now() + 3_000
-        again += (sent := as_rebuilt("sent", due))
-        java_client.produce(broker.settings.service_url, sent)
-        wait_between_chunks(broker, FIRST, due)
+        for attempt in range(5):
+            begin = now()
+            again += (sent := as_rebuilt(f"sent {attempt}", begin + 3_000))
+            java_client.produce(broker.settings.service_url, sent)
+            if is_between_chunks(broker, FIRST, begin, 20):
+                break
+        else:
+            raise AssertionError("all chunks came between two looks")
         job.kill9()
         job.rebuild()
         job.start()
