@@ -85,7 +85,8 @@ def item(
         "".join([id, key or "", *texts.values()]).encode()
     except UnicodeEncodeError:
         return rejected_item(id, "its id, key or properties are no Unicode text", payload)
-    return Item(id, None if due is None else round(due), payload, key or None, texts)
+    # The later ms, so never early; further digits may come from the calculation.
+    return Item(id, None if due is None else math.ceil(round(due, 3)), payload, key or None, texts)
 
 
 def rejected_item(id: str, reason: str, payload: bytes | None) -> Item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from checkpoint_from_tables.other_systems.importing import ImportPreview
     from checkpoint_from_tables.other_systems.sources import OpenSource
     from warehouse.delta.tables import Tables
+
+_MOST_REASONS = 20
 
 # Parameters that go with --from, and their options.
 _OF_SYSTEMS = {
@@ -177,7 +180,11 @@ def _text(preview: ImportPreview, left: dict[str, int], zone: tzinfo | None) -> 
     ]
     if preview.first_due is not None and preview.last_due is not None:
         lines.append(f"the others from {time_text(preview.first_due, zone)} to {time_text(preview.last_due, zone)}")
-    lines += [f"{n:,} can't be taken: {reason}" for reason, n in preview.reasons.items()]
+    reasons = sorted(preview.reasons.items(), key=itemgetter(1), reverse=True)
+    lines += [f"{n:,} can't be taken: {reason}" for reason, n in reasons[:_MOST_REASONS]]
+    if others := reasons[_MOST_REASONS:]:  # as where each names the time of its own job
+        n = sum(n for _, n in others)
+        lines.append(f"{n:,} can't be taken, for {len(others):,} other reasons: all are in --output json")
     lines += [f"  {example}" for example in preview.examples]
     lines += [f"{n:,} left: {reason}" for reason, n in left.items()]
     return "\n".join([*lines, "nothing was changed"])

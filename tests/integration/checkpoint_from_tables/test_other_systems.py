@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -90,7 +91,7 @@ def tasks_of_celery(url: str, due: dict[str, int]) -> Iterator[None]:
 
     def note(body: Any, headers: dict[str, Any], **_: Any) -> None:
         if headers["eta"] is not None:
-            at = round(datetime.fromisoformat(headers["eta"]).timestamp() * 1000)
+            at = math.ceil(round(datetime.fromisoformat(headers["eta"]).timestamp() * 1000, 3))
             due[kombu.serialization.dumps(body, "json")[2]] = at
 
     before_task_publish.connect(note)  # as long as `note` lives

@@ -260,6 +260,7 @@ def test_the_shipped_mappings_are_read_and_wrong_ones_are_named(tmp_path: Path) 
         ("1800000000.250000", None, IN_SECONDS.format("values")),
         ("1970-06-01 00:00:00+00", 13_046_400_000, None),
         ("2030-01-01", None, "2030-01-01 is no time"),
+        ("2027-01-15 08:00:00.2491+00", DUE, None),
     ],
 )
 def test_times_as_postgres_writes_them(due: str | None, millis: int | None, reason: str | None) -> None:
