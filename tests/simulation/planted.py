@@ -19,6 +19,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.naming import producer_name
+from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release
 from streaming.release.task.planning.plan_release import _Release
 from streaming.sinks.batch_sink import BatchSink
@@ -205,12 +206,12 @@ def _two_shards_with_one_name() -> Planted:
 
 
 def _sent_early() -> Planted:
-    def early(found: Any, self: _Release, *_: Any) -> Any:
-        lines, sends = found
-        sends.at = sends.at - 300
-        return lines, sends
+    def early(entries: Any, *_: Any) -> Any:
+        for entry in entries:
+            entry.at -= 300
+        return entries
 
-    return _after(_Release, "planned", early)
+    return _after(send_on_time, "_entries", early)
 
 
 def _unanswered_counts_as_arrived() -> Planted:
@@ -318,26 +319,17 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
+# Without a look at the epoch, a paused job whose disk is gone can but finish its batch: the tables take the rows of a
+# tick once, and the broker the messages. It would show where two jobs have a copy of the checkpoint each.
 NOT_FOUND = frozenset(
     {
         "the epoch is not checked before a commit",
         "nor before anything is sent",
         "offset and input not forced to the disk",
         "commits of a killed writer not forced",
-        "releases confirmed one tick too far",
-        "nothing in flight dispatched again",
-        "a segment begins a slot too late",
-        "a segment ends some slots too late",
-        "some buckets not written",
-        "rows of a tick written again",
-        "a replayed batch sends",
         "the broker's deduplication is off",
-        "two lanes with one producer name",
         "two shards with one producer name",
-        "sent a moment early",
         "what is not answered counts as arrived",
-        "a lost task counts as done",
-        "durable before it is settled",
         "durable before it is confirmed",
     }
 )

@@ -230,7 +230,7 @@ class Line:
         if not self.error:
             self.is_refused = is_refused
             self.error = error
-        self.wake.set()
+            self.wake.set()
 
     def fail_slow(self, why: str) -> None:
         """Ends the line, unless it has failed already: the broker's answers are too late."""

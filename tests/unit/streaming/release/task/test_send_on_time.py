@@ -288,6 +288,19 @@ def test_nothing_is_sent_after_what_was_not_taken() -> None:
     assert topic.entries == list(range(1, 21))
 
 
+def test_a_producer_that_is_not_made_in_time_wakes_the_task_once_and_not_in_each_round() -> None:
+    hangs = threading.Event()
+    [line], _ = lines_to([Topic(hangs=hangs)], patience_seconds=0.01)
+    line.open()
+    wait_until(lambda: bool(line.look_after()) or line.has_failed, 10, "it has no producer")
+    assert line.wake.is_set()
+    line.wake.clear()
+    assert line.look_after() == []
+    assert not line.wake.is_set(), "the task would go round and round while another line waits for its answers"
+    hangs.set()
+    line.close()
+
+
 def test_a_producer_that_comes_late_sends_what_is_due_by_then_in_order() -> None:
     well = Topic()
     slow = Topic(hangs=well.full)  # for ever, if the other waited for it
