@@ -34,7 +34,7 @@ NAMESPACE = "persistent://public/default"
 HONEST, SHOP = f"{NAMESPACE}/honest", f"{NAMESPACE}/shop"
 RATE = 500  # honest messages a second
 DELAYS = (1_500, 6_000)  # of honest messages, ms
-LATE_MILLIS = 1_000  # p99 of the honest messages; in the short form PATIENCE times as much
+LATE_MILLIS = 1_000  # p99 of the honest messages, on a machine that does nothing else: not in the short form
 ROLES = [operation.value for operation in Operation]
 SHORT_SECONDS = 35
 _LEAST_INPUT = 32 << 20  # bytes: with less than that most of the disk is what the honest messages take
@@ -247,10 +247,8 @@ def _figures(job: Job, most: Most, told: Mapping[str, Mapping[str, int]]) -> dic
     }
 
 
-def check(figures: Mapping[str, Any], late_millis: float) -> None:
+def check(figures: Mapping[str, Any]) -> None:
     wrong = {name: (figures[name], most) for name, most in BOUNDS.items() if figures[name] > most}
-    if figures["honest"]["late_millis"]["p99"] > late_millis:
-        wrong["p99"] = (figures["honest"]["late_millis"]["p99"], late_millis)
     told = {f"{who}: {what}" for who, answers in figures["attackers"].items() for what in answers}
     assert not wrong, wrong
     assert figures["trespasses"] == []
@@ -264,7 +262,7 @@ def check(figures: Mapping[str, Any], late_millis: float) -> None:
 def test_who_attacks_for_half_a_minute_harms_nobody(broker: EmbeddedBroker, tmp_path: Path) -> None:
     figures = attack(tmp_path, broker, SHORT_SECONDS, 41, is_whole=False)
     print(json.dumps(figures))
-    check(figures, PATIENCE * LATE_MILLIS * figures["pace"])
+    check(figures)
 
 
 @pytest.mark.chaos
@@ -279,4 +277,5 @@ def test_who_attacks_for_minutes_harms_nobody(tmp_path: Path, capsys: pytest.Cap
         broker.kill()
     with capsys.disabled():
         print(json.dumps(figures), flush=True)
-    check(figures, LATE_MILLIS)
+    check(figures)
+    assert figures["honest"]["late_millis"]["p99"] <= LATE_MILLIS
