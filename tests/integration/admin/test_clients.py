@@ -577,7 +577,9 @@ def test_the_java_client_passes_the_steps_of_all_clients_and_its_application_wor
 ) -> None:
     java_package.need_maven()
     java_package.verify(steps_environment(world, guarded, "java"))
-    assert java_package.tested("client") == {"delaylake.ContractTest": (1, 0), "delaylake.RepeatsTest": (9, 0)}
+    tested = java_package.tested("client")
+    assert tested["delaylake.ContractTest"] == (1, 0)
+    assert [skipped for _, skipped in tested.values()] == [0, 0]
     assert java_package.tested("spring-boot-example") == {"example.RemindersTest": (1, 0)}
     [block] = re.findall(r"```java\n(.*?)```", (java_package.FOLDER / "README.md").read_text(), re.S)
     topic = f"{world.topic}_readme_java"
