@@ -5,7 +5,7 @@ A message has an end by its properties `expireAt` and `expireAfter`, and by the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -80,11 +80,24 @@ def moved_ends(rows: pa.Table, times: Int64Array) -> pa.Table:
     if not has_ends(rows):
         return rows
     before, properties = rows["expires_at"].to_pylist(), rows["properties"].to_pylist()
-    ends = []
-    for end, given, due in zip(before, properties, times.tolist(), strict=True):
-        named = {name: text for name, text in given or () if name in (EXPIRE_AT, EXPIRE_AFTER)}
-        ends.append(expires_at(named, due) if end is not None and EXPIRE_AFTER in named else end)
+    ends = [
+        moved_end(end, dict(given or ()), due)
+        for end, given, due in zip(before, properties, times.tolist(), strict=True)
+    ]
     return with_columns(rows, expires_at=pa.array(ends, pa.int64()))
+
+
+def moved_end(end: int | None, properties: Mapping[str, str], due: int) -> int | None:
+    """Returns the end that a message has when it is due at another time: `expireAfter` counts from then.
+
+    Args:
+        end: that it had before, ms since the epoch; None: none.
+        properties: the message's.
+        due: the other time, ms since the epoch.
+    """
+    if end is None or EXPIRE_AFTER not in properties:
+        return end
+    return expires_at({name: properties[name] for name in (EXPIRE_AT, EXPIRE_AFTER) if name in properties}, due)
 
 
 class ParkedEnds:

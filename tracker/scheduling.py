@@ -48,6 +48,13 @@ class Scheduling(NamedTuple):
     expires_at: int | None = None  # ms since the epoch; None: it has no end, or it recurs, and each occurrence has one
 
 
+def with_native_time(properties: dict[str, str], native: int | None) -> dict[str, str]:
+    """Returns the properties of a message, with the time that its client gave it where they have none themselves."""
+    if native is None or DELIVER_AT in properties or DELIVER_AFTER in properties:
+        return properties
+    return {**properties, DELIVER_AT: str(native)}
+
+
 def scheduling(
     properties: Mapping[str, str],
     published: int,

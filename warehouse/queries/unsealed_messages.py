@@ -32,9 +32,9 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from conf.errors import UnreadableWarehouseError, one_line
 from conf.partitions import partition_name
 from conf.settings import Settings, Subscription
-from tracker.due_time import DELIVER_AFTER, DELIVER_AT, EXPIRE_AFTER, EXPIRE_AT, expires_at
+from tracker.ends import moved_end
 from tracker.properties import DEBOUNCE_MAX
-from tracker.scheduling import scheduling
+from tracker.scheduling import scheduling, with_native_time
 from warehouse.delta.snapshot import Snapshot
 from warehouse.named_queries import NamedQueries
 from warehouse.pending import EFFECT
@@ -214,10 +214,9 @@ class Gathered:
         metadata = entry.metadata
         if metadata is None:
             return None
-        properties = {name.decode(): value.decode() for name, value in message.properties}
+        native = metadata.deliver_at_time if metadata.deliver_at_time > 0 else None
+        properties = with_native_time({name.decode(): value.decode() for name, value in message.properties}, native)
         published = metadata.publish_time
-        if metadata.deliver_at_time > 0 and not {DELIVER_AT, DELIVER_AFTER} & properties.keys():
-            properties[DELIVER_AT] = str(metadata.deliver_at_time)
         now = time.time_ns() // 1_000_000
         given = scheduling(properties, published, now, self._settings.tracker.max_delay_millis)
         if given.reason is not None or given.retry is not None or DEBOUNCE_MAX in properties:
@@ -310,10 +309,8 @@ def _waiting(message: PendingMessage, subscriptions: Sequence[Subscription], kno
 def _end(message: PendingMessage, expire_after: Sequence[int]) -> int | None:
     """Returns when a message expires first, also by the `expire_after` (ms) of subscriptions; None: never."""
     ends = [message.deliver_at + millis for millis in expire_after]
-    if message.expires_at is not None:
-        named = {name: text for name, text in message.properties.items() if name in (EXPIRE_AT, EXPIRE_AFTER)}
-        own = expires_at(named, message.deliver_at) if EXPIRE_AFTER in named else message.expires_at
-        ends += [] if own is None else [own]
+    own = moved_end(message.expires_at, message.properties, message.deliver_at)
+    ends += [] if own is None else [own]
     return min(ends, default=None)
 
 

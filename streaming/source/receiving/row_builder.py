@@ -37,11 +37,11 @@ from streaming.source.receiving.unreadable_messages import (
     why_unreadable,
     why_without_schema,
 )
-from tracker.due_time import DELIVER_AFTER, DELIVER_AT, MAX_TIME_MILLIS
+from tracker.due_time import MAX_TIME_MILLIS
 from tracker.messages import MESSAGES, Int64Array, concat
 from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
-from tracker.scheduling import Scheduling, scheduling
+from tracker.scheduling import Scheduling, scheduling, with_native_time
 from warehouse.message_schemas import VERSION_BYTES
 
 _log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class RowBuilder:
         published = entry.published
         given = Scheduling(min(published, self._now), reason)
         if reason is None:
-            timed = _with_native_time(properties, entry.native)
+            timed = with_native_time(properties, entry.native)
             given = scheduling(timed, published, self._now, self._acceptance.max_delay_millis, self._first)
             reason = given.reason
             if given.occurrence is not None:
@@ -340,10 +340,3 @@ def _may_be_ordinary(entry: Entry, most_bytes: int) -> bool:
     if is_batch(metadata):
         return entry.batch_size == metadata.n_messages and _RULE not in received.payload
     return _RULE not in received.header
-
-
-def _with_native_time(properties: dict[str, str], native: int | None) -> dict[str, str]:
-    """Returns the properties of a message, with the time that its client gave it where they have none themselves."""
-    if native is None or DELIVER_AT in properties or DELIVER_AFTER in properties:
-        return properties
-    return {**properties, DELIVER_AT: str(native)}
