@@ -155,8 +155,22 @@ def in_parts(rows: pa.Table, most_rows: int = PART_ROWS, most_bytes: int = PART_
         if rows.num_rows:
             yield rows
         return
-    sizes, start = _held_row_sizes(rows), 0
+    yield from parts_of_sizes(rows, _held_row_sizes(rows), most_bytes, most_rows)
+
+
+def parts_of_sizes(
+    rows: pa.Table, sizes: Int64Array, most_bytes: int, most_rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Yields a table's rows in parts of at most so many bytes, but for a part of one row, and rows.
+
+    Args:
+        rows: of any schema.
+        sizes: int64, (rows,): bytes of each row.
+        most_bytes: of a part.
+        most_rows: of a part; None: any number.
+    """
+    start, most = 0, most_rows or len(sizes)
     while start < len(sizes):
-        end = start + fitting(sizes[start : start + most_rows], most_bytes)
+        end = start + fitting(sizes[start : start + most], most_bytes)
         yield rows.slice(start, end - start)
         start = end

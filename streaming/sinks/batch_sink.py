@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from streaming.release.driver.releaser import Releaser
 from streaming.release.driver.run_context import DispatchedBatch
 from streaming.sinks.outcomes import OutcomePublisher
 from tracker.messages import concat, in_order
-from tracker.packing import fitting, row_sizes
+from tracker.packing import parts_of_sizes, row_sizes
 from tracker.requests import OPERATION
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows, to_index, to_rejects
@@ -159,7 +159,8 @@ class BatchSink:
         def rows_of(part: pa.Table) -> pa.Table:
             return to_rows(self._payloads.bring_back(part), tick)
 
-        parts = list(_parts(messages))
+        # Payloads in files count.
+        parts = list(parts_of_sizes(messages, row_sizes(messages), _PART_BYTES))
         if len(parts) > 1:
             makers = [*(partial(rows_of, part) for part in parts), partial(concat, others, SCHEMAS[table])]
             self._tables.append_parts(table, makers, messages.num_rows, {self._app_id: tick})
@@ -169,15 +170,6 @@ class BatchSink:
     def _append(self, table: str, rows: pa.Table, tick: int) -> None:
         if rows.num_rows:
             self._tables.append(table, rows, {self._app_id: tick})
-
-
-def _parts(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yields rows in parts of about _PART_BYTES, payloads in files counted."""
-    sizes = row_sizes(rows)
-    while rows.num_rows:
-        n = fitting(sizes, _PART_BYTES)
-        yield rows.slice(0, n)
-        rows, sizes = rows.slice(n), sizes[n:]
 
 
 def _latest(of_shards: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

@@ -31,7 +31,7 @@ from tracker.messages import (
     where,
     with_columns,
 )
-from tracker.packing import fitting
+from tracker.packing import parts_of_sizes
 from tracker.schemas import KNOWN
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, ranges_of
@@ -382,9 +382,7 @@ def read_places(tables: Tables, version: int, places: pa.Table) -> Iterator[pa.T
         version: of the delayed index.
         places: as `find_places` returns them.
     """
-    while places.num_rows:
-        part = places.slice(0, fitting(int64(places, "payload_bytes"), PART_BYTES))
-        places = places.slice(part.num_rows)
+    for part in parts_of_sizes(places, int64(places, "payload_bytes"), PART_BYTES):
         due = int64(part, "deliver_at")
         conditions = [in_ranges("deliver_at", _covering(due, due)), near_entries(part), _SQL("is_delay")]
         conditions.append(_among_entries(part))  # the payloads of rows between them are not read
