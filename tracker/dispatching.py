@@ -16,7 +16,6 @@ from tracker.buckets.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.commands.occurrences import Occurrences
 from tracker.commands.outcomes import NOT_DELIVERED
 from tracker.context import Context
-from tracker.expiry import are_current
 from tracker.giving_up import GivenUp, cancelled, rejected, select_sent_rejects
 from tracker.in_flight import IN_ORDER, PLANNED, SENDING, SUBSCRIPTION_MASK, InFlight, Release
 from tracker.message_state.changes import HELD_DELIVER_AT
@@ -203,19 +202,18 @@ class Dispatcher:
 
         Those for which the tick has failed stay parked, and are judged when they are dispatched.
         """
-        (rows, _), state = split_failed(step, rows), self._parking.state
+        rows, _ = split_failed(step, rows)
         for topic in rows["topic"].unique().to_pylist():
             for number, name in enumerate(self._subscriptions.names.get(topic, ())):
                 found = _of_subscription(rows, topic, name)
-                found = where(found, are_current(state, found, number))
+                found = where(found, step.expiring.are_current(found, number))
                 recurs = are_recurring(found)
                 if (others := where(found, ~recurs)).num_rows:
                     step.expiring.expire_parked(others, number, self._context.next_sequence())
                 if (recurring := where(found, recurs)).num_rows:
                     sequence = self._context.next_sequence()
-                    step.expiring.note_expired(recurring, number, sequence)
+                    step.expiring.expire_parked(recurring, number, sequence)
                     self._occurrences.skip_next(typed(recurring, MESSAGES), number, sequence)
-                    state.unwanted_moves += recurring.num_rows
                     step.given_up.append(GivenUp(self._occurrences.failed.take_rejects()))
 
     def dispatch_in_order(self, step: TickInProgress) -> None:

@@ -93,16 +93,25 @@ class Expiring:
                 ends = ends_of(found, number, self._context.subscriptions)
                 self.note_expired(found.append_column("ends_at", pa.array(ends)), number, self._context.next_sequence())
 
+    def are_current(self, rows: pa.Table, number: int) -> BoolArray:
+        """Tells which parked rows, as MESSAGES with a sequence, still count for a subscription: bool, (rows,)."""
+        ids, state = message_ids(rows), self._state
+        are: BoolArray = state.moved.find_moves(number, ids)[0] == int64(rows, "sequence")
+        are &= ~state.cancelled.contains(number, ids)
+        are &= ~state.delivered.contains(number, ids)
+        return are
+
     def expire_parked(self, rows: pa.Table, number: int, sequence: int) -> None:
         """Has messages expire where they are parked for a subscription: their rows are not dispatched any more.
 
         Args:
-            rows: as PARKED_ENDS: the rows that count, none of a recurring message.
+            rows: as PARKED_ENDS: the rows that count. Of recurring messages the caller skips the occurrence.
             number: of the subscription.
             sequence: of the outcomes.
         """
-        until = int64(rows, "deliver_at") + self._context.remembered_millis
-        self._state.cancel_messages(number, rows, np.zeros(rows.num_rows, np.bool_), until)
+        if (once := where(rows, ~are_recurring(rows))).num_rows:
+            until = int64(once, "deliver_at") + self._context.remembered_millis
+            self._state.cancel_messages(number, once, np.zeros(once.num_rows, np.bool_), until)
         self._state.unwanted_moves += rows.num_rows
         self.note_expired(rows, number, sequence)
 
@@ -136,12 +145,3 @@ class Expiring:
     def all_outcomes(self) -> pa.Table:
         """Returns the outcomes, as OUTCOME_ROWS."""
         return concat(self.outcomes, OUTCOME_ROWS)
-
-
-def are_current(state: MessageState, rows: pa.Table, number: int) -> BoolArray:
-    """Tells which parked rows, as MESSAGES with a sequence, still count for a subscription: bool, (rows,)."""
-    ids = message_ids(rows)
-    are: BoolArray = state.moved.find_moves(number, ids)[0] == int64(rows, "sequence")
-    are &= ~state.cancelled.contains(number, ids)
-    are &= ~state.delivered.contains(number, ids)
-    return are

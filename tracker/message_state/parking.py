@@ -92,7 +92,7 @@ class Parking:
     def __init__(self, context: Context, state: MessageState) -> None:
         self._context = context
         self._subscriptions = context.subscriptions
-        self.state = self._state = state
+        self._state = state
         self.unwritable: Mapping[str, int] = {}
         self._resuming = {(topic, number): Resuming(*one) for topic, number, *one in state.draining}
         self._ended: set[tuple[str, int]] = set()  # by topic and number: this tick has the last round
