@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tracker.buckets.large_rows import NONE_LARGE, Budget, LargeRule
+from tracker.ends import MOST_ENDED
 from tracker.messages import Int64Array, concat, in_order, int64, where
 from tracker.packing import LARGE_BYTES, in_parts, payload_sizes
 from tracker.store import Store, get_rows, put_rows
@@ -218,8 +219,6 @@ _NO_PILE = Pile(0, 0, 0, 0)
 # The most rows of a packed value: a tick that takes the first rows of a long queue does not rewrite the others.
 PIECE_ROWS = 10_000
 
-_MOST_ENDED = 20_000  # rows that `WaitingRows.take_ended` takes at once, about
-
 _QUEUES = "waiting"
 
 _END = "ends_at"  # a column of a piece
@@ -289,13 +288,13 @@ class WaitingRows:
     def take_ended(self, now: int) -> pa.Table:
         """Removes and returns rows whose end has come by now, ms since the epoch; the others keep their order.
 
-        These are about 20,000; the others follow with the next calls, unless `take_rows` takes them before.
+        These are about MOST_ENDED; the others follow with the next calls, unless `take_rows` takes them before.
         """
         taken: list[pa.Table] = []
         for queue, pieces in list(self._pieces.items()):
             kept = []
             for piece in pieces:
-                is_full = sum(rows.num_rows for rows in taken) >= _MOST_ENDED
+                is_full = sum(rows.num_rows for rows in taken) >= MOST_ENDED
                 if is_full or len(piece) <= _PLACE_OF_END or piece[_PLACE_OF_END] > now:
                     kept.append(piece)
                     continue

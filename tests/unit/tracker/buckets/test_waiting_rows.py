@@ -55,7 +55,7 @@ def test_what_is_not_taken_is_not_read_or_written_again() -> None:
 
 def test_rows_whose_end_has_come_are_taken_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_slots, "PIECE_ROWS", 2)
-    monkeypatch.setattr(time_slots, "_MOST_ENDED", 3)
+    monkeypatch.setattr(time_slots, "MOST_ENDED", 3)
     waiting = WaitingRows(MemoryStore())
     for queue in (A, B):
         waiting.add_rows(queue, messages([(1, i, 0) for i in range(5)]), np.array([10, 10, 90, 10, 10]))
