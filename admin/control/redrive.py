@@ -19,7 +19,7 @@ from broker.dead_letter_subscription import DeadLetterConsumer, UnacknowledgedEn
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import large_message
 from broker.protocol.entries import Message
-from broker.protocol.producer import EntryProducer, EntryTooLargeError
+from broker.protocol.producer import EntryProducer, EntryTooLargeError, check_size
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import Schema, ServerError
 from broker.pulsar_admin.admin_rest import AdminClient
@@ -191,8 +191,7 @@ class Redrive:
                     # Before it is known whether it was sent: what was refused was not, though later ones were.
                     if data.n_bytes > most_bytes:
                         raise _RefusedError(f"it has {data.n_bytes} bytes, its source topic takes {most_bytes}")
-                    if not data.can_be_sent(producer.max_message_bytes):
-                        raise _RefusedError("its keys and properties are too large for an entry")
+                    check_size(data, producer.max_message_bytes)
                     # The broker counts it as there when it has the first chunk, also after later letters have come.
                     if is_in_chunks and number <= line.before:
                         raise _RefusedError(_MAY_BE_THERE)

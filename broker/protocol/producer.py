@@ -121,7 +121,7 @@ class EntryProducer:
         """
         link = self._link
         if link is not None:
-            _check_size(entry, link.connection.max_message_bytes)
+            check_size(entry, link.connection.max_message_bytes)
         with self._lock:
             self._sending.send(entry)
             link = self._link
@@ -259,7 +259,7 @@ class EntryProducer:
         return answer
 
 
-def _check_size(entry: Outgoing, most: int) -> None:
+def check_size(entry: Outgoing, most: int) -> None:
     """Raises EntryTooLargeError if a broker that takes so many bytes does not take an entry, not even in chunks."""
     if isinstance(entry, LargeMessage):
         if not entry.can_be_sent(most):
