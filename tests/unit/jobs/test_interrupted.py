@@ -148,6 +148,20 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    logs = """
+import logging, sys
+from jobs.logs import LogFormat, configure
+sys.stderr = open("/dev/full", "w", buffering=1)
+configure(logging.INFO, LogFormat.TEXT)
+logging.getLogger("job").warning("a line")
+print("goes on")
+sys.stderr = None
+"""
+    done = run("-c", logs)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+
+
 @pytest.mark.parametrize("out", [subprocess.DEVNULL, subprocess.PIPE], ids=["nowhere", "read"])
 def test_a_connection_that_breaks_is_an_error(out: int) -> None:
     """Also where the output is thrown away, as a service's may be."""
