@@ -23,7 +23,7 @@ def test_a_full_disk_loses_doubles_and_hurries_nothing(
 ) -> None:
     """Warehouse, checkpoint and the job's temporary files are on a disk of 256 MiB.
 
-    Its log is on another: the test counts in it. What a log does that can't be written, tests/unit/jobs/test_interrupted.py shows.
+    Its log is on another: the test counts in it.
     """
     with small_disk(tmp_path / "disk", 256 << 20) as disk:
         job = Job(
