@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
@@ -54,7 +55,7 @@ SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
 # A message on which a consumer has failed is a dead letter.
 STEPS_SUBSCRIPTIONS = [{"name": "billing", "backoff": {"attempts": 0}}, {"name": "audit", "type": "Failover"}]
 ROUTES = (
-    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java", "_typed"),
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_node_test", "_readme_java", "_typed"),
     *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node", "_steps_java", "_steps_go"),
 )
 Kind = Literal["sync", "async"]
@@ -617,15 +618,25 @@ def steps_environment(world: World, api: Api, client: str) -> dict[str, str]:
 def test_what_the_readme_of_node_shows_is_done(world: World, tmp_path: Path) -> None:
     node_client.need_node()
     node_client.build()
-    [block] = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
+    example, example_test = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
     modules = tmp_path / "node_modules"
     modules.mkdir()
     (modules / "delaylake-client").symlink_to(node_client.FOLDER)
     topic = f"{world.topic}_readme_node"
-    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
+    here = example.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
     (tmp_path / "readme.mjs").write_text(here)
     node_client.run(["node", "readme.mjs"], tmp_path)
     wait_until_cancelled(world, topic)
+    # The service that the example's test starts is this one.
+    program = tmp_path / "delaylake"
+    program.write_text(
+        f"#!/bin/sh\necho '{json.dumps({'event': 'ready', 'api': world.api.url})}'\nexec sleep {RUN_SECONDS}\n"
+    )
+    program.chmod(0o755)
+    here = example_test.replace("/path/to/delaylake/.venv/bin/delaylake", str(program))
+    here = here.replace('"orders"', f'"{world.topic}_readme_node_test"')
+    (tmp_path / "orders.test.mjs").write_text(here)
+    node_client.run(["node", "--test", "orders.test.mjs"], tmp_path)
 
 
 def wait_until_cancelled(world: World, topic: str) -> None:
