@@ -155,7 +155,7 @@ def rebuild(
     own = Checkpoint(checkpoint)
     own.write_version()
     prepared.complete(offset, metadata)
-    # Last: a start takes a checkpoint of an earlier epoch for an old copy. Without a prepared state it would be a new one.
+    # Last: a start refuses a checkpoint of an earlier epoch. One of this epoch, without its state, would be a new one.
     own.epoch = tables.epoch or 0
     return {
         "pending": found.pending,

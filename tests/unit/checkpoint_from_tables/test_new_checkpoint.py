@@ -77,9 +77,9 @@ def test_no_job_starts_on_what_a_killed_rebuild_has_left(tmp_path: Path, step: s
     row = {"subscription": "a", "ledger_id": 1, "entry_id": 3, "delivered_at": NOW}
     tables.append("deliveries", rows("deliveries", [row]), {own.app_id: 1})
     for _ in range(2):
-        with without_destinations(), mock.patch.object(PreparedState, step, side_effect=KeyboardInterrupt):
-            with pytest.raises(KeyboardInterrupt):
-                rebuild_checkpoint(made, discards_checkpoint=True)
+        killed = mock.patch.object(PreparedState, step, side_effect=KeyboardInterrupt)
+        with without_destinations(), killed, pytest.raises(KeyboardInterrupt):
+            rebuild_checkpoint(made, discards_checkpoint=True)
         with pytest.raises((StartError, CheckpointError), match="delaylake rebuild"):
             begin(made, Tables(made.warehouse), Checkpoint(tmp_path / "checkpoint"))
     with without_destinations():

@@ -66,7 +66,7 @@ def test_the_version_of_a_checkpoint_is_looked_at_before_a_prepared_offset_that_
 def test_what_an_older_job_commits_until_it_is_overtaken_is_seen_by_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on from another copy of the checkpoint. Its tick would hide the rows of this job's tick from the tables."""
+    """It goes on from a copy of the checkpoint. The tables would take the rows of this job's tick for its rows."""
     settings = Settings(checkpoint=f"file:{tmp_path}/checkpoint", warehouse=f"file:{tmp_path}/warehouse")
     checkpoint, older = Checkpoint(tmp_path / "checkpoint"), Tables(settings.warehouse)
     begin(settings, older, checkpoint)
