@@ -31,6 +31,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles
 from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.source.receiving.receiver import Receiver
 from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until
 from tests.support.service.intake import ORDERS, OTHER, POSITIONS, Client, Consumer, offset, settings
@@ -411,3 +412,28 @@ def test_an_error_that_nobody_expected_in_acknowledging_is_an_alert_and_other_to
     receivers.acknowledge({ORDERS: "1:6", OTHER: "2:8"})
     wait_until(lambda: client.consumers[OTHER].acknowledged == [Position(2, 8)], 30, "an acknowledgement")
     assert [(alert.kind, alert.name) for alert in alerts.current()] == [(INTERNAL_ERROR, ORDERS)]
+
+
+@pytest.mark.slow
+def test_a_batch_passes_over_topics_with_nothing_that_waits(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = settings(orders=["a"], other=["b"])
+    intake, last = start(both, "now"), offset(both)
+    asked: set[str] = set()
+    take_into_batch = Receiver.take_into_batch
+
+    def noted(receiver: Receiver, *arguments: Any) -> tuple[Position, int, int]:
+        asked.add(receiver.source.name)
+        return take_into_batch(receiver, *arguments)
+
+    monkeypatch.setattr(Receiver, "take_into_batch", noted)
+    client.consumers[ORDERS] = Consumer(one(6, 1))
+
+    def is_taken() -> bool:
+        nonlocal last
+        last = intake.next_offset(last)
+        return last.positions == POSITIONS | {ORDERS: "1:6"}
+
+    wait_until(is_taken, 30, "the message")
+    assert asked == {ORDERS}
