@@ -1,11 +1,12 @@
 """Measures lateness and throughput of the job and of Pulsar's own delayed delivery.
 
-usage: on_time.py [RATE [SECONDS]] [--busy N] [--alone]
+usage: on_time.py [RATE [SECONDS]] [--busy N] [--topics N] [--alone]
 
 Both have the same broker, load and consumer, one after the other: RATE (3,000) messages a second for SECONDS (60), 100
-bytes each, due 5 to 10 seconds after they are sent. Lateness is taken at the consumer, after the first 20 seconds. N
-processes that do nothing but use a core each run beside it (0); --alone leaves Pulsar's own out. Prints one JSON
-object.
+bytes each, due 5 to 10 seconds after they are sent. Lateness is taken at the consumer, after the first 20 seconds. With
+--busy N processes that do nothing but use a core each run beside it (0); with --topics the job has N source topics (1),
+which get a message in turn; --alone leaves Pulsar's own out. The job's CPU seconds are those of all its processes from
+the first message on. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import pulsar
 
+from benchmarks.start import cpu_seconds
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
@@ -56,27 +58,33 @@ def received(consumer: pulsar.Consumer, n: int, until: float) -> Iterator[tuple[
         yield message.data(), now
 
 
-def produce(settings: PulsarSettings, topic: str, rate: int, seconds: float, is_native: bool) -> None:
+def produce(settings: PulsarSettings, topics: str | Sequence[str], rate: int, seconds: float, is_native: bool) -> None:
     client = connect(settings)
-    producer = client.create_producer(
-        topic, batching_enabled=not is_native, block_if_queue_full=True, max_pending_messages=20_000
-    )
+    producers = [
+        client.create_producer(
+            topic, batching_enabled=not is_native, block_if_queue_full=True, max_pending_messages=20_000
+        )
+        for topic in ([topics] if isinstance(topics, str) else topics)
+    ]
     body = b"x" * 86
-    for _ in paced(rate, int(rate * seconds)):
+    for i in paced(rate, int(rate * seconds)):
+        producer = producers[i % len(producers)]
         due = int((time.time() + random.uniform(5, 10)) * 1000)
         payload = str(due).encode() + b" " + body
         if is_native:
             producer.send_async(payload, None, deliver_at=due)
         else:
             producer.send_async(payload, None, properties={"deliverAt": str(due)})
-    producer.flush()
+    for producer in producers:
+        producer.flush()
     client.close()
 
 
-def consume(settings: PulsarSettings, topic: str, n: int, until: float, results: Any) -> None:
+def consume(settings: PulsarSettings, topics: str | Sequence[str], n: int, until: float, results: Any) -> None:
     client = connect(settings)
     consumer = client.subscribe(
-        topic, "bench", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=20_000,
+        topics if isinstance(topics, str) else list(topics), "bench", consumer_type=pulsar.ConsumerType.Shared,
+        receiver_queue_size=20_000,
         initial_position=pulsar.InitialPosition.Earliest,
     )  # fmt: skip
     late, at = [], []
@@ -89,7 +97,12 @@ def consume(settings: PulsarSettings, topic: str, n: int, until: float, results:
 
 
 def run(
-    settings: PulsarSettings, source: str, destination: str, rate: int, seconds: float, native: bool
+    settings: PulsarSettings,
+    source: str | Sequence[str],
+    destination: str | Sequence[str],
+    rate: int,
+    seconds: float,
+    native: bool,
 ) -> dict[str, Any]:
     results: Any = multiprocessing.Queue()
     n = int(rate * seconds)
@@ -157,6 +170,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("rate", type=int, nargs="?", default=3_000)
     parser.add_argument("seconds", type=float, nargs="?", default=60)
     parser.add_argument("--busy", type=int, default=0, metavar="N")
+    parser.add_argument("--topics", type=int, default=1, metavar="N")
     parser.add_argument("--alone", action="store_true")
     return parser.parse_args()
 
@@ -165,14 +179,18 @@ def main() -> None:
     options = arguments()
     rate, seconds = options.rate, options.seconds
     found: dict[str, Any] = {"benchmark": "on_time", "rate": rate, "seconds": seconds, "busy": options.busy}
+    found |= {"topics": options.topics}
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         broker = EmbeddedBroker(Path(folder) / "broker")
         broker.start(port=0, http_port=0)
-        source = f"{NAMESPACE}/bench"
-        job = Job(Path(folder), broker.settings, [{"source": source, "subscriptions": [{"name": "a"}]}])
+        sources = [f"{NAMESPACE}/bench{i}" for i in range(options.topics)]
+        routes = [{"source": source, "subscriptions": [{"name": "a"}]} for source in sources]
+        job = Job(Path(folder), broker.settings, routes)
         try:
             job.start()
-            ours = run(broker.settings, source, f"{source}-a", rate, seconds, native=False)
+            before = sum(cpu_seconds(job).values())
+            ours = run(broker.settings, sources, [f"{source}-a" for source in sources], rate, seconds, native=False)
+            ours["job_cpu_seconds"] = round(sum(cpu_seconds(job).values()) - before, 1)
             ours["batch_millis_p50"] = median_of(job, "batch_millis_p50", seconds)
             ours["taken_per_second_p50"] = median_of(job, "taken_per_second", seconds)
             ours["lookahead_millis_p50"] = median_of(job, "lookahead_millis", seconds)

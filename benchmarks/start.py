@@ -23,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks.on_time import NAMESPACE
 from broker.jvm.jars import JarSet, jars
 from broker.standalone import EmbeddedBroker
 from streaming.session import _JVM_OPTIONS
@@ -102,7 +101,7 @@ def main() -> None:
         def measure(name: str, conf: dict[str, str]) -> None:
             number = sum(map(len, runs.values()))
             (own := Path(folder) / str(number)).mkdir()
-            routes = [{"source": f"{NAMESPACE}/bench{number}", "subscriptions": [{"name": "a"}]}]
+            routes = [{"source": f"persistent://public/default/bench{number}", "subscriptions": [{"name": "a"}]}]
             job = Job(own, broker.settings, routes, spark={"conf": conf})
             try:
                 runs[name].append(start(job))

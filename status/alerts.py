@@ -22,12 +22,13 @@ FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else pu
 SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
+INTERNAL_ERROR = "internal_error"  # a topic, or what the job was doing, where an error came up that no code expects
 DISK = "disk"  # a folder whose disk is full, or nearly so
 LARGE_LATE = "large_late"  # a source topic with large messages that are due, and wait for room
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 # Alerts of these kinds are counted, and last until the job is started again.
-COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
+COUNTED = (NOT_SEEN, NOT_SENT, FAILED, INTERNAL_ERROR)
 
 # Alerts of these kinds tell of something that is over: no process reports it again.
 _EVENTS = (*COUNTED, SUBSCRIPTION_RESET)
@@ -42,7 +43,7 @@ class Alert:
         name: of the topic, topic partition, destination, subscription or folder that it is about.
         since: when it began, ms since the epoch.
         text: the fault, and its cause if that is known; one line that does not repeat the name.
-        count: the number of entries or messages, for the kinds COUNTED; else 1.
+        count: the number of entries, messages or errors, for the kinds COUNTED; else 1.
     """
 
     kind: str

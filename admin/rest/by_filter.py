@@ -122,10 +122,13 @@ async def by_filter(
     settings: Settings = request.app.state.settings
     client: AsyncControlClient = request.app.state.control
     try:
+        come_in = await asyncio.to_thread(target.read_come_in, request.app.state.unacknowledged, wanted.state)
         question = await asyncio.to_thread(Pending, settings, target.name, wanted)
         check(question, change.kind)
+        note = await asyncio.to_thread(question.note_of_unsealed, come_in)
+        noted = {"note": note} if note else {}
         if body.dry_run:
-            return JSONResponse(await asyncio.to_thread(_would_match, question))
+            return JSONResponse(await asyncio.to_thread(_would_match, question) | noted)
         rows = await asyncio.to_thread(matching, question, most)
     except PendingError as error:
         raise refusal(error) from error
@@ -134,7 +137,7 @@ async def by_filter(
     commands = requests(settings, role, question.topic, todo.calls)
     async for outcome in client.send_ahead(commands, settings.api.answer_timeout_millis / 1000):
         tally.add(outcome)
-    return JSONResponse({"matched": rows.num_rows, **tally.to_json()})
+    return JSONResponse({"matched": rows.num_rows, **tally.to_json(), **noted})
 
 
 def most_matched(request: Request, body: BulkRequest | RedriveRequest) -> int:

@@ -41,7 +41,6 @@ from tracker.messages import int64
 from tracker.wire.delayed_index_pb2 import CANCEL, DELAY, DelayedIndex, DelayedOperationType
 from warehouse.queries.listing import PendingError, PendingFilter, State
 from warehouse.queries.pending_messages import MAX_LIMIT, Pending
-from warehouse.queries.unsealed_messages import NOTHING_MORE
 
 _PAGE = 100  # messages of a page if no limit is given
 _STREAMED_AT_ONCE = 100_000
@@ -51,6 +50,7 @@ _MEANT = (
     "\n\nA message is known here when the job has sealed it, a few seconds after it came; one that is due sooner than"
     " about ten seconds may never be."
 )
+_NOTED = " A `note` says how many more match that were sent within the last seconds, and are not changed."
 
 _LISTED = (
     "\n\nWhat came in within the last seconds is read from the source topic itself, as far as a `note` does not say"
@@ -137,10 +137,7 @@ def list_delayed(
     try:
         if PROTOBUF in request.headers.get("accept", "").lower():
             return _stream(target, _ask(request, target, wanted, cursor), limit, request.app.state.control)
-        come_in = NOTHING_MORE  # what is read first is not missed where it is sealed meanwhile
-        if wanted.state is State.WAITING:
-            partition = target.partition if target.partition >= 0 else None
-            come_in = request.app.state.unacknowledged.read(target.route.source, partition)
+        come_in = target.read_come_in(request.app.state.unacknowledged, wanted.state)
         return JSONResponse(_ask(request, target, wanted, cursor).page(limit or _PAGE, come_in).to_json())
     except PendingError as error:
         raise refusal(error) from error
@@ -196,7 +193,7 @@ def delayed_stats(request: Request, role: Reader, target: TargetTopic, wanted: F
     TOPIC_PATH + "/subscription/{subscription}/cancel",
     summary="Cancel all messages that match a filter",
     description="Answers with counts by result. Of a batch on a subscription that acknowledges cumulatively, all"
-    " messages must match." + _MEANT,
+    " messages must match." + _MEANT + _NOTED,
     responses=error_responses(**_BULK_ERRORS, _405="The topic is not persistent."),
 )
 async def cancel_by_filter(
@@ -208,7 +205,7 @@ async def cancel_by_filter(
 @router.post(
     TOPIC_PATH + "/subscription/{subscription}/skip",
     summary="Skip all messages that match a filter",
-    description="Answers with counts by result." + _MEANT,
+    description="Answers with counts by result." + _MEANT + _NOTED,
     responses=error_responses(
         **_BULK_ERRORS, _405="The subscription's type acknowledges cumulatively, or the topic is not persistent."
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import tempfile
@@ -221,11 +222,12 @@ def _ephemeral_settings(settings: Settings, broker: EmbeddedBroker, folder: Path
 
 def _ready_lines(ready: dict[str, str], settings: Settings, is_default: bool) -> list[str]:
     topic = settings.routes[0].source
+    program = "delaylake" if shutil.which("delaylake") else sys.argv[0]
     return [
         f"broker  {ready['broker']}, admin API {ready['admin']}",
         f"api     {ready['api']}  (dashboard, REST, docs)",
         *(f"route   {r.source} -> {', '.join(s.name for s in r.subscriptions)}" for r in settings.routes),
         "ready   try in another terminal:" + ("" if is_default else f" export DELAYLAKE_CONFIG={ready['config']}"),
-        f"          delaylake consume {topic}",
-        f"          delaylake produce {topic} -m hello --deliver-after 10s",
+        f"          {program} consume {topic}",
+        f"          {program} produce {topic} -m hello --deliver-after 10s",
     ]

@@ -170,7 +170,8 @@ class Intake:
 
     def _is_due(self, last: Offset, now: Moment, feedback: Feedback) -> bool:
         """Whether a batch is to end now."""
-        receivers = [r for r in list(self._receivers.open.values()) if not self._receivers.is_control(r)]
+        # Of hundreds of topics most have nothing.
+        receivers = [r for r in list(self._receivers.open.values()) if r.waiting and not self._receivers.is_control(r)]
         backlog = Backlog(
             sum(receiver.waiting for receiver in receivers),
             sum(receiver.waiting_bytes for receiver in receivers),
@@ -287,15 +288,16 @@ class Intake:
             commands: the last entry to take of each partition of the control topic; empty: the batch takes no commands.
 
         Returns:
-            by topic partition the last entry of the batch.
+            by topic partition the last entry of the batch. Those with nothing that waits stay where they are.
         """
-        receivers = [
-            Waiting(name, receiver, self._receivers.is_control(receiver))
-            for name, receiver in list(self._receivers.open.items())
-            if (name in commands if self._receivers.is_control(receiver) else takes_messages)
+        receivers = list(self._receivers.open.items())
+        control = {name for name, receiver in receivers if self._receivers.is_control(receiver)}
+        waiting = [
+            Waiting(name, receiver, name in control)
+            for name, receiver in receivers
+            if receiver.waiting and (name in commands if name in control else takes_messages)
         ]
-        partitions = sum(self._receivers.is_control(receiver) for receiver in list(self._receivers.open.values()))
-        taken = self._shares.take(last.tick + 1, receivers, commands, partitions, self._feedback.read())
+        taken = self._shares.take(last.tick + 1, waiting, commands, len(control), self._feedback.read())
         return last.positions | {name: str(end) for name, end in taken.items()}
 
     def _offset(

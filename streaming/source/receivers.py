@@ -25,6 +25,7 @@ from status.alerts import Alerts
 from streaming.checkpoint.offset import Offset
 from streaming.source.arrivals import Arrivals
 from streaming.source.discovery import Discovery
+from streaming.source.internal_errors import note_error
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.recurring import Recurring
@@ -36,6 +37,7 @@ from warehouse.message_schemas import SchemaKeeper
 _log = logging.getLogger(__name__)
 
 _DISCOVERY_SECONDS = 10
+_DISCOVERING = "looking for new partitions"  # in the log and in alerts
 _PREFETCHED = 20_000  # the most messages of a topic partition that the broker sends before they are received
 _PREFETCHED_BYTES = 16 << 20  # and about the most bytes
 _NEXT_COMMAND_SECONDS = 0.001  # as `Limits.next_seconds`: commands are few, and who sends one waits for the answer
@@ -72,6 +74,7 @@ class Receivers:
         self.arrivals = Arrivals()
         self.stopped = threading.Event()
         self._settings = settings
+        self._alerts = alerts
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
         self._brokers = Brokers(settings.pulsar)
@@ -151,6 +154,7 @@ class Receivers:
                     self.arrivals.note_command if is_control else self.arrivals.note,
                     self._watch.follow(source, after),
                     partial(self._watch.passed, source),
+                    partial(note_error, self._alerts, name),
                 ),
             )
             receivers[name].start()
@@ -235,7 +239,10 @@ class Receivers:
     def _keep_acknowledging(self) -> None:
         while not self.stopped.is_set():
             for topic, position in self._of_read(self._to_acknowledge.get()):
-                self.open[topic].acknowledge(Position.parse(position))
+                try:
+                    self.open[topic].acknowledge(Position.parse(position))
+                except Exception as error:  # a later acknowledgement covers these entries, too
+                    note_error(self._alerts, topic, error)
 
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
@@ -251,7 +258,9 @@ class Receivers:
                 try:
                     look()
                 except Exception as error:
-                    _log.warning("looking for new partitions: %s: %s; trying again", type(error).__name__, error)
+                    _log.warning("%s: %s: %s; trying again", _DISCOVERING, type(error).__name__, error)
+                    if not self.stopped.is_set():
+                        note_error(self._alerts, _DISCOVERING, error)
 
     def _check_ends(self) -> None:
         """Notices that a topic ends before the last entry received: it was made again, in another cluster."""

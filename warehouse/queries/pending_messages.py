@@ -150,6 +150,18 @@ class Pending:
             ).encode()
         return Page(self.version, self.as_of, found, cursor, come_in.note or self._note_of_sealed())
 
+    def note_of_unsealed(self, come_in: Unacknowledged) -> str:
+        """Returns how many messages match that are in no table yet, which counts and rows leave out; empty: none.
+
+        Args:
+            come_in: as of `page`.
+        """
+        unsealed = without_known(self._warehouse, come_in.messages, self.subscriptions, self._filter, self.version)
+        n = len({one.ref for one in unsealed})
+        if not n:
+            return come_in.note if come_in.messages else ""
+        return f"{n:,} more were sent within the last seconds, which a filter can't match yet: do it again then"
+
     @property
     def _began_with_unsealed(self) -> bool:
         return self._cursor is not None and self._cursor.has_unsealed

@@ -2,8 +2,8 @@ import { randomUUID } from "node:crypto";
 import { types } from "node:util";
 
 import { Attempts } from "./attempts.js";
-import { DelayLakeError, gravestError, NoAnswer, statusError, Unavailable } from "./errors.js";
-import { MessageId, type Outcome, type PendingMessage, type Schedule } from "./messages.js";
+import { DelayLakeError, gravestError, Invalid, NoAnswer, NotFound, statusError, Unavailable } from "./errors.js";
+import { MessageId, type MessageState, type Outcome, type PendingMessage, type Redriven, type Schedule } from "./messages.js";
 import type { components } from "./openapi.js";
 import { type Duration, durationMillis, millis, moment, shiftMillis, type Time } from "./times.js";
 
@@ -85,6 +85,26 @@ export interface PendingOptions extends ListOptions {
   /** Only messages with all of these properties. */
   properties?: Record<string, string>;
   state?: keyof typeof STATES;
+}
+
+export interface RedriveOptions {
+  subscription: string;
+  key?: string;
+  /** Only dead letters with all of these properties. */
+  properties?: Record<string, string>;
+  /** Only these, by their property `delaylake.messageId`. */
+  messages?: readonly (MessageId | string)[];
+  /** Only those with this text in a reason of their retries. */
+  reason?: string;
+  /** Only those that became dead letters from then on, or before. */
+  publishedFrom?: Time;
+  publishedBefore?: Time;
+  /** Whether to count the matching dead letters only. */
+  dryRun?: boolean;
+  /** If more match, nothing is done; 10,000 by default. */
+  limit?: number;
+  /** That of a call that was broken off: what it has sent back is not sent again. */
+  requestId?: string;
 }
 
 interface Call {
@@ -218,13 +238,78 @@ export class Client {
     return this.#command(topic, "retry", message, more, { reason, afterMillis });
   }
 
+  /** Parks what comes due for a subscription, until it is resumed, or rescheduled. */
+  async pause(topic: string, options: CommandOptions & { subscription: string }): Promise<Outcome[]> {
+    return this.#subscriptionCommand(topic, "pause", options);
+  }
+
+  /** Ends the pause of a subscription: what came due meanwhile is delivered now. */
+  async resume(topic: string, options: CommandOptions & { subscription: string }): Promise<Outcome[]> {
+    return this.#subscriptionCommand(topic, "resume", options);
+  }
+
+  /** Skips the next occurrence of a message that recurs. */
+  async skipNext(topic: string, message: Named, options: CommandOptions = {}): Promise<Outcome[]> {
+    return this.#scheduleCommand("POST", topic, "/skipNext", message, options);
+  }
+
+  /** Pauses a schedule: the next occurrence waits until the schedule is resumed. */
+  async pauseSchedule(topic: string, message: Named, options: CommandOptions = {}): Promise<Outcome[]> {
+    return this.#scheduleCommand("POST", topic, "/pause", message, options);
+  }
+
+  /** Resumes a paused schedule. For occurrences that were missed meanwhile see its `misfire`. */
+  async resumeSchedule(topic: string, message: Named, options: CommandOptions = {}): Promise<Outcome[]> {
+    return this.#scheduleCommand("POST", topic, "/resume", message, options);
+  }
+
   /** Ends a schedule: no further occurrence of the message that recurs is delivered. */
   async endSchedule(topic: string, message: MessageId | string, options: CommandOptions = {}): Promise<Outcome[]> {
+    return this.#scheduleCommand("DELETE", topic, "", message, options);
+  }
+
+  /** Delivers the matching dead letters of a subscription once more, or with `dryRun` counts them. */
+  async redrive(topic: string, options: RedriveOptions): Promise<Redriven> {
+    const { messages, publishedFrom, publishedBefore, dryRun = false, limit, requestId = randomUUID(), ...rest } = options;
+    const filter: Api["DeadLetterFilter"] = {
+      ...rest,
+      ...(messages && { messageIds: messages.map((one) => letterId(MessageId.of(one))) }),
+      ...(publishedFrom !== undefined && { publishedFrom: millis("publishedFrom", publishedFrom) }),
+      ...(publishedBefore !== undefined && { publishedBefore: millis("publishedBefore", publishedBefore) }),
+    };
+    const body: Api["RedriveRequest"] = { filter, dryRun, ...(limit !== undefined && { max: limit }) };
+    const path = `${topicPath(topic)}/dlq/redrive`;
+    const answer = await this.#send({ method: "POST", path, body, headers: { "Idempotency-Key": requestId }, requestId });
+    const { matched, redriven = 0, alreadyRedriven = 0, refused = 0, unreadable = 0 } = contentOf<
+      Partial<Redriven> & { matched: number }
+    >(answer, "matched", requestId);
+    return { matched, redriven, alreadyRedriven, refused, unreadable };
+  }
+
+  /**
+   * Returns for which subscriptions a message waits, and for which it was cancelled; a few seconds behind. It is
+   * rejected with NotFound where the message is delivered, came within the last seconds, or never existed.
+   */
+  async get(topic: string, message: MessageId | string): Promise<MessageState> {
     const id = MessageId.of(message);
-    const { subscription, requestId = randomUUID() } = options;
-    const path = `${topicPath(topic, id)}/schedules/${idInTopic(id)}`;
-    const query = new URLSearchParams(subscription === undefined ? {} : { subscriptionNames: subscription });
-    return this.#outcomes({ method: "DELETE", path, query, requestId }, id);
+    const listed = async (state: string): Promise<PendingMessage[]> => {
+      const query = new URLSearchParams({ state, dueFrom: "0", ledgerId: id.ledgerId, entryId: id.entryId });
+      const found = [];
+      for await (const one of this.#pendingMessages(topicPath(topic), query, undefined)) {
+        if (id.batchIndex < 0 || one.id.batchIndex === id.batchIndex) found.push(one);
+      }
+      return found;
+    };
+    const waiting = await listed(STATES.waiting);
+    const cancelled = await listed(STATES.cancelled);
+    const [first] = [...waiting, ...cancelled];
+    if (first === undefined) throw new NotFound(`${id} does not wait, or has only just come`);
+    if ([...waiting, ...cancelled].some((one) => String(one.id) !== String(first.id))) {
+      throw new Invalid(`${id} is a batch of several messages: name one by its batch index`);
+    }
+    // A message is listed once for each time at which it is due.
+    const names = (messages: PendingMessage[]) => [...new Set(messages.flatMap((one) => one.subscriptions))];
+    return { message: first, waitingFor: names(waiting), cancelledFor: names(cancelled) };
   }
 
   /** Goes through what waits, soonest first, a few seconds behind. */
@@ -235,24 +320,7 @@ export class Client {
     if (options.dueFrom !== undefined) query.set("dueFrom", String(millis("dueFrom", options.dueFrom)));
     if (options.dueBefore !== undefined) query.set("dueBefore", String(millis("dueBefore", options.dueBefore)));
     for (const [name, value] of Object.entries(options.properties ?? {})) query.append("property", `${name}=${value}`);
-    const pages = this.#pages<Api["PendingPage"]>(`${topicPath(topic)}/delayed`, query, "messages", options.limit);
-    for await (const page of pages) {
-      for (const one of page.messages) {
-        const deliverAt = moment(one.deliverAt);
-        yield {
-          id: MessageId.parse(one.messageId, deliverAt ?? undefined),
-          deliverAt,
-          subscriptions: one.subscriptions,
-          key: one.key,
-          orderingKey: one.orderingKey,
-          properties: one.properties,
-          eventTime: one.eventTime ? moment(one.eventTime) : null,
-          publishTime: moment(one.publishTime),
-          producerName: one.producerName,
-          expiresAt: moment(one.expiresAt ?? null),
-        };
-      }
-    }
+    yield* this.#pendingMessages(topicPath(topic), query, options.limit);
   }
 
   /** Goes through the messages that recur, in the order in which they came. */
@@ -282,6 +350,56 @@ export class Client {
         };
       }
     }
+  }
+
+  async *#pendingMessages(
+    path: string,
+    query: URLSearchParams,
+    limit: number | undefined,
+  ): AsyncGenerator<PendingMessage, void, undefined> {
+    for await (const page of this.#pages<Api["PendingPage"]>(`${path}/delayed`, query, "messages", limit)) {
+      for (const one of page.messages) {
+        const deliverAt = moment(one.deliverAt);
+        yield {
+          id: MessageId.parse(one.messageId, deliverAt ?? undefined),
+          deliverAt,
+          subscriptions: one.subscriptions,
+          key: one.key,
+          orderingKey: one.orderingKey,
+          properties: one.properties,
+          eventTime: one.eventTime ? moment(one.eventTime) : null,
+          publishTime: moment(one.publishTime),
+          producerName: one.producerName,
+          expiresAt: moment(one.expiresAt ?? null),
+        };
+      }
+    }
+  }
+
+  /** Sends a command for all that a subscription gets. */
+  #subscriptionCommand(
+    topic: string,
+    operation: string,
+    { subscription, requestId = randomUUID() }: CommandOptions & { subscription: string },
+  ): Promise<Outcome[]> {
+    if (!subscription) throw new TypeError(`a ${operation} names its subscription`);
+    const path = `${topicPath(topic)}/subscription/${encodeURIComponent(subscription)}/${operation}`;
+    return this.#outcomes({ method: "POST", path, requestId }, undefined);
+  }
+
+  /** Sends a command about a message that recurs; without a subscription it is for all that the topic has. */
+  #scheduleCommand(
+    method: string,
+    topic: string,
+    last: string,
+    message: Named,
+    { subscription, requestId = randomUUID() }: CommandOptions,
+  ): Promise<Outcome[]> {
+    const id = isKey(message) ? undefined : MessageId.of(message);
+    const query = new URLSearchParams(isKey(message) ? { scheduleKey: message.scheduleKey } : {});
+    if (subscription !== undefined) query.set("subscriptionNames", subscription);
+    const path = `${topicPath(topic, id)}/schedules${id === undefined ? "" : `/${idInTopic(id)}`}${last}`;
+    return this.#outcomes({ method, path, query, requestId }, id);
   }
 
   /** Sends a command whose path names one subscription, or with `*` all. */
@@ -449,6 +567,11 @@ function stateOf(state: string): string {
 /** Returns the id of a message in the topic or partition that the path names. */
 function idInTopic(id: MessageId): string {
   return id.batchIndex < 0 ? `${id.ledgerId}:${id.entryId}` : `${id.ledgerId}:${id.entryId}:${id.batchIndex}`;
+}
+
+/** Returns the id of a dead letter's source message; batchIndex -1: the entry was one message. */
+function letterId(id: MessageId): string {
+  return `${id.ledgerId}:${id.entryId}:${id.batchIndex}`;
 }
 
 /** Returns the path of a topic's calls, or of a message's partition: `orders` is `persistent://public/default/orders`. */

@@ -67,6 +67,29 @@ export interface PendingMessage {
   readonly expiresAt: Date | null;
 }
 
+/** A message that is not delivered to all of its subscriptions yet. */
+export interface MessageState {
+  readonly message: PendingMessage;
+  /** Subscriptions to which it will go. */
+  readonly waitingFor: readonly string[];
+  /** Subscriptions for which it was cancelled or skipped, and can be restored. */
+  readonly cancelledFor: readonly string[];
+}
+
+/** The numbers of dead letters in a re-drive. */
+export interface Redriven {
+  /** All that matched; the following are parts of them, but the last. */
+  readonly matched: number;
+  /** Will be delivered once more. */
+  readonly redriven: number;
+  /** Sent back by an earlier call with the same request id, which was broken off. */
+  readonly alreadyRedriven: number;
+  /** The topic does not take their size or schema, or has no such partition. */
+  readonly refused: number;
+  /** Entries of the topic of dead letters that can't be read, and stay there. */
+  readonly unreadable: number;
+}
+
 /** How far a schedule has got for a subscription. */
 export interface ScheduleProgress {
   readonly subscription: string;

@@ -19,6 +19,7 @@ test("the steps that all clients pass", { skip: url ? false : "DELAYLAKE_URL nam
     const wanted = { error: step.error, ...(step.outcomes && { outcomes: step.outcomes }) };
     assert.deepEqual({ error: told.error, ...(step.outcomes && { outcomes: told.outcomes }) }, wanted, `${step.title}: ${told.text}`);
     if (step.as && told.id) messages.set(step.as, told.id);
+    for (const [name, n] of Object.entries(step.redriven ?? {})) assert.equal(told.redriven?.[name], n, step.title);
     if (step.sameAs) assert.equal(String(told.id), String(messages.get(step.sameAs)), step.title);
   }
 });
@@ -28,18 +29,20 @@ test("the steps that all clients pass", { skip: url ? false : "DELAYLAKE_URL nam
  *
  * @param {Step} step
  * @param {Map<string, delaylake.MessageId>} messages
- * @returns {Promise<{ id?: delaylake.MessageId, outcomes?: Record<string, string>, error?: string, text?: string }>}
+ * @returns {Promise<{ id?: delaylake.MessageId, redriven?: any, outcomes?: Record<string, string>, error?: string, text?: string }>}
  */
 async function settled(step, messages) {
   const deadline = Date.now() + timeoutMillis;
   for (;;) {
     try {
       const found = await done(step, messages);
-      if (step.listed) {
-        const wanted = step.listed.map((/** @type {string} */ name) => String(messages.get(name)));
-        const ids = Array.isArray(found) ? found.map((one) => String(one.id)) : [];
-        if (JSON.stringify(ids) === JSON.stringify(wanted)) return {};
-        assert(Date.now() < deadline, `${step.title}: ${ids}, not ${wanted}`);
+      const wanted = waitedFor(step, messages);
+      if (wanted !== undefined) {
+        const summary = JSON.stringify(summaryOf(step, found));
+        if (summary === JSON.stringify(wanted)) return { redriven: found };
+        assert(Date.now() < deadline, `${step.title}: ${summary}, not ${JSON.stringify(wanted)}`);
+      } else if (step.redriven) {
+        return { redriven: found };
       } else {
         return found instanceof delaylake.MessageId ? { id: found } : { outcomes: results(found) };
       }
@@ -50,6 +53,32 @@ async function settled(step, messages) {
     }
     await sleep(200);
   }
+}
+
+/**
+ * What a step's answer is to be before it goes on, as a summary; undefined: any.
+ *
+ * @param {Step} step
+ * @param {Map<string, delaylake.MessageId>} messages
+ */
+function waitedFor(step, messages) {
+  if (step.waitingFor) return [step.waitingFor, step.cancelledFor];
+  if (step.dryRun) return step.redriven.matched;
+  const end = step.expiresAt ?? step.expiresAfterMillis ?? null;
+  return step.listed?.map((/** @type {string} */ name) => [String(messages.get(name)), end]);
+}
+
+/**
+ * @param {Step} step
+ * @param {any} found
+ */
+function summaryOf(step, found) {
+  if (step.waitingFor) return [[...found.waitingFor].sort(), [...found.cancelledFor].sort()];
+  if (step.dryRun) return found.matched;
+  return found.map((/** @type {any} */ one) => {
+    if (step.expiresAt) return [String(one.id), Number(one.expiresAt)];
+    return [String(one.id), step.expiresAfterMillis ? one.expiresAt - one.deliverAt : null];
+  });
 }
 
 /** @param {readonly any[]} outcomes */
@@ -72,7 +101,8 @@ async function done(step, messages) {
   const listing = defined({ subscription, key, properties, limit });
   switch (step.do) {
     case "schedule": {
-      const how = { after: step.afterMillis, requestId, key, properties, scheduleKey, repeat, timeZone };
+      const ends = { expireAfter: step.expireAfterMillis, expireAt: step.expireAt };
+      const how = { after: step.afterMillis, requestId, key, properties, scheduleKey, repeat, timeZone, ...ends };
       return lake.schedule(where, step.payload, defined(how));
     }
     case "cancel":
@@ -91,6 +121,23 @@ async function done(step, messages) {
       return lake.retry(where, message, { ...given, subscription, reason: step.reason });
     case "endSchedule":
       return lake.endSchedule(where, message, given);
+    case "skipNext":
+      return lake.skipNext(where, message, given);
+    case "pauseSchedule":
+      return lake.pauseSchedule(where, message, given);
+    case "resumeSchedule":
+      return lake.resumeSchedule(where, message, given);
+    case "pause":
+      return lake.pause(where, { ...given, subscription });
+    case "resume":
+      return lake.resume(where, { ...given, subscription });
+    case "get":
+      return lake.get(where, message);
+    case "redrive": {
+      const ids = step.messages?.map((/** @type {string} */ name) => messages.get(name));
+      const wanted = defined({ key, reason: step.reason, messages: ids, dryRun: step.dryRun });
+      return lake.redrive(where, { ...wanted, subscription });
+    }
     case "pending":
       return collected(lake.pending(where, listing));
     case "schedules":

@@ -266,3 +266,35 @@ test("a wrong argument is told before anything is sent", async () => {
   }
   assert.equal(seen.length, 0);
 });
+
+test("a re-drive is repeated under the same key, and tells its numbers", async () => {
+  answers = [hangUp, answer(200, { matched: 3, redriven: 2, refused: 1 })];
+  const found = await lake().redrive("orders", { subscription: "a", messages: ["7:0:-1:-1", "7:1:2:3"], publishedFrom: 5, limit: 9 });
+  assert.deepEqual(found, { matched: 3, redriven: 2, alreadyRedriven: 0, refused: 1, unreadable: 0 });
+  const filter = { subscription: "a", messageIds: ["7:0:-1", "7:1:3"], publishedFrom: 5 };
+  assert.deepEqual(JSON.parse(seen[1]?.body ?? ""), { filter, dryRun: false, max: 9 });
+  assert.equal(new Set(seen.map((one) => one.headers["idempotency-key"])).size, 1);
+});
+
+test("the state of an entry with several messages is asked for by a batch index", async () => {
+  /** @param {...string} ids */
+  const page = (...ids) =>
+    answer(200, { messages: ids.map((messageId) => ({ messageId, deliverAt: 5, subscriptions: ["a", "b"] })), nextCursor: null });
+  answers = [page("7:0:-1:0", "7:0:-1:1"), page("7:0:-1:0"), page("7:0:-1:0", "7:0:-1:1"), page()];
+  const state = await lake().get("orders", "7:0:0");
+  assert.deepEqual([String(state.message.id), state.waitingFor, state.cancelledFor], ["7:0:-1:0", ["a", "b"], ["a", "b"]]);
+  assert.match(seen[1]?.url ?? "", /state=takenBack.*ledgerId=7&entryId=0/);
+  await assert.rejects(lake().get("orders", "7:0"), Invalid);
+});
+
+test("a schedule is named by its key in the query, and a pause has no body", async () => {
+  answers = [answer(200, outcomes("APPLIED")), answer(200, outcomes("APPLIED"))];
+  await lake().pauseSchedule("orders", { scheduleKey: "k 1" }, { subscription: "a" });
+  await lake().resume("orders", { subscription: "a/b" });
+  const path = "/admin/v2/persistent/public/default/orders";
+  assert.deepEqual(seen.map((one) => one.url), [
+    `${path}/schedules/pause?scheduleKey=k+1&subscriptionNames=a`,
+    `${path}/subscription/a%2Fb/resume`,
+  ]);
+  assert.deepEqual(seen.map((one) => one.body), ["", ""]);
+});

@@ -7,7 +7,9 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -16,10 +18,12 @@ import (
 type step struct {
 	Title, Do, Topic, Payload, RequestID, Message, ScheduleKey, Subscription, Reason, Key, Repeat, TimeZone, Token string
 	As, SameAs, Error, Until                                                                                       string
-	AfterMillis, ByMillis, DueInMillis                                                                             int64
+	AfterMillis, ByMillis, DueInMillis, ExpireAfterMillis, ExpireAt, ExpiresAfterMillis, ExpiresAt                 int64
 	Limit                                                                                                          int
 	Properties, Outcomes                                                                                           map[string]string
-	Listed                                                                                                         *[]string
+	Listed, WaitingFor, CancelledFor, Messages                                                                     *[]string
+	Redriven                                                                                                       *struct{ Matched, Redriven int }
+	DryRun                                                                                                         bool
 }
 
 var messages = map[string]Scheduled{}
@@ -44,7 +48,7 @@ func TestTheStepsThatAllClientsPass(t *testing.T) {
 // check does a step; until what it waits for is listed.
 func check(t *testing.T, one step) {
 	for deadline := time.Now().Add(150 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-		made, outcomes, listed, err := do(one)
+		made, outcomes, found, err := do(one)
 		kind := ""
 		var failed *Error
 		if errors.As(err, &failed) {
@@ -58,17 +62,11 @@ func check(t *testing.T, one step) {
 		if kind != one.Error {
 			t.Fatalf("%s: %v", one.Title, err)
 		}
-		if one.Listed != nil {
-			wanted := []string{}
-			for _, name := range *one.Listed {
-				wanted = append(wanted, messages[name].MessageID)
+		if wanted := wanted(one); wanted != nil && !reflect.DeepEqual(found, wanted) {
+			if time.Now().Before(deadline) && (one.Redriven == nil || one.DryRun) {
+				continue
 			}
-			if !reflect.DeepEqual(listed, wanted) {
-				if time.Now().Before(deadline) {
-					continue
-				}
-				t.Fatalf("%s: %v, not %v", one.Title, listed, wanted)
-			}
+			t.Fatalf("%s: %v, not %v", one.Title, found, wanted)
 		}
 		results := map[string]string{}
 		for _, outcome := range outcomes {
@@ -87,7 +85,32 @@ func check(t *testing.T, one step) {
 	}
 }
 
-func do(one step) (made Scheduled, outcomes []Outcome, listed []string, err error) {
+// wanted returns what a step finds, at last; nil: anything.
+func wanted(one step) any {
+	switch {
+	case one.Listed != nil:
+		ids := []string{}
+		for _, name := range *one.Listed {
+			ids = append(ids, ended(messages[name].MessageID, one.ExpiresAt+one.ExpiresAfterMillis))
+		}
+		return ids
+	case one.WaitingFor != nil:
+		return [][]string{*one.WaitingFor, *one.CancelledFor}
+	case one.Redriven != nil:
+		return []int{one.Redriven.Matched, one.Redriven.Redriven}
+	}
+	return nil
+}
+
+// ended is a message's id with its end, if a step names one.
+func ended(id string, end int64) string {
+	if end == 0 {
+		return id
+	}
+	return id + " until " + strconv.FormatInt(end, 10)
+}
+
+func do(one step) (made Scheduled, outcomes []Outcome, found any, err error) {
 	ctx := context.Background()
 	lake := Client{URL: os.Getenv("DELAYLAKE_URL"), Token: os.Getenv("DELAYLAKE_TOKEN"), Timeout: 150 * time.Second}
 	if one.Token != "" {
@@ -118,7 +141,7 @@ func do(one step) (made Scheduled, outcomes []Outcome, listed []string, err erro
 	case "schedule":
 		made, err = lake.Schedule(ctx, topic, Message{
 			Payload: one.Payload, Key: one.Key, Properties: one.Properties, DeliverAfter: one.AfterMillis,
-			ScheduleKey: one.ScheduleKey, Repeat: one.Repeat, TimeZone: one.TimeZone, RequestID: requestID,
+			ExpireAt: one.ExpireAt, ExpireAfter: one.ExpireAfterMillis, ScheduleKey: one.ScheduleKey, Repeat: one.Repeat, TimeZone: one.TimeZone, RequestID: requestID,
 		})
 		return
 	case "cancel":
@@ -145,10 +168,64 @@ func do(one step) (made Scheduled, outcomes []Outcome, listed []string, err erro
 		for name, value := range one.Properties {
 			query.Add("property", name+"="+value)
 		}
+		var listed []Waiting
 		listed, err = lake.Pending(ctx, topic, query)
+		ids := []string{}
+		for _, message := range listed {
+			end := int64(0)
+			if one.ExpiresAt > 0 {
+				end = message.ExpiresAt
+			} else if one.ExpiresAfterMillis > 0 {
+				end = message.ExpiresAt - message.DeliverAt
+			}
+			ids = append(ids, ended(message.MessageID, end))
+		}
+		found = ids
 		return
 	case "schedules":
-		listed, err = lake.Schedules(ctx, topic)
+		found, err = lake.Schedules(ctx, topic)
+		return
+	case "skipNext":
+		outcomes, err = lake.DoSchedule(ctx, "skipNext", topic, id, one.Subscription, requestID)
+		return
+	case "pauseSchedule":
+		outcomes, err = lake.DoSchedule(ctx, "pause", topic, id, one.Subscription, requestID)
+		return
+	case "resumeSchedule":
+		outcomes, err = lake.DoSchedule(ctx, "resume", topic, id, one.Subscription, requestID)
+		return
+	case "pause":
+		outcomes, err = lake.Pause(ctx, topic, subscription, requestID)
+		return
+	case "resume":
+		outcomes, err = lake.Resume(ctx, topic, subscription, requestID)
+		return
+	case "get":
+		var state State
+		state, err = lake.Get(ctx, topic, id)
+		slices.Sort(state.WaitingFor)
+		slices.Sort(state.CancelledFor)
+		found = [][]string{state.WaitingFor, state.CancelledFor}
+		return
+	case "redrive":
+		filter := map[string]any{"subscription": subscription}
+		if one.Key != "" {
+			filter["key"] = one.Key
+		}
+		if one.Reason != "" {
+			filter["reason"] = one.Reason
+		}
+		if one.Messages != nil {
+			ids := []string{}
+			for _, name := range *one.Messages {
+				parts := strings.Split(messages[name].MessageID, ":")
+				ids = append(ids, strings.Join([]string{parts[0], parts[1], parts[3]}, ":"))
+			}
+			filter["messageIds"] = ids
+		}
+		var redriven Redriven
+		redriven, err = lake.Redrive(ctx, topic, filter, one.DryRun, requestID)
+		found = []int{redriven.Matched, redriven.Redriven}
 		return
 	case "reschedule":
 		fields["deliverAt"] = time.Now().UnixMilli() + one.AfterMillis

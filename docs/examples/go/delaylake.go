@@ -50,6 +50,8 @@ type Message struct {
 	Properties   map[string]string `json:"properties,omitempty"`
 	DeliverAt    int64             `json:"deliverAt,omitempty"`
 	DeliverAfter int64             `json:"deliverAfter,omitempty"` // ms
+	ExpireAt     int64             `json:"expireAt,omitempty"`     // from then on it is not sent
+	ExpireAfter  int64             `json:"expireAfter,omitempty"`  // ms after it is due
 	ScheduleKey  string            `json:"scheduleKey,omitempty"`
 	Repeat       string            `json:"repeat,omitempty"`
 	TimeZone     string            `json:"timeZone,omitempty"`
@@ -60,6 +62,29 @@ type Message struct {
 type Scheduled struct {
 	MessageID string `json:"messageId"`
 	DeliverAt int64  `json:"deliverAt"`
+}
+
+// Waiting is a message that is not delivered yet; times are ms since the epoch, 0: there is none.
+type Waiting struct {
+	MessageID     string   `json:"messageId"`
+	DeliverAt     int64    `json:"deliverAt"`
+	ExpiresAt     int64    `json:"expiresAt"`
+	Subscriptions []string `json:"subscriptions"`
+}
+
+// State has the subscriptions to which a message will go, and those for which it was cancelled, and can be restored.
+type State struct {
+	WaitingFor   []string
+	CancelledFor []string
+}
+
+// Redriven has the numbers of dead letters that matched, and that will be delivered once more.
+type Redriven struct {
+	Matched         int `json:"matched"`
+	Redriven        int `json:"redriven"`
+	AlreadyRedriven int `json:"alreadyRedriven"`
+	Refused         int `json:"refused"`
+	Unreadable      int `json:"unreadable"`
 }
 
 // Schedule sends a message that is delivered later.
@@ -103,23 +128,62 @@ func (c Client) Do(ctx context.Context, operation, topic, message, subscription,
 	return c.outcomes(ctx, "POST", path, requestID, body)
 }
 
+// Pause parks what comes due for a subscription; Resume has it delivered.
+func (c Client) Pause(ctx context.Context, topic, subscription, requestID string) ([]Outcome, error) {
+	return c.outcomes(ctx, "POST", topicPath(topic)+"/subscription/"+url.PathEscape(subscription)+"/pause", requestID, nil)
+}
+
+// Resume ends the pause of a subscription.
+func (c Client) Resume(ctx context.Context, topic, subscription, requestID string) ([]Outcome, error) {
+	return c.outcomes(ctx, "POST", topicPath(topic)+"/subscription/"+url.PathEscape(subscription)+"/resume", requestID, nil)
+}
+
 // EndSchedule ends a message that recurs.
 func (c Client) EndSchedule(ctx context.Context, topic, message, subscription, requestID string) ([]Outcome, error) {
-	path := partition(topicPath(topic), message) + "/schedules/" + inTopic(message)
-	return c.outcomes(ctx, "DELETE", path+"?subscriptionNames="+url.QueryEscape(subscription), requestID, nil, "WAITING")
+	return c.outcomes(ctx, "DELETE", schedulePath(topic, message, "", subscription), requestID, nil, "WAITING")
+}
+
+// DoSchedule sends another command about a message that recurs, named as for Do: skipNext, pause or resume. Without a
+// subscription it is for all that the topic has.
+func (c Client) DoSchedule(ctx context.Context, operation, topic, message, subscription, requestID string) ([]Outcome, error) {
+	return c.outcomes(ctx, "POST", schedulePath(topic, message, operation, subscription), requestID, nil)
 }
 
 // Pending returns what waits, soonest first; Schedules what recurs. The query has subscription, key, property, limit, ...
-func (c Client) Pending(ctx context.Context, topic string, query url.Values) ([]string, error) {
-	var page struct{ Messages []struct{ MessageID string } }
-	if err := c.call(ctx, "GET", topicPath(topic)+"/delayed?"+query.Encode(), "", nil, &page); err != nil {
-		return nil, err
+func (c Client) Pending(ctx context.Context, topic string, query url.Values) ([]Waiting, error) {
+	var page struct{ Messages []Waiting }
+	err := c.call(ctx, "GET", topicPath(topic)+"/delayed?"+query.Encode(), "", nil, &page)
+	return page.Messages, err
+}
+
+// Get returns the state of an entry that is one message; NotFound: it does not wait, or has only just come.
+func (c Client) Get(ctx context.Context, topic, message string) (State, error) {
+	found := State{[]string{}, []string{}}
+	id := strings.Split(message, ":")
+	query := url.Values{"ledgerId": {id[0]}, "entryId": {id[1]}, "dueFrom": {"0"}}
+	for state, names := range map[string]*[]string{"waiting": &found.WaitingFor, "cancelled": &found.CancelledFor} {
+		query.Set("state", state)
+		messages, err := c.Pending(ctx, topic, query)
+		if err != nil {
+			return found, err
+		}
+		for _, one := range messages { // once for each time at which it is due
+			*names = append(*names, one.Subscriptions...)
+		}
 	}
-	ids := []string{}
-	for _, one := range page.Messages {
-		ids = append(ids, one.MessageID)
+	if len(found.WaitingFor)+len(found.CancelledFor) == 0 {
+		return found, &Error{Kind: "NotFound", Reason: message + " does not wait, or has only just come"}
 	}
-	return ids, nil
+	return found, nil
+}
+
+// Redrive has the dead letters of a subscription delivered once more that match a filter, or with isDryRun counts them.
+// The filter has subscription, and key, properties, messageIds, reason, ...
+func (c Client) Redrive(ctx context.Context, topic string, filter map[string]any, isDryRun bool, requestID string) (Redriven, error) {
+	var found Redriven
+	body := map[string]any{"filter": filter, "dryRun": isDryRun}
+	err := c.call(ctx, "POST", topicPath(topic)+"/dlq/redrive", chosen(requestID), body, &found)
+	return found, err
 }
 
 // Schedules returns the messages that recur, in the order in which they came.
@@ -283,6 +347,24 @@ func topicPath(topic string) string {
 		parts[i] = url.PathEscape(part)
 	}
 	return "/admin/v2/persistent/" + strings.Join(parts, "/")
+}
+
+// schedulePath returns the path of a call about a message that recurs, named as for Do.
+func schedulePath(topic, message, operation, subscription string) string {
+	query, path := url.Values{}, topicPath(topic)
+	if key, isKey := strings.CutPrefix(message, "key:"); isKey {
+		query.Set("scheduleKey", key)
+		path += "/schedules"
+	} else {
+		path = partition(path, message) + "/schedules/" + inTopic(message)
+	}
+	if subscription != "" {
+		query.Set("subscriptionNames", subscription)
+	}
+	if operation != "" {
+		path += "/" + operation
+	}
+	return path + "?" + query.Encode()
 }
 
 // partition returns a path with the partition that a message's id names.

@@ -12,7 +12,7 @@ import typer
 
 from conf.errors import DelayLakeError
 from jobs.commands.messages.filter_options import TIME, Topic, with_filter
-from jobs.commands.messages.pending import messages_text
+from jobs.commands.messages.pending import messages_text, read_come_in
 from jobs.options import GlobalOptions, Output, OutputOption, global_options, rest_client, show
 from jobs.parsers import parse_due_time, parse_duration
 from tracker.commands.kinds import CANCEL, RESCHEDULE
@@ -189,28 +189,38 @@ def _apply(settings: Settings, options: GlobalOptions, api_url: str | None, bulk
     def confirm(n: int, listed: Callable[[], list[dict[str, Any]]]) -> None:
         if n and not bulk.yes:
             if not console.is_terminal:
-                raise BulkError(f"{n:,} messages match, and nobody can be asked: give --yes or --dry-run")
+                raise BulkError(f"{_matching_text(n)}, and nobody can be asked: give --yes or --dry-run")
             console.print(messages_text(listed(), options.zone), highlight=False, markup=False, emoji=False)
-            typer.confirm(f"{bulk.change.kind} {n:,} messages?", abort=True, err=True)
+            typer.confirm(f"{bulk.change.kind} {_messages_text(n)}?", abort=True, err=True)
 
     if api_url is not None:
         with rest_client(options, api_url) as client:
             found = _by_rest(client, bulk, confirm)
     else:
         found = _by_control_topic(settings, bulk, confirm, console)
+    if (note := found.get("note")) and bulk.output is Output.TEXT:
+        console.print(f"note: {note}", highlight=False, markup=False, emoji=False, soft_wrap=True)
     if bulk.dry_run:
-        text = [f"{found['matched']:,} messages match", messages_text(found["messages"][:_SHOWN], options.zone)]
+        text = [_matching_text(found["matched"]), messages_text(found["messages"][:_SHOWN], options.zone)]
         show(bulk.output, found, "\n".join(text if found["matched"] else text[:1]))
         return
-    counts = {name: n for name, n in found.items() if name != "matched" and n}
+    counts = {name: n for name, n in found.items() if name not in ("matched", "note") and n}
     show(
         bulk.output,
         found,
-        "\n".join([f"{found['matched']:,} messages matched", *(f"{n:,} {name}" for name, n in counts.items())]),
+        "\n".join([f"{_messages_text(found['matched'])} matched", *(f"{n:,} {name}" for name, n in counts.items())]),
     )
     if left := sum(n for name, n in counts.items() if name not in ("applied", "alreadyApplied", "waiting")):
         late = f", {counts['tooLate']:,} of them too late" if counts.get("tooLate") else ""
         raise BulkError(f"{left:,} of {sum(counts.values()):,} were not done{late}")
+
+
+def _messages_text(n: int) -> str:
+    return f"{n:,} {'message' if n == 1 else 'messages'}"
+
+
+def _matching_text(n: int) -> str:
+    return f"{_messages_text(n)} {'matches' if n == 1 else 'match'}"
 
 
 def _by_rest(client: RestClient, bulk: Bulk, confirm: _Confirm) -> dict[str, Any]:
@@ -237,9 +247,13 @@ def _by_rest(client: RestClient, bulk: Bulk, confirm: _Confirm) -> dict[str, Any
         return most
     confirm(most["matched"], lambda: most["messages"][:_SHOWN])
     counts: Counter[str] = Counter()
+    notes: dict[str, str] = {}
     for name in names:
-        counts.update(call(name))
-    return {**counts, "matched": most["matched"]}
+        answer = call(name)
+        if "note" in answer:
+            notes["note"] = answer.pop("note")
+        counts.update(answer)
+    return {**counts, "matched": most["matched"], **notes}
 
 
 def _by_control_topic(settings: Settings, bulk: Bulk, confirm: _Confirm, console: Console) -> dict[str, Any]:
@@ -247,16 +261,20 @@ def _by_control_topic(settings: Settings, bulk: Bulk, confirm: _Confirm, console
     from admin.control.client import ControlClient
     from warehouse.queries.pending_messages import Pending
 
-    question = Pending(settings, bulk.topic, filter_for(bulk.wanted, bulk.change.kind))
+    wanted = filter_for(bulk.wanted, bulk.change.kind)
+    come_in = read_come_in(settings, bulk.topic, wanted)
+    question = Pending(settings, bulk.topic, wanted)
     check(question, bulk.change.kind)
+    note = question.note_of_unsealed(come_in)
+    noted = {"note": note} if note else {}
     if bulk.dry_run:
-        return {"matched": question.count(), "messages": question.page(100).to_json()["messages"]}
+        return {"matched": question.count(), "messages": question.page(100).to_json()["messages"], **noted}
     rows = matching(question, bulk.max_matched)
     confirm(rows.num_rows, lambda: question.page(_SHOWN).to_json()["messages"])
     steps = plan(question.subscriptions, rows, bulk.change)
     with ControlClient(settings, getpass.getuser()) as client:
         tally = _run(client, question, steps, bulk.timeout, console)
-    return {"matched": rows.num_rows, **tally.to_json()}
+    return {"matched": rows.num_rows, **tally.to_json(), **noted}
 
 
 def _run(client: ControlClient, question: Pending, steps: Plan, timeout: float, console: Console) -> Tally:

@@ -17,7 +17,9 @@ from jobs.text_table import table_text
 from jobs.watch import WatchOption, watch
 
 if TYPE_CHECKING:
+    from conf.settings import Settings
     from warehouse.queries.listing import PendingFilter
+    from warehouse.queries.unsealed_messages import Unacknowledged
 
 
 class Listed(StrEnum):
@@ -80,9 +82,7 @@ def pending(
 
 def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: int, stats: bool) -> Any:
     """Returns messages, or with `stats` counts, from the tables or the admin API, as the API's JSON."""
-    from warehouse.queries.listing import State, resolve_route
     from warehouse.queries.pending_messages import MAX_LIMIT, Pending
-    from warehouse.queries.unsealed_messages import NOTHING_MORE, UnacknowledgedReader
     from warehouse.routes.missing_routes import settings_with
 
     if options.api_url is None:
@@ -90,10 +90,7 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
         if stats:
             found: dict[str, Any] = Pending(settings, topic, wanted).stats()
         else:
-            come_in = NOTHING_MORE
-            if wanted.state is State.WAITING:
-                source, partition, _ = resolve_route(settings, topic, wanted.subscription)
-                come_in = UnacknowledgedReader(settings).read(source, partition)
+            come_in = read_come_in(settings, topic, wanted)
             found = Pending(settings, topic, wanted).page(limit, come_in).to_json()
         return {**found, "isWithoutRoute": True} if is_missing else found
     query = wanted.model_dump(by_alias=True, exclude_defaults=True, exclude={"properties"}, mode="json")
@@ -110,6 +107,17 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
             if not page["nextCursor"]:
                 break
         return found
+
+
+def read_come_in(settings: Settings, topic: str, wanted: PendingFilter) -> Unacknowledged:
+    """Reads what has only just been sent, before a listing is begun, which misses nothing then."""
+    from warehouse.queries.listing import State, resolve_route
+    from warehouse.queries.unsealed_messages import NOTHING_MORE, UnacknowledgedReader
+
+    if wanted.state is not State.WAITING:
+        return NOTHING_MORE
+    source, partition, _ = resolve_route(settings, topic, wanted.subscription)
+    return UnacknowledgedReader(settings).read(source, partition)
 
 
 def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
+from broker.client import PulsarError
 from broker.position import START, EntrySet, Position
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.consumer import EntryConsumer
@@ -91,7 +92,7 @@ class Acknowledgements:
             return
         try:
             consumer.acknowledge(last)
-        except Exception as error:
+        except PulsarError as error:
             _log.warning("%s: acknowledging %s failed, a later one will do: %s", self._topic, last, error)
             return
         with self._lock:
@@ -112,7 +113,7 @@ class Acknowledgements:
             return
         try:
             consumer.acknowledge(last)
-        except Exception as error:
+        except PulsarError as error:
             _log.warning("%s: acknowledging %s again failed: %s", self._topic, last, error)
 
     def _allowed(self, last: Position) -> Position:

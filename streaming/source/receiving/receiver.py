@@ -88,11 +88,13 @@ class ReceiverEvents:
             rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
+        on_error: called with each error after which the receiver opens a new consumer.
     """
 
     on_received: Callable[[int], None] = lambda earliest: None
     on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None
     on_passed: Callable[[Position], None] = lambda end: None
+    on_error: Callable[[Exception], None] = lambda error: None
 
 
 class Receiver:
@@ -326,6 +328,7 @@ class Receiver:
                     _log.log(
                         logging.INFO if is_usual else logging.WARNING, "%s: %s; trying again", self.source.name, text
                     )
+                    self._events.on_error(error)
                     self._close()
                     self._stopped.wait(wait)
                     wait = min(2 * wait, longest)

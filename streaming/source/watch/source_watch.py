@@ -19,6 +19,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
+from streaming.source.internal_errors import note_error
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from streaming.source.watch.stalled_topics import StalledTopics
@@ -29,6 +30,7 @@ from warehouse.unseen_entries import durable_index, find_not_seen, record
 
 _log = logging.getLogger(__name__)
 
+_WATCHING = "watching the source topics"  # in the log and in alerts
 _LOOK_SECONDS = 10.0
 _LOOKS_A_SECOND = 20  # the most topic partitions that are looked at in a second, to spare the broker's admin API
 _TIMEOUT_SECONDS = 5.0
@@ -166,7 +168,9 @@ class SourceWatch:
                 if time.monotonic() >= next_look:
                     self.look(time.time_ns() // 1_000_000)
             except Exception as error:  # the watch ends with the job alone
-                _log.warning("watching the source topics: %s: %s; trying again", type(error).__name__, error)
+                _log.warning("%s: %s: %s; trying again", _WATCHING, type(error).__name__, error)
+                if not self._stopped.is_set():
+                    note_error(self._alerts, _WATCHING, error)
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
 

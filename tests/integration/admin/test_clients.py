@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
@@ -51,8 +52,10 @@ from tests.support.service.harness import Api, Collector, Job, now, wait_until
 ROOT = Path(__file__).parents[3]
 SECONDS = 150.0  # for each call, on whatever machine
 SUBSCRIPTIONS = [{"name": "billing"}, {"name": "audit", "type": "Failover"}]
+# A message on which a consumer has failed is a dead letter.
+STEPS_SUBSCRIPTIONS = [{"name": "billing", "backoff": {"attempts": 0}}, {"name": "audit", "type": "Failover"}]
 ROUTES = (
-    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_java", "_typed"),
+    *("", "_reminders", "_tasks", "_java", "_fake", "_readme_node", "_readme_node_test", "_readme_java", "_typed"),
     *("_steps_sync", "_steps_async", "_steps_broker", "_steps_node", "_steps_java", "_steps_go"),
 )
 Kind = Literal["sync", "async"]
@@ -79,7 +82,10 @@ class World:
 @pytest.fixture(scope="module")
 def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     topic = f"persistent://public/default/clients_{uuid.uuid4().hex[:8]}"
-    routes = [{"source": f"{topic}{use}", "subscriptions": SUBSCRIPTIONS} for use in ROUTES]
+    routes = [
+        {"source": f"{topic}{use}", "subscriptions": STEPS_SUBSCRIPTIONS if "_steps" in use else SUBSCRIPTIONS}
+        for use in ROUTES
+    ]
     tracker = {"max_seal_interval_millis": 1500}
     job = Job(tmp_path_factory.mktemp("clients"), broker.settings, routes, tracker=tracker)
     api = Api(job.file)
@@ -95,9 +101,8 @@ def world(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="module")
 def guarded(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """An API of the same job that wants tokens."""
-    roles = [
-        {"role": "app", "operations": ["schedule", "cancel", "skip", "deliver", "read"], "topics": [f"{world.topic}*"]}
-    ]
+    operations = ["schedule", "cancel", "skip", "deliver", "read", "admin"]
+    roles = [{"role": "app", "operations": operations, "topics": [f"{world.topic}*"]}]
     auth = {"enabled": True, "token_secret_key": encoded(SECRET), "roles": roles}
     file = tmp_path_factory.mktemp("guarded") / "settings.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(world.job.file.read_text()), "auth": auth}))
@@ -558,7 +563,7 @@ def test_the_python_client_passes_the_steps_of_all_clients(world: World, guarded
         by_token = functools.cache(connect)
         leaves_out = frozenset({"http"} if kind == "broker" else ())
         n = contract.check(by_token, topic, lambda: datetime.now(UTC), leaves_out)
-    assert n > (25 if kind == "broker" else 30)
+    assert n > 45
 
 
 def test_the_client_for_node_passes_the_steps_of_all_clients(world: World, guarded: Api) -> None:
@@ -613,15 +618,25 @@ def steps_environment(world: World, api: Api, client: str) -> dict[str, str]:
 def test_what_the_readme_of_node_shows_is_done(world: World, tmp_path: Path) -> None:
     node_client.need_node()
     node_client.build()
-    [block] = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
+    example, example_test = re.findall(r"```js\n(.*?)```", (node_client.FOLDER / "README.md").read_text(), re.S)
     modules = tmp_path / "node_modules"
     modules.mkdir()
     (modules / "delaylake-client").symlink_to(node_client.FOLDER)
     topic = f"{world.topic}_readme_node"
-    here = block.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
+    here = example.replace("http://127.0.0.1:8081", world.api.url).replace('"orders"', f'"{topic}"')
     (tmp_path / "readme.mjs").write_text(here)
     node_client.run(["node", "readme.mjs"], tmp_path)
     wait_until_cancelled(world, topic)
+    # The service that the example's test starts is this one.
+    program = tmp_path / "delaylake"
+    program.write_text(
+        f"#!/bin/sh\necho '{json.dumps({'event': 'ready', 'api': world.api.url})}'\nexec sleep {RUN_SECONDS}\n"
+    )
+    program.chmod(0o755)
+    here = example_test.replace("/path/to/delaylake/.venv/bin/delaylake", str(program))
+    here = here.replace('"orders"', f'"{world.topic}_readme_node_test"')
+    (tmp_path / "orders.test.mjs").write_text(here)
+    node_client.run(["node", "--test", "orders.test.mjs"], tmp_path)
 
 
 def wait_until_cancelled(world: World, topic: str) -> None:

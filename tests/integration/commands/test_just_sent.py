@@ -91,6 +91,18 @@ def test_what_is_due_in_ten_seconds_is_listed_until_it_is_delivered(
             if (cursor := page["nextCursor"]) is None:
                 break
         assert pages == [later + i for i in range(7)]
+
+        # A filter does not match it yet, and says so.
+        for change in ("cancel", "deliverNow"):
+            body = {"filter": {"dueFrom": later, "dueBefore": later + 6}, "dryRun": True}
+            answer = http.post(f"{path}/subscription/a/{change}", json=body).json()
+            assert answer["matched"] == 0
+            assert answer["note"].startswith("6 more were sent within the last seconds")
+        dry_run = ("topics", "cancel-by-filter", topic, "--due-after", str(later), "--dry-run")
+        said = job.command(*dry_run)
+        assert "note: 7 more were sent within the last seconds" in said.stderr
+        assert said.stdout.splitlines()[0] == "0 messages match"
+        assert json.loads(job.command(*dry_run, "--output", "json").stdout)["note"].startswith("7 more were sent")
     finally:
         collector.stop()
         api.stop()

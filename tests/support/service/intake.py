@@ -12,7 +12,7 @@ import pulsar
 from broker.position import START, Position
 from broker.protocol.consumer import EntryConsumer, ReceivedEntry
 from broker.protocol.session import DisconnectedError
-from conf.settings import Settings
+from conf.settings import PulsarSettings, Settings
 from streaming.checkpoint.offset import Offset
 from warehouse.routes.known_routes import known_routes
 
@@ -76,6 +76,7 @@ class Client:
 def settings(**routes: list[str]) -> Settings:
     return Settings(
         replicated="all",  # nobody answers where messages are from
+        pulsar=PulsarSettings(admin_url="http://127.0.0.1:1"),  # no broker, also where one runs on this machine
         routes=[  # type: ignore[arg-type]
             {"source": f"persistent://public/default/{topic}", "subscriptions": [{"name": name} for name in names]}
             for topic, names in routes.items()

@@ -50,10 +50,16 @@ LOOKAHEAD, NEAR, AHEAD = 2_500, 6_000, 12_000
 class Service:
     """A job of one shard on tables, whose releases arrive, and are written down, when a test says so."""
 
-    def __init__(self, folder: Path, key_idle_millis: int = 600_000) -> None:
+    def __init__(self, folder: Path, key_idle_millis: int = 600_000, expire_after: int | None = None) -> None:
+        """Makes the job's tables.
+
+        Args:
+            expire_after: as the setting of the subscription `a`, ms.
+        """
         self.key_idle_millis = key_idle_millis
         self.folder = folder
-        self.settings = of_one_shard(folder, TOPIC, NAMES)
+        self.expire_after = {} if expire_after is None else {0: expire_after}
+        self.settings = of_one_shard(folder, TOPIC, [{"name": "a", "expire_after": expire_after}, "b"])
         self.tables = Tables(self.settings.warehouse)
         self.tables.create()
         self.store = MemoryStore()
@@ -127,7 +133,9 @@ class Service:
             find_keyed=partial(find_keyed_messages, self.tables, version),
             **changes,
         )
-        subscriptions = Subscriptions({TOPIC: NAMES}, {TOPIC: self.removed})
+        subscriptions = Subscriptions(
+            {TOPIC: NAMES}, {TOPIC: self.removed}, expire_after={TOPIC: self.expire_after} if self.expire_after else {}
+        )
 
         def shard_on(store: Store) -> Shard:
             return Shard(store, subscriptions, 1_000_000, options=StateOptions(key_idle_millis=self.key_idle_millis))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,19 +12,24 @@ import pyarrow as pa
 
 from checkpoint_from_tables.rebuild.rebuild import rebuild
 from conf.settings import Settings
-from streaming.batch_schema import InputKind
+from streaming.batch_schema import InputKind, fields_of
 from streaming.checkpoint.prepared import PreparedState
 from tracker.rebuilt import Rebuilt
 from warehouse.delta.tables import Tables
 
 
-def of_one_shard(folder: Path, topic: str, names: Sequence[str]) -> Settings:
-    """Settings of a job of one shard, with its warehouse and checkpoint in a folder."""
+def of_one_shard(folder: Path, topic: str, subscriptions: Sequence[str | dict[str, object]]) -> Settings:
+    """Settings of a job of one shard, with its warehouse and checkpoint in a folder.
+
+    Args:
+        subscriptions: of the topic, by their names, or as in the settings.
+    """
+    named = [{"name": one} if isinstance(one, str) else one for one in subscriptions]
     return Settings(
         warehouse=f"file:{folder}/warehouse",
         checkpoint=f"file:{folder}/checkpoint",
         tracker={"shards": 1},  # type: ignore[arg-type]
-        routes=[{"source": topic, "subscriptions": [{"name": name} for name in names]}],  # type: ignore[arg-type]
+        routes=[{"source": topic, "subscriptions": named}],  # type: ignore[arg-type]
     )
 
 
@@ -48,20 +54,11 @@ def prepared(settings: Settings, folder: Path, now: int) -> PreparedState:
 def of_all_shards(found: PreparedState) -> Rebuilt:
     """What all shards together begin with."""
     inputs = found.inputs(found.shards)
-    meta = inputs[0][0]
-    tables = {kind: pa.concat_tables(of_shard[kind] for _, of_shard in inputs) for kind in inputs[0][1]}
-    return Rebuilt(
-        sealed=sum(of_shard["sealed"] for of_shard, _ in inputs),
-        unwanted=sum(of_shard["unwanted"] for of_shard, _ in inputs),
-        cancelled=tables[InputKind.REBUILT_CANCELLED],
-        delivered=tables[InputKind.REBUILT_DELIVERED],
-        rejected=tables[InputKind.REBUILT_REJECTED],
-        request_ids=meta["request_ids"],
-        message_requests=meta["message_requests"],
-        moved=tables[InputKind.REBUILT_MOVED],
-        paused=meta["paused"],
-        waiting=tables[InputKind.REBUILT_WAITING],
-        released=meta["released"],
-        occurrences=tables[InputKind.REBUILT_OCCURRENCES],
-        keys=tables[InputKind.REBUILT_KEYS],
+    tables = {kind: pa.concat_tables(rows[kind] for _, rows in inputs) for kind in inputs[0][1]}
+    of_first: Rebuilt = InputKind.REBUILT.body.read(InputKind.REBUILT.body.pack(inputs[0][0]))
+    return replace(
+        of_first,
+        sealed=sum(meta["sealed"] for meta, _ in inputs),
+        unwanted=sum(meta["unwanted"] for meta, _ in inputs),
+        **fields_of(Rebuilt, tables),
     )

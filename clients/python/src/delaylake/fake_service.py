@@ -560,6 +560,7 @@ class FakeService:
                 moment(sent.event_time) if sent.event_time else None,
                 moment(pairs[0][0].published_at),
                 None,
+                None if pairs[0][1].end is None else moment(pairs[0][1].end),
             )
 
     def _is_listed(self, message: _Message, copy: _Copy, query: Mapping[str, Any]) -> bool:

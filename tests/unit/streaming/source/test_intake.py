@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +17,21 @@ import pytest
 import streaming.source.barriers
 import streaming.source.intake
 import streaming.source.receivers
+from broker.client import NoAnswerError
 from broker.clusters.new_cluster import NewClusterError
 from broker.position import Position
+from broker.protocol.consumer import ReceivedEntry
+from broker.protocol.session import DisconnectedError
 from broker.pulsar_admin.answers import TopicLedgers
 from conf.settings import local_path
-from status.alerts import STANDING, Alerts
+from status.alerts import INTERNAL_ERROR, STANDING, Alerts
 from streaming.batch_schema import InputKind
 from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import UNKNOWN, Offset
 from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles
 from streaming.release.feedback import Feedback, FeedbackFile
+from streaming.source.receiving.receiver import Receiver
 from tests.support.servers.fake_pulsar import batch, one
 from tests.support.service.harness import wait_until
 from tests.support.service.intake import ORDERS, OTHER, POSITIONS, Client, Consumer, offset, settings
@@ -338,3 +343,97 @@ def test_with_all_settled_and_nothing_due_soon_there_is_no_batch(
     assert not has_nothing_to_do(feedback=replace(idle, in_flight=1))
     assert not has_nothing_to_do(feedback=replace(idle, next_due=now))
     assert not has_nothing_to_do(feedback=replace(idle, next_due=None))
+
+
+class Failing(Consumer):
+    """Raises what it is told to when it is asked for an entry, and then goes on."""
+
+    def __init__(self, errors: list[Exception], messages: Sequence[ReceivedEntry]) -> None:
+        super().__init__(messages)
+        self.errors = errors
+
+    def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().receive(timeout_seconds)
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_expected_in_receiving_is_an_alert_and_the_topic_is_read_again(
+    start: Any, client: Client
+) -> None:
+    orders, alerts = settings(orders=["a"]), Alerts()
+    usual: list[Exception] = [DisconnectedError("gone"), OSError("no route to host"), NoAnswerError("silent")]
+    client.consumers[ORDERS] = Failing([*usual, TypeError("a bug"), TypeError("a\nbug")], one(6, 1))
+    intake = start(orders, "now", alerts)
+    intake.next_offset(offset(orders))
+    wait_until(lambda: intake._receivers.open[ORDERS].last_received == Position(1, 6), 30, "the message")
+    [alert] = alerts.current()
+    assert (alert.kind, alert.name, alert.count) == (INTERNAL_ERROR, ORDERS, 2)
+    assert "TypeError: a bug" in alert.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("doing", ["_discover", "_check_ends"])
+def test_an_error_that_nobody_expected_in_looking_for_partitions_is_an_alert(
+    start: Any, monkeypatch: pytest.MonkeyPatch, doing: str
+) -> None:
+    monkeypatch.setattr(streaming.source.receivers, "_DISCOVERY_SECONDS", 0.01)
+    orders, alerts = settings(orders=["a"]), Alerts()
+    intake = start(orders, "now", alerts)
+    last = intake.next_offset(offset(orders))
+    assert not alerts.current()
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(intake._receivers, doing, fails)
+    [alert] = wait_until(alerts.current, 30, "the alert")
+    assert (alert.kind, alert.name) == (INTERNAL_ERROR, "looking for new partitions")
+    assert "ZeroDivisionError" in alert.text
+    assert intake.next_offset(last)
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_expected_in_acknowledging_is_an_alert_and_other_topics_are_acknowledged(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.consumers[ORDERS], client.consumers[OTHER] = Consumer(one(6, 1)), Consumer(one(8, 2))
+    both, alerts = settings(orders=["a"], other=["b"]), Alerts()
+    intake = start(both, "now", alerts)
+    intake.next_offset(offset(both))
+    receivers = intake._receivers
+    wait_until(lambda: receivers.open[OTHER].last_received == Position(2, 8), 30, "the messages")
+
+    def fails(last: Position) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(client.consumers[ORDERS], "acknowledge", fails)
+    receivers.acknowledge({ORDERS: "1:6", OTHER: "2:8"})
+    wait_until(lambda: client.consumers[OTHER].acknowledged == [Position(2, 8)], 30, "an acknowledgement")
+    assert [(alert.kind, alert.name) for alert in alerts.current()] == [(INTERNAL_ERROR, ORDERS)]
+
+
+@pytest.mark.slow
+def test_a_batch_passes_over_topics_with_nothing_that_waits(
+    start: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = settings(orders=["a"], other=["b"])
+    intake, last = start(both, "now"), offset(both)
+    asked: set[str] = set()
+    take_into_batch = Receiver.take_into_batch
+
+    def noted(receiver: Receiver, *arguments: Any) -> tuple[Position, int, int]:
+        asked.add(receiver.source.name)
+        return take_into_batch(receiver, *arguments)
+
+    monkeypatch.setattr(Receiver, "take_into_batch", noted)
+    client.consumers[ORDERS] = Consumer(one(6, 1))
+
+    def is_taken() -> bool:
+        nonlocal last
+        last = intake.next_offset(last)
+        return last.positions == POSITIONS | {ORDERS: "1:6"}
+
+    wait_until(is_taken, 30, "the message")
+    assert asked == {ORDERS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from broker.pulsar_admin.topic_questions import Cursor
 from conf.settings import Settings
-from status.alerts import NOT_SEEN, STANDING, Alerts
+from status.alerts import INTERNAL_ERROR, NOT_SEEN, STANDING, Alerts
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.unreadable_messages import Acceptance
 from streaming.source.watch import source_watch, undecided_gaps
@@ -367,3 +368,23 @@ def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tm
     watch.stop()
     with pytest.raises(FencedError):
         source.append("rejects", REJECTS.empty_table(), {})
+
+
+def test_the_watch_tells_of_an_error_that_nobody_expected_and_goes_on(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_watch, "_LOOK_SECONDS", 0.01)
+    errors: list[Exception] = [OSError("no disk"), TypeError("a bug")]
+    is_over = threading.Event()
+
+    def look(now: int) -> None:
+        if errors:
+            raise errors.pop(0)
+        is_over.set()
+
+    monkeypatch.setattr(watched.watch, "look", look)
+    watched.watch.start()
+    assert is_over.wait(30)
+    [alert] = watched.troubles.current()
+    assert (alert.kind, alert.name, alert.count) == (INTERNAL_ERROR, "watching the source topics", 1)
+    assert "TypeError: a bug" in alert.text

@@ -23,6 +23,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import java.util.stream.Stream;
+import java.util.stream.StreamSupport;
 
 /**
  * Schedules messages, and changes and lists those that wait, over the admin API. Thread-safe.
@@ -164,21 +166,69 @@ public final class Client {
         return outcomes("POST", path(topic, message, target, "retry"), message, target, named(message, fields), null);
     }
 
+    /** Parks what comes due for a subscription, until it is resumed, or rescheduled. */
+    public List<Outcome> pause(String topic, Target target) {
+        return ofSubscription(topic, "pause", target);
+    }
+
+    /** Ends the pause of a subscription: what came due meanwhile is delivered now. */
+    public List<Outcome> resume(String topic, Target target) {
+        return ofSubscription(topic, "resume", target);
+    }
+
+    /** Skips the next occurrence of a message that recurs. */
+    public List<Outcome> skipNext(String topic, Named message, Target target) {
+        return ofSchedule("POST", topic, "/skipNext", message, target);
+    }
+
+    /** Pauses a schedule: the next occurrence waits until the schedule is resumed. */
+    public List<Outcome> pauseSchedule(String topic, Named message, Target target) {
+        return ofSchedule("POST", topic, "/pause", message, target);
+    }
+
+    /** Resumes a paused schedule. For occurrences that were missed meanwhile see its {@code misfire}. */
+    public List<Outcome> resumeSchedule(String topic, Named message, Target target) {
+        return ofSchedule("POST", topic, "/resume", message, target);
+    }
+
     /** Ends a schedule: no further occurrence of the message that recurs is delivered. */
     public List<Outcome> endSchedule(String topic, MessageId message, Target target) {
-        String query = target.subscription().equals("*") ? "" : "?subscriptionNames=" + encoded(target.subscription());
-        String path = path(topic, message) + "/schedules/" + encoded(message.inTopic()) + query;
-        return outcomes("DELETE", path, message, target, null, null);
+        return ofSchedule("DELETE", topic, "", message, target);
+    }
+
+    /** Delivers the matching dead letters of a subscription once more, or counts them. */
+    public Redriven redrive(String topic, DeadLetterFilter filter) {
+        String requestId = filter.requestId == null ? UUID.randomUUID().toString() : filter.requestId;
+        Map<String, Object> body = Map.of("filter", filter.body, "dryRun", filter.isDryRun, "max", filter.limit);
+        Map<String, String> headers = Map.of("Idempotency-Key", requestId);
+        Call call = new Call("POST", path(topic, null) + "/dlq/redrive", List.of(), body, headers, requestId);
+        Map<String, Object> found = content(call, send(call), "matched");
+        return new Redriven(
+            count(found, "matched"), count(found, "redriven"), count(found, "alreadyRedriven"), count(found, "refused"),
+            count(found, "unreadable"));
+    }
+
+    /**
+     * Returns for which subscriptions a message waits, and for which it was cancelled; a few seconds behind.
+     *
+     * @throws DelayLakeException.NotFound the message is delivered, came within the last seconds, or never existed
+     * @throws DelayLakeException.Invalid the entry has several messages, and the id names none of them
+     */
+    public MessageState get(String topic, MessageId message) {
+        List<PendingMessage> waiting = ofEntry(topic, message, "waiting");
+        List<PendingMessage> cancelled = ofEntry(topic, message, "takenBack");
+        List<PendingMessage> all = Stream.concat(waiting.stream(), cancelled.stream()).toList();
+        DelayLakeException.Details details = DelayLakeException.Details.of("", null);
+        if (all.isEmpty()) throw new DelayLakeException.NotFound(message + " does not wait, or has only just come", details);
+        if (all.stream().map(PendingMessage::id).distinct().count() > 1) {
+            throw new DelayLakeException.Invalid(message + " is a batch of several messages: name one by its batch index", details);
+        }
+        return new MessageState(all.get(0), subscriptions(waiting), subscriptions(cancelled));
     }
 
     /** Goes through what waits, soonest first, a few seconds behind. */
     public Iterable<PendingMessage> pending(String topic, PendingFilter filter) {
-        return listed(path(topic, null) + "/delayed", filter.query, "messages", filter.limit, one -> new PendingMessage(
-            MessageId.parse((String) one.get("messageId")).at(Json.time(one.get("deliverAt"))),
-            Json.time(one.get("deliverAt")), Json.texts(one.get("subscriptions")), (String) one.get("key"),
-            (String) one.get("orderingKey"), Json.properties(one.get("properties")),
-            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime")),
-            Json.time(one.get("expiresAt"))));
+        return pending(topic, filter.query, filter.limit);
     }
 
     /** Goes through the messages that recur, in the order in which they came. */
@@ -199,6 +249,49 @@ public final class Client {
         String requestId) {}
 
     private record Answer(int status, Map<String, Object> content, String reason, long retryAfterMillis) {}
+
+    private Iterable<PendingMessage> pending(String topic, List<Map.Entry<String, String>> query, long limit) {
+        return listed(path(topic, null) + "/delayed", query, "messages", limit, one -> new PendingMessage(
+            MessageId.parse((String) one.get("messageId")).at(Json.time(one.get("deliverAt"))),
+            Json.time(one.get("deliverAt")), Json.texts(one.get("subscriptions")), (String) one.get("key"),
+            (String) one.get("orderingKey"), Json.properties(one.get("properties")),
+            Long.valueOf(0).equals(one.get("eventTime")) ? null : Json.time(one.get("eventTime")), Json.time(one.get("publishTime")),
+            Json.time(one.get("expiresAt"))));
+    }
+
+    /** Returns the messages of an entry, or the one that an id names in it, that are in a state. */
+    private List<PendingMessage> ofEntry(String topic, MessageId id, String state) {
+        List<Map.Entry<String, String>> query = List.of(
+            Map.entry("ledgerId", "" + id.ledgerId()), Map.entry("entryId", "" + id.entryId()),
+            Map.entry("dueFrom", "0"), Map.entry("state", state));
+        return StreamSupport.stream(pending(topic, query, Long.MAX_VALUE).spliterator(), false)
+            .filter(one -> id.batchIndex() < 0 || id.batchIndex() == one.id().batchIndex()).toList();
+    }
+
+    /** A message is listed once for each time at which it is due. */
+    private static List<String> subscriptions(List<PendingMessage> messages) {
+        return messages.stream().flatMap(one -> one.subscriptions().stream()).distinct().toList();
+    }
+
+    private static long count(Map<String, Object> found, String name) {
+        return (Long) found.getOrDefault(name, 0L);
+    }
+
+    /** Sends a command for all that a subscription gets. */
+    private List<Outcome> ofSubscription(String topic, String operation, Target target) {
+        if (target.subscription().equals("*")) throw new IllegalArgumentException("a " + operation + " names its subscription");
+        return outcomes("POST", path(topic, null, target, operation), null, target, null, null);
+    }
+
+    /** Sends a command about a message that recurs; for all subscriptions it is for those that the topic has. */
+    private List<Outcome> ofSchedule(String method, String topic, String last, Named message, Target target) {
+        List<String> query = new ArrayList<>();
+        if (message instanceof ScheduleKey key) query.add("scheduleKey=" + encoded(key.key()));
+        if (!target.subscription().equals("*")) query.add("subscriptionNames=" + encoded(target.subscription()));
+        String named = message instanceof MessageId id ? "/" + encoded(id.inTopic()) : "";
+        String path = path(topic, message) + "/schedules" + named + last + (query.isEmpty() ? "" : "?" + String.join("&", query));
+        return outcomes(method, path, message, target, null, null);
+    }
 
     private List<Outcome> outcomes(
         String method, String path, Named message, Target target, Object body, Instant deliverAt) {

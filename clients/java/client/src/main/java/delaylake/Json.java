@@ -77,6 +77,8 @@ final class Json {
             generator.writeStartArray();
             for (Object item : items) write(generator, item);
             generator.writeEndArray();
+        } else if (value instanceof Boolean flag) {
+            generator.writeBoolean(flag);
         } else if (value instanceof Long number) {
             generator.writeNumber(number);
         } else {

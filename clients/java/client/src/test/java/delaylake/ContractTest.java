@@ -36,6 +36,10 @@ class ContractTest {
                 assertEquals(new TreeMap<>(Json.properties(step.get("outcomes"))), new TreeMap<>(results), title);
             }
             if (step.containsKey("as")) messages.put((String) step.get("as"), (MessageId) told.found);
+            if (step.containsKey("redriven")) {
+                Redriven redriven = (Redriven) told.found;
+                assertEquals(step.get("redriven"), Map.of("matched", redriven.matched(), "redriven", redriven.redriven()), title);
+            }
             if (step.containsKey("sameAs")) assertEquals(messages.get(step.get("sameAs")), told.found, title);
         }
     }
@@ -47,9 +51,9 @@ class ContractTest {
             boolean isOver = Instant.now().isAfter(deadline);
             try {
                 Object found = done(step);
-                if (!step.containsKey("listed")) return new Answer(found, null, found instanceof List<?> list ? outcomes(list) : List.of());
-                List<MessageId> wanted = Json.texts(step.get("listed")).stream().map(messages::get).toList();
-                if (found.equals(wanted)) return new Answer(found, null, List.of());
+                Object wanted = waitedFor(step);
+                if (wanted == null) return new Answer(found, null, found instanceof List<?> list ? outcomes(list) : List.of());
+                if (wanted.equals(summary(step, found))) return new Answer(found, null, List.of());
                 assertTrue(!isOver, step.get("title") + ": " + found + ", not " + wanted);
             } catch (DelayLakeException error) {
                 boolean mayBeSeen = step.containsKey("until") && error instanceof DelayLakeException.NotFound && !isOver;
@@ -57,6 +61,33 @@ class ContractTest {
             }
             Thread.sleep(200);
         }
+    }
+
+    /** What a step's answer is to be before it goes on, as a summary; null: any. */
+    private Object waitedFor(Map<String, Object> step) {
+        if (step.containsKey("waitingFor")) return List.of(step.get("waitingFor"), step.get("cancelledFor"));
+        if (step.containsKey("dryRun")) return ((Map<?, ?>) step.get("redriven")).get("matched");
+        if (!step.containsKey("listed")) return null;
+        Object end = step.getOrDefault("expiresAt", step.getOrDefault("expiresAfterMillis", 0L));
+        return Json.texts(step.get("listed")).stream().map(name -> List.of(messages.get(name), end)).toList();
+    }
+
+    private static Object summary(Map<String, Object> step, Object found) {
+        if (found instanceof MessageState state) {
+            return List.of(state.waitingFor().stream().sorted().toList(), state.cancelledFor().stream().sorted().toList());
+        }
+        if (found instanceof Redriven redriven) return redriven.matched();
+        return ((List<?>) found).stream().map(one -> List.of(id(one), end(step, one))).toList();
+    }
+
+    private static MessageId id(Object listed) {
+        return listed instanceof Schedule schedule ? schedule.id() : ((PendingMessage) listed).id();
+    }
+
+    private static long end(Map<String, Object> step, Object listed) {
+        if (!(listed instanceof PendingMessage message)) return 0;
+        if (step.containsKey("expiresAt")) return message.expiresAt().toEpochMilli();
+        return step.containsKey("expiresAfterMillis") ? Duration.between(message.deliverAt(), message.expiresAt()).toMillis() : 0;
     }
 
     private static List<Outcome> outcomes(List<?> found) {
@@ -80,11 +111,25 @@ class ContractTest {
             case "restore" -> lake.restore(topic, (MessageId) named(step), target);
             case "retry" -> lake.retry(topic, (MessageId) named(step), (String) step.get("reason"), null, target);
             case "endSchedule" -> lake.endSchedule(topic, (MessageId) named(step), target);
-            case "pending" -> StreamSupport.stream(lake.pending(topic, filter(step)).spliterator(), false)
-                .map(PendingMessage::id).toList();
-            case "schedules" -> StreamSupport.stream(lake.schedules(topic).spliterator(), false).map(Schedule::id).toList();
+            case "skipNext" -> lake.skipNext(topic, named(step), target);
+            case "pauseSchedule" -> lake.pauseSchedule(topic, named(step), target);
+            case "resumeSchedule" -> lake.resumeSchedule(topic, named(step), target);
+            case "pause" -> lake.pause(topic, target);
+            case "resume" -> lake.resume(topic, target);
+            case "get" -> lake.get(topic, (MessageId) named(step));
+            case "redrive" -> lake.redrive(topic, letters(step));
+            case "pending" -> StreamSupport.stream(lake.pending(topic, filter(step)).spliterator(), false).toList();
+            case "schedules" -> StreamSupport.stream(lake.schedules(topic).spliterator(), false).toList();
             default -> throw new IllegalArgumentException("no step " + step);
         };
+    }
+
+    private DeadLetterFilter letters(Map<String, Object> step) {
+        DeadLetterFilter filter = DeadLetterFilter.subscription((String) step.get("subscription"));
+        if (step.containsKey("key")) filter.key((String) step.get("key"));
+        if (step.containsKey("reason")) filter.reason((String) step.get("reason"));
+        if (step.containsKey("messages")) filter.messages(Json.texts(step.get("messages")).stream().map(messages::get).toList());
+        return step.containsKey("dryRun") ? filter.dryRun() : filter;
     }
 
     private static NewMessage message(Map<String, Object> step, Duration after) {
@@ -93,6 +138,8 @@ class ContractTest {
         if (step.containsKey("requestId")) message.requestId("java-" + step.get("requestId"));
         if (step.containsKey("key")) message.key((String) step.get("key"));
         if (step.containsKey("properties")) message.properties(Json.properties(step.get("properties")));
+        if (step.containsKey("expireAfterMillis")) message.expireAfter(Duration.ofMillis((Long) step.get("expireAfterMillis")));
+        if (step.containsKey("expireAt")) message.expireAt(Instant.ofEpochMilli((Long) step.get("expireAt")));
         if (step.containsKey("scheduleKey")) message.scheduleKey((String) step.get("scheduleKey"));
         if (step.containsKey("repeat")) message.repeat((String) step.get("repeat")).timeZone((String) step.get("timeZone"));
         return message;

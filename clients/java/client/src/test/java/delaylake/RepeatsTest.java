@@ -241,4 +241,40 @@ class RepeatsTest {
         }
         assertEquals(List.of(), seen);
     }
+
+    @Test
+    void aRedriveIsRepeatedUnderTheSameKeyAndTellsItsNumbers() {
+        replies.addAll(List.of(HANG_UP, new Reply(200, "{\"matched\":3,\"redriven\":2,\"refused\":1}", "")));
+        DeadLetterFilter filter = DeadLetterFilter.subscription("a")
+            .messages(List.of(MessageId.parse("7:0:-1:-1"), MessageId.parse("7:1:2:3"))).limit(9);
+        assertEquals(new Redriven(3, 2, 0, 1, 0), lake.redrive("orders", filter));
+        Map<String, Object> body = Json.object(seen.get(1).body);
+        assertEquals(Map.of("subscription", "a", "messageIds", List.of("7:0:-1", "7:1:3")), body.get("filter"));
+        assertEquals(List.of(false, 9L), List.of(body.get("dryRun"), body.get("max")));
+        assertEquals(seen.get(0).key, seen.get(1).key);
+    }
+
+    @Test
+    void theStateOfAnEntryWithSeveralMessagesIsAskedForByABatchIndex() {
+        String one = "{\"messageId\":\"7:0:-1:%s\",\"deliverAt\":5,\"subscriptions\":[\"a\",\"b\"]}";
+        String two = String.format(one, 0) + "," + String.format(one, 1);
+        for (String page : List.of(two, String.format(one, 0), two, "")) {
+            replies.add(new Reply(200, "{\"messages\":[" + page + "],\"nextCursor\":null}", ""));
+        }
+        MessageState state = lake.get("orders", MessageId.parse("7:0:0"));
+        assertEquals("7:0:-1:0", state.message().id().toString());
+        assertEquals(List.of(List.of("a", "b"), List.of("a", "b")), List.of(state.waitingFor(), state.cancelledFor()));
+        assertThrows(DelayLakeException.Invalid.class, () -> lake.get("orders", MessageId.parse("7:0")));
+    }
+
+    @Test
+    void aScheduleIsNamedByItsKeyInTheQueryAndAPauseHasNoBody() {
+        replies.addAll(List.of(new Reply(200, OUTCOME.formatted("APPLIED"), ""), new Reply(200, OUTCOME.formatted("APPLIED"), "")));
+        lake.pauseSchedule("orders", Named.key("k 1"), Target.subscription("a"));
+        lake.resume("orders", Target.subscription("a/b"));
+        String path = "/admin/v2/persistent/public/default/orders";
+        assertEquals(path + "/schedules/pause?scheduleKey=k%201&subscriptionNames=a", seen.get(0).uri);
+        assertEquals(path + "/subscription/a%2Fb/resume", seen.get(1).uri);
+        assertThrows(IllegalArgumentException.class, () -> lake.pause("orders", Target.ALL));
+    }
 }
