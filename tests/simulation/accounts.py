@@ -31,6 +31,7 @@ class Account:
 
     Attributes:
         due: when it is due by all answers, ms since the epoch; after a retry when that is.
+        sent_at: when its sender sent it, ms since the epoch.
         ends_at: from then on it is not sent; 0: it has no end.
         earlier: the times of deliveries before, which came or are on their way.
         is_cancelled: by a command, or because another message of its key took its place.
@@ -39,6 +40,7 @@ class Account:
     """
 
     due: int
+    sent_at: int
     ends_at: int = 0
     earlier: list[int] = field(default_factory=list)
     is_cancelled: bool = False
@@ -114,11 +116,11 @@ class Accounts:
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
 
-    def add_message(self, position: str, due: int, subscriptions: Iterable[str], ends_at: int = 0) -> None:
+    def add_message(self, position: str, due: int, subscriptions: Iterable[str], sent_at: int, ends_at: int) -> None:
         """A message is in a source topic."""
         self._by_entry[_entry_of(position)].append(position)
         for name in subscriptions:
-            self.accounts[position, name] = Account(due, ends_at)
+            self.accounts[position, name] = Account(due, sent_at, ends_at)
 
     def add_command(self, command: Command) -> None:
         """A command is on the control topic."""
@@ -265,8 +267,8 @@ class Accounts:
                 require(early <= 0, f"{what}, {early} ms before anything is dispatched")
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")
-            case "NOT_FOUND" if operation != "RETRY":
-                raise BrokenGuaranteeError(f"{what}, and it is there")
+            case "NOT_FOUND" if operation != "RETRY" and command is not None:
+                require(account.sent_at > command.sent_at, f"{what}, and it was there")
 
     def _move(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
         assert command is not None

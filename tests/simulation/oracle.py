@@ -50,7 +50,7 @@ class Oracle:
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic."""
         self.expected[position] = expected
-        self.accounts.add_message(position, expected.due, expected.subscriptions, expected.ends_at)
+        self.accounts.add_message(position, expected.due, expected.subscriptions, self.now(), expected.ends_at)
 
     def arrived(self, position: str, subscription: str, topic: str) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
