@@ -3,7 +3,8 @@
 1. The checkpoint is of this program and these settings (`check_program`).
 2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`).
 3. Checkpoint and tables go together: no table has a later tick (`check_tables`).
-4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more.
+4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more. What that run
+   has committed since 3 is looked at, too.
 5. The broker answers (`wait_for_broker`), and no destination has messages of a later tick (`check_sent`).
 6. The broker is the one that was read, and has no later outcome (`check_broker`).
 7. Spark runs the last batch again, whose offset it had logged. `streaming.checkpoint.batch_input` has its messages, and
@@ -76,7 +77,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
 
     Raises:
         StartError, CheckpointError, WarehouseError: they do not match. Nothing has been changed, except that missing
-            tables and columns were created.
+            tables and columns were created; and the epoch, where an older job has written just before it was overtaken.
         FencedError: another job has taken the warehouse over in the meantime.
     """
     found = _read_checkpoint(checkpoint)
@@ -98,6 +99,9 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shards
     tables.take_over(epoch)
+    # An older run, which goes on from another copy of the checkpoint, may have committed until now.
+    newest = checkpoint.newest_offset()
+    check_not_behind(found.folder, None if newest is None else newest.tick, _last_ticks(tables, checkpoint.app_id))
 
 
 def recover(

@@ -154,8 +154,9 @@ def rebuild(
     metadata = _metadata(tables, names, found, now)
     own = Checkpoint(checkpoint)
     own.write_version()
-    own.epoch = tables.epoch or 0
     prepared.complete(offset, metadata)
+    # Last: a start refuses a checkpoint of an earlier epoch. One of this epoch, without its state, would be a new one.
+    own.epoch = tables.epoch or 0
     return {
         "pending": found.pending,
         "taken_back_or_delivered": changes.cancelled.num_rows + done.num_rows,

@@ -126,6 +126,8 @@ class World:
             warehouse="file:/nowhere",
             checkpoint=f"file:{self.disk.folder}/machine 0",
             replicated="all",
+            # Batches that come more often meet more faults, those that come as the default says meet other ones.
+            ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
             tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
             release={"lanes": 2},  # type: ignore[arg-type]
             routes=[  # type: ignore[arg-type]

@@ -11,12 +11,17 @@ import pytest
 
 from broker.position import Position
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
+from streaming.checkpoint.prepared import PreparedState
+from streaming.crash_recovery import begin
 from streaming.source.watch.beginnings import Beginning, Beginnings
-from tests.support.warehouse.rebuilt import without_destinations
-from tests.support.warehouse.tables import make
+from streaming.start_checks import StartError
+from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
+from tests.support.warehouse.tables import NOW, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker
+from warehouse.delta.tables import Tables
 
 pytestmark = pytest.mark.slow
 
@@ -61,3 +66,24 @@ def test_a_rebuild_takes_over_where_topics_began_that_were_not_read_yet(tmp_path
     with without_destinations():
         rebuild_checkpoint(made, discards_checkpoint=True)
     assert Beginnings(made).all() == {"empty": began}
+
+
+@pytest.mark.parametrize("step", ["write_rows", "complete"])
+def test_no_job_starts_on_what_a_killed_rebuild_has_left(tmp_path: Path, step: str) -> None:
+    """Of a message that was delivered before its entry was durable only `deliveries` knows: it would come twice."""
+    made, tables = make(tmp_path)
+    own = Checkpoint(tmp_path / "checkpoint")
+    begin(made, tables, own)
+    row = {"subscription": "a", "ledger_id": 1, "entry_id": 3, "delivered_at": NOW}
+    tables.append("deliveries", rows("deliveries", [row]), {own.app_id: 1})
+    for _ in range(2):
+        killed = mock.patch.object(PreparedState, step, side_effect=KeyboardInterrupt)
+        with without_destinations(), killed, pytest.raises(KeyboardInterrupt):
+            rebuild_checkpoint(made, discards_checkpoint=True)
+        with pytest.raises((StartError, CheckpointError), match="delaylake rebuild"):
+            begin(made, Tables(made.warehouse), Checkpoint(tmp_path / "checkpoint"))
+    with without_destinations():
+        rebuild_checkpoint(made, discards_checkpoint=True)
+    begin(made, Tables(made.warehouse), Checkpoint(tmp_path / "checkpoint"))
+    done = of_all_shards(PreparedState(tmp_path / "checkpoint")).delivered
+    assert done["entry_id"].to_pylist() == [3]

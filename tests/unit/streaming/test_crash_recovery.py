@@ -23,6 +23,7 @@ from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import FOLDER, PreparedState, last_routes
 from streaming.crash_recovery import GivenUpError, Restarts, begin, check_checkpoint, wait_for_broker
 from streaming.start_checks import StartError
+from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 
 
@@ -59,6 +60,34 @@ def test_the_version_of_a_checkpoint_is_looked_at_before_a_prepared_offset_that_
             start()
     with pytest.raises(CheckpointError, match=r"the prepared state in .* is damaged"):
         last_routes(checkpoint.folder)
+
+
+@pytest.mark.slow
+def test_what_an_older_job_commits_until_it_is_overtaken_is_seen_by_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from a copy of the checkpoint. The tables would take the rows of this job's tick for its rows."""
+    settings = Settings(checkpoint=f"file:{tmp_path}/checkpoint", warehouse=f"file:{tmp_path}/warehouse")
+    checkpoint, older = Checkpoint(tmp_path / "checkpoint"), Tables(settings.warehouse)
+    begin(settings, older, checkpoint)
+    offsets = tmp_path / "checkpoint/query/offsets"
+    offsets.mkdir()
+    (offsets / "0").write_text(f"v1\n{{}}\n{json.dumps(Offset(tick=5).to_json())}")
+    older.note("rejects", {checkpoint.app_id: 5})
+    takes_over = Tables.take_over
+
+    def commits_first(tables: Tables, epoch: int) -> None:
+        older.note("rejects", {checkpoint.app_id: 6})
+        takes_over(tables, epoch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tables, "take_over", commits_first)
+        with pytest.raises(CheckpointError, match="it ends with tick 5, rejects with 6"):
+            begin(settings, Tables(settings.warehouse), checkpoint)
+    with pytest.raises(CheckpointError, match="it ends with tick 5, rejects with 6"):
+        begin(settings, Tables(settings.warehouse), checkpoint)
+    with pytest.raises(FencedError):
+        older.note("rejects", {checkpoint.app_id: 7})
 
 
 class Client:
