@@ -185,7 +185,11 @@ def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
     [connection] = _connection
     for name, table in tables.items():
         connection.register(name, table.rows())
-    return pa.table(connection.sql(_sql(sql)).to_arrow_table())
+    found = pa.table(connection.sql(_sql(sql)).to_arrow_table())
+    # DataFusion's sums of integers are integers.
+    is_sum = [pa.types.is_decimal(field.type) for field in found.schema]
+    fields = [field.with_type(pa.int64()) if is_it else field for field, is_it in zip(found.schema, is_sum, strict=True)]
+    return found.cast(pa.schema(fields))
 
 
 # What is asked most: rows of the delayed index that are due in a span of time. DuckDB takes milliseconds for it.
