@@ -187,8 +187,7 @@ def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
         connection.register(name, table.rows())
     found = pa.table(connection.sql(_sql(sql)).to_arrow_table())
     # DataFusion's sums of integers are integers.
-    is_sum = [pa.types.is_decimal(field.type) for field in found.schema]
-    fields = [field.with_type(pa.int64()) if is_it else field for field, is_it in zip(found.schema, is_sum, strict=True)]
+    fields = [f.with_type(pa.int64()) if pa.types.is_decimal(f.type) else f for f in found.schema]
     return found.cast(pa.schema(fields))
 
 
