@@ -145,6 +145,7 @@ class SparkSettings(Section):
 class IngestSettings(Section):
     max_messages_per_batch: Count = 20_000
     max_bytes_per_batch: Annotated[int, Field(gt=0, le=64 << 20)] = 16 << 20
+    batch_interval_millis: Annotated[int, Field(ge=300, le=1_200)] = 600
     min_free_bytes: Annotated[int, Field(ge=0, le=MOST)] = 256 << 20
 
 

@@ -12,7 +12,7 @@ from conf.times import Moment
 from streaming.checkpoint.offset import Offset
 from streaming.release.feedback import Feedback
 from streaming.source.batch_shares import is_too_much
-from streaming.source.clock import Clock, tick_seconds
+from streaming.source.clock import MIN_TICK_SECONDS, Clock, tick_seconds
 from streaming.source.rejects_rounds import is_round_due
 from tracker.message_state.changes import HELD_DELIVER_AT
 
@@ -41,8 +41,10 @@ class Backlog:
 class BatchEnds:
     """Decides when a batch ends: at once for urgent work, for any other work some time after the last batch.
 
+    Messages that are due later than the lookahead can wait for longest: each batch has a price, whatever it has.
+
     Args:
-        limits: of a batch.
+        limits: of a batch, and the time between two.
         clock: of the job.
     """
 
@@ -62,15 +64,18 @@ class BatchEnds:
         self._last_end = monotonic
 
     def seconds_left(self, monotonic: float, feedback: Feedback) -> float:
-        """Returns how long work that is not urgent waits for the end of a batch, seconds; 0 or less: not any more.
+        """Returns how long messages that are due later wait for the end of a batch, seconds; 0 or less: not any more.
 
         Args:
             monotonic: the time, seconds of a clock that never jumps.
             feedback: of the driver.
         """
+        return self._seconds_left(monotonic, feedback, self._limits.batch_interval_millis / 1000)
+
+    def _seconds_left(self, monotonic: float, feedback: Feedback, least: float) -> float:
         # At most half the lookahead, so that each batch dispatches what comes due until the next one.
         most = self._clock.lookahead(feedback) / 2000
-        return self._last_end + min(tick_seconds(statistics.median(self._batch_seconds)), most) - monotonic
+        return self._last_end + min(tick_seconds(statistics.median(self._batch_seconds), least), most) - monotonic
 
     def is_due(
         self,
@@ -89,15 +94,25 @@ class BatchEnds:
             feedback: of the driver.
             has_nothing_to_do: as of `Clock.is_time`.
         """
-        if self.seconds_left(now.seconds, feedback) <= 0:
-            has_new = (backlog.is_taken and backlog.messages > 0) or backlog.has_rounds
-            is_asked = is_round_due(last, feedback)
-            return has_new or is_asked or self._clock.is_time(last, now, feedback, has_nothing_to_do)
+        has_new = backlog.is_taken and backlog.messages > 0
+        if self._seconds_left(now.seconds, feedback, MIN_TICK_SECONDS) <= 0:
+            if backlog.has_rounds or is_round_due(last, feedback):
+                return True
+            if self._clock.is_asked(last, now, feedback, has_nothing_to_do):
+                return True
+            if self.seconds_left(now.seconds, feedback) <= 0 or _waits_for_ticks(last, feedback):
+                return has_new or self._clock.has_due(last, now.millis, feedback)
         return backlog.is_taken and (
             2 * backlog.messages >= self._limits.max_messages_per_batch
             or backlog.n_bytes >= self._limits.max_bytes_per_batch
             or backlog.has_due(now.millis + self._clock.lookahead(feedback))
         )
+
+
+def _waits_for_ticks(last: Offset, feedback: Feedback) -> bool:
+    """Whether commands wait for what comes in, or messages that are due wait for places or for room in a tick."""
+    is_overdue = feedback.next_due is not None and feedback.next_due <= last.cutoff
+    return bool(last.barriers) or bool(feedback.waiting[1]) or is_overdue
 
 
 def may_rest(last: Offset, durable: Mapping[str, str], feedback: Feedback) -> bool:

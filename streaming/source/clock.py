@@ -12,8 +12,8 @@ from streaming.release.feedback import Feedback
 from tracker.buckets.large_rows import LargeKey, LargeRows, LargeRule
 from tracker.buckets.time_slots import SLOT_MILLIS
 
-# The time between two batches without urgent work: more batches would only take CPU time from the senders.
-_MIN_TICK_SECONDS = 0.3
+# The shortest time between two batches without urgent work: more batches would only take CPU time from the senders.
+MIN_TICK_SECONDS = 0.3
 _MAX_TICK_SECONDS = 1.2
 
 # What large messages may have, in bytes, that are loaded, or dispatched and not recorded; what a tick loads of
@@ -72,15 +72,16 @@ class ClockSettings:
     max_segment_millis: int = 300_000
 
 
-def tick_seconds(batch_seconds: float) -> float:
+def tick_seconds(batch_seconds: float, least: float = MIN_TICK_SECONDS) -> float:
     """Returns how long after a batch the next one begins when it has no urgent work, seconds.
 
     Batches without a pause would make the senders late on busy cores, because each batch has a fixed cost.
 
     Args:
         batch_seconds: how long a batch usually takes.
+        least: the shortest such time, seconds, of quick batches.
     """
-    return min(max(_MIN_TICK_SECONDS, 2 * batch_seconds - _MIN_TICK_SECONDS), _MAX_TICK_SECONDS)
+    return min(max(least, 2 * batch_seconds - MIN_TICK_SECONDS), _MAX_TICK_SECONDS)
 
 
 class Clock:
@@ -105,6 +106,19 @@ class Clock:
     ) -> bool:
         """Whether there is reason for a batch although no message has come in.
 
+        Args: as of `is_asked`.
+        """
+        return self.is_asked(last, now, feedback, has_nothing_to_do) or self.has_due(last, now.millis, feedback)
+
+    def is_asked(
+        self,
+        last: Offset,
+        now: Moment,
+        feedback: Feedback,
+        has_nothing_to_do: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether there is reason for a batch other than messages that have come in, or come due in state.
+
         Args:
             last: the last offset.
             now: the time.
@@ -118,7 +132,6 @@ class Clock:
             or self._is_set_back(last, now.millis, feedback)
             or self._ends_seal_epoch(now.seconds, has_nothing_to_do)
             or (feedback.unwritable is not None and feedback.unwritable != last.unwritable)
-            or self._has_due(last, self._next_cutoff(last, now.millis, feedback), feedback)
         )
 
     def next(self, last: Offset, at: Moment, feedback: Feedback, index: DelayedIndex) -> Offset:
@@ -249,8 +262,15 @@ class Clock:
         """Returns how long before its time a message is dispatched, ms."""
         return feedback.lookahead_millis or self._settings.lookahead_millis
 
-    def _has_due(self, last: Offset, cutoff: int, feedback: Feedback) -> bool:
-        """Whether a message in state may be due after the last cutoff and by the next one, ms since the epoch."""
+    def has_due(self, last: Offset, now: int, feedback: Feedback) -> bool:
+        """Whether a message in state may be due by the next cutoff, and that is after the last one.
+
+        Args:
+            last: the last offset.
+            now: ms since the epoch.
+            feedback: of the driver.
+        """
+        cutoff = self._next_cutoff(last, now, feedback)
         return cutoff > last.cutoff and (feedback.next_due is None or feedback.next_due <= cutoff)
 
     def _horizons(

@@ -157,7 +157,7 @@ class Intake:
             now = Moment.now()
             seconds_left = self._batch_ends.seconds_left(now.seconds, feedback)
             has_waiting = self._barriers.has_waiting
-            wakes_for_any = seconds_left <= 0 or has_waiting
+            wakes_for_any = seconds_left <= 0 or has_waiting or bool(last.barriers)
             self._receivers.arrivals.wake_until = ANY if wakes_for_any else now.millis + self._clock.lookahead(feedback)
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_due(last, now, feedback):

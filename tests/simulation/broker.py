@@ -18,11 +18,15 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+
+import pulsar
 
 from broker.client import NoAnswerError, PulsarError
 from broker.position import Position
 from broker.protocol.brokers import Brokers
+from broker.protocol.building import OutgoingMessage, batch_entry
 from broker.protocol.consumer import EntryConsumer
 from broker.protocol.frames import Frame, FrameDecoder
 from broker.protocol.producer import EntryProducer
@@ -30,7 +34,7 @@ from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LastMessageId, ProducerAnswer, ServerError
 from broker.pulsar_admin.answers import TopicLedgers
 from tests.simulation.faults import Faults
-from tests.simulation.scheduler import Future, Process, Scheduler
+from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
 
 REQUEST_SECONDS = 5.0
 _NEXT_SECONDS = 1e-7  # between two things that come one after the other
@@ -474,13 +478,59 @@ class Admin:
 
 
 class Client:
-    """Stands in for `pulsar.Client`."""
+    """Stands in for `pulsar.Client`. Its producers are those of `broker.protocol`, with the other one's methods."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: SimulatedBrokers) -> None:
+        self._brokers = brokers
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
 
+    def create_producer(self, topic: str, producer_name: str, **_: Any) -> ClientProducer:
+        try:
+            return ClientProducer(self._brokers.produce(topic, producer_name))
+        except RefusedError as error:
+            raise pulsar.ProducerBusy(str(error)) from error
+        except PulsarError as error:
+            raise pulsar.Timeout(str(error)) from error
+
     def close(self) -> None:
-        pass
+        self._brokers.close()
+
+
+class ClientProducer:
+    """Stands in for `pulsar.Producer` with batches that only `flush` and `flush_async` end, and no limit of time."""
+
+    def __init__(self, producer: EntryProducer) -> None:
+        self._producer: Any = self  # the real one has the C++ producer there
+        self._entries = producer
+        self._batch: list[OutgoingMessage] = []
+        self._callbacks: list[tuple[int, Callable[[Any, Any], None]]] = []  # with the last sequence id of the batch
+
+    def last_sequence_id(self) -> int:
+        return self._entries.last_sequence_id
+
+    def send_async(self, body: bytes, callback: Any, partition_key: str, sequence_id: int) -> None:
+        self._batch.append(OutgoingMessage(sequence_id, body, key=partition_key.encode()))
+        if callback is not None:
+            self._callbacks.append((sequence_id, callback))
+
+    def flush_async(self, _: Any) -> None:
+        if self._batch:
+            self._entries.send(batch_entry(self._batch, self._entries.name, 1))
+            self._batch = []
+
+    def flush(self) -> None:
+        self.flush_async(None)
+        self._entries.flush()
+        while not self._entries.has_arrived:
+            if self._entries.error is not None:
+                raise pulsar.AlreadyClosed(str(self._entries.error))
+            wait_seconds(0.01)
+        for last, callback in self._callbacks:
+            is_repeated = self._entries.repeated_to >= last
+            callback(pulsar.Result.Ok, SimpleNamespace(ledger_id=lambda at=-1 if is_repeated else 1: at))
+        self._callbacks = []
+
+    def close(self) -> None:
+        self._entries.close()(REQUEST_SECONDS)

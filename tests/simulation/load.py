@@ -12,6 +12,7 @@ from tests.simulation.broker import Cluster
 from tests.simulation.oracle import Expected, Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
 
+_ENDS_MILLIS = (200, 2_000, 20_000)  # from when a message is due on
 _DUE_MILLIS = (-2_000, 0, 300, 900, 2_500, 4_000, 8_000, 20_000, 45_000)  # from when it is published on
 
 
@@ -48,19 +49,23 @@ class Producers:
         now = round((EPOCH_SECONDS + self._scheduler.now) * 1000)
         n = self._random.choice([1, 1, 1, 3])
         due = [max(0, now + self._random.choice(_DUE_MILLIS) + self._random.randrange(200)) for _ in range(n)]
-        messages = [self._message(at) for at in due]
+        ends = [at + self._random.choice(_ENDS_MILLIS) if self._random.random() < 0.1 else 0 for at in due]
+        messages = [self._message(at, end) for at, end in zip(due, ends, strict=True)]
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         topic = self._cluster.topic(source)
         following = topic.end.next
         for i, at in enumerate(due):
             index = i if n > 1 else -1
             position = f"{following.ledger_id}:{following.entry_id}:-1:{index}"
-            self._oracle.sent(position, Expected(at, self._routes[source]))
+            self._oracle.sent(position, Expected(at, self._routes[source], ends[i]))
             self.last_due = max(self.last_due, at)
         self._trace(f"published {following} to {source.rpartition('/')[2]}, due in {[at - now for at in due]} ms")
         self._cluster.publish(source, entry.data, n)
         self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
 
-    def _message(self, due: int) -> OutgoingMessage:
+    def _message(self, due: int, ends_at: int) -> OutgoingMessage:
         self._n += 1
-        return OutgoingMessage(self._n, b"%d" % self._n, [encoded_property("deliverAt", str(due))])
+        properties = [encoded_property("deliverAt", str(due))]
+        if ends_at:
+            properties.append(encoded_property("expireAt", str(ends_at)))
+        return OutgoingMessage(self._n, b"%d" % self._n, properties)

@@ -1,4 +1,7 @@
-"""What must become of each message, by docs/guarantees.md alone: an account of its own, without code of the job."""
+"""What must become of each message, by docs/guarantees.md alone: an account of its own, without code of the job.
+
+What commands change is in `accounts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-
-class BrokenGuaranteeError(AssertionError):
-    """Something is not as docs/guarantees.md says."""
+from tests.simulation.accounts import Accounts, BrokenGuaranteeError
+from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 
 @dataclass
@@ -18,13 +20,14 @@ class Expected:
     """A message that a source topic has.
 
     Attributes:
-        due: when it is due at the earliest, ms since the epoch.
+        due: when it is due by its sender, ms since the epoch.
         subscriptions: who gets it.
+        ends_at: from then on it is not sent; 0: it has no end.
     """
 
     due: int
     subscriptions: frozenset[str]
-    is_rejected: bool = False
+    ends_at: int = 0
 
 
 @dataclass
@@ -33,32 +36,35 @@ class Oracle:
 
     Attributes:
         now: returns the time by the clock of the world, ms since the epoch.
+        accounts: what commands, ends and keys have made of them.
     """
 
     now: Callable[[], int]
+    accounts: Accounts = field(default_factory=Accounts)
     expected: dict[str, Expected] = field(default_factory=dict)
     came: Counter[tuple[str, str]] = field(default_factory=Counter)  # (position, subscription)
     durable: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by table; what no crash takes
     recorded: Counter[tuple[str, str]] = field(default_factory=Counter)  # rows of `deliveries`
     acknowledged: int = 0
-    latest: int = 0  # by how many ms a message came late
 
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic."""
         self.expected[position] = expected
+        self.accounts.add_message(position, expected.due, expected.subscriptions, expected.ends_at)
 
-    def arrived(self, position: str, subscription: str) -> None:
-        """A message has come to a destination: never early, and once."""
+    def arrived(self, position: str, subscription: str, topic: str) -> None:
+        """A message of a source topic has come to a destination: never early, and once."""
         if (message := self.expected.get(position)) is None:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which nobody has sent")
-        if subscription not in message.subscriptions or message.is_rejected:
+        if subscription not in message.subscriptions:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which is not for it")
-        if self.now() < message.due:
-            raise BrokenGuaranteeError(f"{subscription} has got {position} {message.due - self.now()} ms early")
-        self.latest = max(self.latest, self.now() - message.due)
         self.came[position, subscription] += 1
-        if self.came[position, subscription] > 1:
-            raise BrokenGuaranteeError(f"{subscription} has got {position} twice")
+        self.accounts.arrived(position, subscription, self.now(), topic)
+
+    def told(self, outcome: ControlOutcome) -> None:
+        """An outcome is on the outcome topic."""
+        row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
+        self.accounts.told(row | {"result": Result.Name(outcome.result)})
 
     def stored(self, table: str, rows: pa.Table) -> None:
         """Rows are in a table, and no loss of power takes them."""
@@ -68,13 +74,14 @@ class Oracle:
                 self.durable[table].add(f"{ledger}:{entry}")
         if table == "rejects" and rows.num_rows:
             raise BrokenGuaranteeError(f"{rows['position'][0]} is rejected: {rows['reason'][0]}")
+        if table == "outcomes":
+            self.accounts.recorded(rows.to_pylist())
         if table == "deliveries":
             for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
                 self.recorded[position, name] += 1
-                if not self.came[position, name]:
-                    raise BrokenGuaranteeError(f"`deliveries` says of {position} that {name} has it")
-                if self.recorded[position, name] > 1:
-                    raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} twice")
+                n, came = self.recorded[position, name], self.came[position, name]
+                if n > came:
+                    raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
 
     def acknowledged_to(self, entries: Iterable[str]) -> None:
         """Entries of a source topic are acknowledged: the broker may delete them."""
@@ -86,20 +93,10 @@ class Oracle:
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")
 
-    def missing(self) -> list[tuple[str, str]]:
-        """What has not come, as (position, subscription)."""
-        return [
-            (position, name)
-            for position, message in self.expected.items()
-            for name in sorted(message.subscriptions)
-            if not message.is_rejected and not self.came[position, name]
-        ]
-
     def check_end(self, n_acknowledged: int) -> None:
         """Some time after the last fault, and after all was due: nothing waits any more."""
-        if missing := self.missing():
-            raise BrokenGuaranteeError(f"{len(missing)} have not come, as {missing[0]}")
-        if left := [key for key in self.came if not self.recorded[key]]:
+        self.accounts.check_end()
+        if left := [key for key in self.came if self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
         if n_acknowledged < len({position.rpartition(":")[0] for position in self.expected}):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")

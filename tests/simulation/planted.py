@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
@@ -22,17 +23,27 @@ from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release
 from streaming.release.task.planning.plan_release import _Release
+from streaming.sinks import batch_sink, outcomes
 from streaming.sinks.batch_sink import BatchSink
+from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
 from streaming.source.receiving.receiver import Receiver
 from tests.simulation.broker import Cluster
+from tracker import expiry
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands.decide import NEW_TIMES
+from tracker.commands.repeats import RequestLog
+from tracker.commands.waiting import WaitingCommands
+from tracker.expiry import Expiring
 from tracker.in_flight import InFlight
+from tracker.message_state.changes import CancelledMessages, Moved
+from tracker.message_state.parking import Parking
 from tracker.messages import where
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
+from warehouse.queries import drained_rows
 from warehouse.queries.index_rows import read_light_segment
 
 Planted = contextlib.AbstractContextManager[Any]
@@ -287,6 +298,87 @@ def _newest_first(original: Callable[..., Any]) -> Callable[..., Any]:
     return begin_next
 
 
+def _told_before_written() -> Planted:
+    written: list[Callable[[], None]] = []
+    append, publish = BatchSink._append, OutcomePublisher.publish
+
+    def note(self: BatchSink, table: str, rows: Any, tick: int) -> None:
+        if table == "outcomes":
+            written.append(lambda: append(self, table, rows, tick))
+        else:
+            append(self, table, rows, tick)
+
+    def tell(self: OutcomePublisher, *args: Any) -> None:
+        publish(self, *args)
+        while written:
+            written.pop(0)()
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(BatchSink, "_append", note))
+    stack.enter_context(mock.patch.object(OutcomePublisher, "publish", tell))
+    return stack
+
+
+def _told_under_another_name_after_each_start() -> Planted:
+    numbers = itertools.count()
+    return mock.patch.object(outcomes, "_producer_name", lambda app: f"{app}-outcomes-{next(numbers)}")
+
+
+def _barrier_one_entry_short() -> Planted:
+    return _after(Receiver, "topic_end", lambda end, self: end._replace(entry_id=end.entry_id - 1))
+
+
+def _repeats_not_recognized() -> Planted:
+    return mock.patch.object(RequestLog, "find_ids", return_value={})
+
+
+def _pauses_change_nothing() -> Planted:
+    return mock.patch.object(Parking, "change_pauses", _nothing)
+
+
+def _a_round_leaves_its_first_message_out() -> Planted:
+    def without_first(found: Any, *_: Any) -> Any:
+        rows, one = found
+        return rows.slice(1), one
+
+    return _after(drained_rows, "find_first_held", without_first)
+
+
+def _cancels_not_kept() -> Planted:
+    return mock.patch.object(CancelledMessages, "save", _nothing)
+
+
+def _restores_change_nothing() -> Planted:
+    return mock.patch.object(CancelledMessages, "remove", _nothing)
+
+
+def _moves_not_found() -> Planted:
+    return _after(Moved, "find_moves", lambda found, *_: tuple(0 * column for column in found))
+
+
+def _moved_rows_without_their_sequence() -> Planted:
+    def without(rows: Any, *_: Any) -> Any:
+        return rows.set_column(rows.schema.get_field_index("sequence"), "sequence", pa.nulls(rows.num_rows, pa.int64()))
+
+    return _after(batch_sink, "to_index", without)
+
+
+def _commands_that_wait_are_forgotten() -> Planted:
+    return _after(WaitingCommands, "take_commands", lambda found, *_: found.slice(0, 0))
+
+
+def _postponed_from_now_on() -> Planted:
+    return mock.patch.dict(NEW_TIMES, {"postpone": lambda due, by, now: np.maximum(now + by, now)})
+
+
+def _expired_before_the_end() -> Planted:
+    return _after(expiry, "ends_of", lambda ends, *_: ends - 1_500)
+
+
+def _expired_in_silence() -> Planted:
+    return mock.patch.object(Expiring, "note_expired", _nothing)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -316,6 +408,20 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a shard's result depends on more than its input": _a_shard_with_a_memory_of_its_own,
     "an entry is not written down": _a_message_in_two_shards,
     "a lane's releases are sent newest first": _releases_of_a_lane_out_of_order,
+    "an outcome is told before it is written": _told_before_written,
+    "outcomes are told under another name after each start": _told_under_another_name_after_each_start,
+    "a command's barrier is one entry short": _barrier_one_entry_short,
+    "a repeated command is applied again": _repeats_not_recognized,
+    "a pause changes nothing": _pauses_change_nothing,
+    "a resumed round leaves its first message out": _a_round_leaves_its_first_message_out,
+    "cancels are not kept": _cancels_not_kept,
+    "a restore changes nothing": _restores_change_nothing,
+    "the first row of a moved message counts, too": _moves_not_found,
+    "moved rows are sealed without their sequence": _moved_rows_without_their_sequence,
+    "commands that wait are forgotten": _commands_that_wait_are_forgotten,
+    "postponed from now on": _postponed_from_now_on,
+    "expired before the end": _expired_before_the_end,
+    "expired in silence": _expired_in_silence,
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
@@ -331,5 +437,6 @@ NOT_FOUND = frozenset(
         "two shards with one producer name",
         "what is not answered counts as arrived",
         "durable before it is confirmed",
+        "a command's barrier is one entry short",
     }
 )

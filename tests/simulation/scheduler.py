@@ -511,6 +511,11 @@ def monotonic_seconds() -> float:
     return _MONOTONIC_SECONDS + _now().now
 
 
+def wait_seconds(seconds: float) -> None:
+    """Lets the running thread wait."""
+    _now().wait(seconds)
+
+
 STAND_INS: dict[Any, Any] = {
     time: _Module(
         time,
@@ -519,7 +524,7 @@ STAND_INS: dict[Any, Any] = {
         monotonic=monotonic_seconds,
         perf_counter=monotonic_seconds,
         thread_time=lambda: 0.0,
-        sleep=lambda seconds: _now().wait(seconds) and None,
+        sleep=wait_seconds,
     ),
     threading: _Module(
         threading, Lock=Lock, RLock=Lock, Condition=Condition, Event=Event, Semaphore=Semaphore, Thread=Thread

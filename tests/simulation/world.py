@@ -27,6 +27,7 @@ import streaming.release.driver.releaser
 import streaming.release.task.process_clients
 import streaming.release.task.producers
 import streaming.release.task.send_on_time
+import streaming.sinks.outcomes
 import streaming.source.intake
 import streaming.source.receivers
 import warehouse.delta.commits
@@ -47,16 +48,20 @@ from streaming.operator.processor import Operator
 from streaming.release.driver.releaser import Releaser, Run
 from streaming.release.feedback import FeedbackFile
 from streaming.sinks.batch_sink import BatchSink
+from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.reader import SourceReader
 from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
+from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.broker import Admin, Client, Cluster, Entry, SimulatedBrokers, Topic
+from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.load import Producers
-from tests.simulation.oracle import BrokenGuaranteeError, Oracle
+from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
 from tests.simulation.spark import Context, Query, State, StateDamagedError
+from tracker.wire.delaylake_pb2 import ControlOutcome
 from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.durable import sync, write_durably
@@ -64,6 +69,7 @@ from warehouse.schemas import FENCED
 
 NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming"}
+_BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
@@ -75,11 +81,13 @@ class Plan:
     Attributes:
         seconds: for which users publish, and faults fall.
         per_second: entries that are published.
+        commands_per_second: times at which somebody sends commands.
     """
 
     seed: int
     seconds: float = 60.0
     per_second: float = 3.0
+    commands_per_second: float = 0.7
     rates: Mapping[str, float] = field(default_factory=lambda: USUAL_RATES)
     left_out: frozenset[Fault] = frozenset()
 
@@ -117,21 +125,27 @@ class World:
         self.points: Counter[str] = Counter()
         self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
         self.cluster = Cluster(self.scheduler, self.faults)
-        self.oracle = Oracle(lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000))
         self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
         self.logs = {name: fake_tables.Log(name, schema) for name, schema in FENCED.items()}
         for log in self.logs.values():
-            log.on_forced = self.oracle.stored
+            log.on_forced = self._stored_for_good
         self.settings = Settings(
             warehouse="file:/nowhere",
             checkpoint=f"file:{self.disk.folder}/machine 0",
             replicated="all",
+            # Batches that come more often meet more faults, those that come as the default says meet other ones.
+            ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
             tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
             release={"lanes": 2},  # type: ignore[arg-type]
             routes=[  # type: ignore[arg-type]
-                {"source": f"{NAMESPACE}/orders", "subscriptions": [{"name": "a"}, {"name": "b"}]},
-                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c"}]},
+                {"source": f"{NAMESPACE}/orders", "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b"}]},
+                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive"}]},
             ],
+        )
+        subscriptions = [s for route in self.settings.routes for s in route.subscriptions]
+        self.oracle = Oracle(
+            lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000),
+            Accounts(frozenset(s.name for s in subscriptions if s.type.is_cumulative)),
         )
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
@@ -163,15 +177,28 @@ class World:
     # What the cluster says of topics.
 
     def _stored(self, topic: Topic, entry: Entry) -> None:
-        if topic.name not in self.destinations:
+        is_told = topic.name == self.settings.control.outcome_topic
+        if topic.name not in self.destinations and not is_told:
             return
-        _, name = self.destinations[topic.name]
+        source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
         try:
             for message in messages_of(envelope.metadata, envelope.payload):
+                if is_told:
+                    self.oracle.told(ControlOutcome.FromString(message.payload or b""))
+                    continue
                 position = dict(message.properties)[b"delaylake.messageId"].decode()
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
-                self.oracle.arrived(position, name)
+                self.oracle.arrived(position, name, source)
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+
+    def _stored_for_good(self, table: str, rows: Any) -> None:
+        if table == "outcomes":
+            for row in rows.select(["request_id", "operation", "subscription", "position", "result"]).to_pylist():
+                self.trace("answers " + " ".join(str(value) for value in row.values()))
+        try:
+            self.oracle.stored(table, rows)
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
@@ -358,12 +385,21 @@ class World:
         producers = Producers(
             scheduler, self.cluster, self.oracle, self.settings, plan.seconds, plan.per_second, self.trace
         )
+        operators = Operators(
+            scheduler,
+            self.cluster,
+            self.oracle.accounts,
+            self.settings,
+            plan.seconds,
+            plan.commands_per_second,
+            self.trace,
+        )
         self.start()
         scheduler.after(1.0, self._each_second)
         scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds)
         self.faults.are_over = True
         self.trace("no more faults")
-        last_due = producers.last_due / 1000 - EPOCH_SECONDS
+        last_due = max(producers.last_due, operators.last_due) / 1000 - EPOCH_SECONDS
         ends_at = max(scheduler.now, last_due) + _QUIET_SECONDS
         scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
         if not self._has_ended():
@@ -431,7 +467,7 @@ class JobStart:
         context: Any = Context(world.scheduler, world.faults, world.begin_executor)
         releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
         run_id = f"run{self._number}.{number}"
-        outcomes: Any = SimpleNamespace(name="", publish=lambda *_: None)
+        outcomes = OutcomePublisher(settings, checkpoint.app_id)
         sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
         reader = SourceReader(
             {
@@ -469,6 +505,7 @@ class JobStart:
         releaser.stop_ticks()
         releaser.stop()
         reader.stop()
+        outcomes.close()
         return False
 
 
@@ -541,9 +578,10 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "forget_brokers": world.forget_brokers,
         },
         streaming.release.task.send_on_time: {"set": sim.OrderedSet},
+        streaming.sinks.outcomes: {"connect": lambda _: Client(world.new_brokers())},
         streaming.source.intake: {"DiskRoom": lambda *_: SimpleNamespace(why_short=lambda: None)},
         streaming.source.receivers: {
-            "connect": lambda _: Client(world.cluster),
+            "connect": lambda _: Client(world.new_brokers()),
             "AdminClient": admin,
             "Brokers": lambda _: world.new_brokers(),
             "SourceWatch": mock.Mock(),

@@ -19,10 +19,12 @@ class Lookahead:
 
     Args:
         limits: the `release` section of the settings.
+        batch_interval_millis: how long after a batch the next one begins when nothing is urgent, ms.
     """
 
-    def __init__(self, limits: ReleaseSettings) -> None:
+    def __init__(self, limits: ReleaseSettings, batch_interval_millis: int) -> None:
         self._limits = limits
+        self._batch_interval_millis = batch_interval_millis
         self._lags: deque[int] = deque(maxlen=_MEASURED)
         self._leads: deque[int] = deque([_FIRST_LEAD_MILLIS], maxlen=_MEASURED)
         self._last_batch: tuple[int, int] | None = None  # (time from which it looked ahead, cutoff)
@@ -65,7 +67,8 @@ class Lookahead:
         """
         if first_due is not None:
             submitted = time.time_ns() // 1_000_000
-            lag = submitted - now
+            # Batches may have come more often than they will.
+            lag = submitted - now + self._batch_interval_millis
             if self._last_batch is not None:  # else the time without a job would count
                 last_now, last_cutoff = self._last_batch
                 lag = max(lag, submitted - first_due + last_cutoff - last_now)

@@ -112,7 +112,7 @@ class Releaser:
         self._destinations = UnwritableDestinations(_topics(routes), rules, self._releases)
         states = RunStates(self._releases, self._destinations)
         self._lock, self._stopped = states.lock, states.stopped
-        self._lookahead = Lookahead(settings.release)
+        self._lookahead = Lookahead(settings.release, settings.ingest.batch_interval_millis)
         self._feedback = FeedbackWriter(states, run.feedback, self._lookahead)
         self._spark_jobs = SparkJobs(spark, settings, tables, self._lookahead)
         self._records = ReleaseRecords(tables, run.app_id, self._stopped, alerts)

@@ -144,6 +144,12 @@ class AnsweringPulsar(FakePulsar):
     def __init__(self) -> None:
         super().__init__()
         self.routes: set[str] = set()
+        self.is_late = False  # whether answers wait for `answer_late`
+        self._late: list[ControlOutcome] = []
+
+    def answer_late(self) -> None:
+        self.is_late = False
+        self.outcomes += self._late
 
     def create_producer(self, topic: str, **more: Any) -> Any:
         producer = super().create_producer(topic, **more)
@@ -154,7 +160,7 @@ class AnsweringPulsar(FakePulsar):
             producer.send_async(payload, answered)
             asked = ControlCommand.FromString(payload)
             known = asked.topic in self.routes
-            self.outcomes.append(
+            (self._late if self.is_late else self.outcomes).append(
                 ControlOutcome(
                     request_id=asked.request_id,
                     topic=asked.topic,
@@ -183,6 +189,31 @@ def test_a_topic_without_a_route_is_not_found_and_asked_for_once(kind: type[Any]
         for _ in range(3):
             lake.schedule("other", b"x", at=NOON)
     assert [topic for topic, _, _ in fake.sent] == [CONTROL_TOPIC] * 2 + [other] * 3
+
+
+def test_an_answer_that_comes_late_counts_for_later_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_ROUTE_SECONDS", 0.05)
+    fake = AnsweringPulsar()
+    fake.is_late = True
+    other = "persistent://public/default/other"
+    with client_of(fake) as lake:
+        lake.schedule("other", b"x", at=NOON)
+        fake.answer_late()
+        end = time.monotonic() + 20
+
+        def send_until_it_fails() -> None:
+            while time.monotonic() < end:
+                lake.schedule("other", b"x", at=NOON)
+                time.sleep(0.01)
+
+        with pytest.raises(NotFound, match=f"no route has the topic {other}"):
+            send_until_it_fails()
+        # It has one by now, and is asked for no more.
+        fake.routes.add(other)
+        n = [topic for topic, _, _ in fake.sent].count(CONTROL_TOPIC)
+        for _ in range(2):
+            lake.schedule("other", b"x", at=NOON)
+    assert [topic for topic, _, _ in fake.sent].count(CONTROL_TOPIC) == n + 1
 
 
 def test_where_no_job_answers_a_message_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,10 @@ class Broker:
         self._producers: dict[tuple[str, str], Future[pulsar.Producer]] = {}
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._asked_again: dict[str, float] = {}  # by topic: when it is asked next whether it has a route
+        self._unanswered: dict[
+            str, Future[list[Outcome]]
+        ] = {}  # by topic: the last question, if no answer came in time
+        self._doubted: set[str] = set()  # topics that had no route when the job answered last
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
         self._process = 0  # id of the process that has connected; 0: none
@@ -179,7 +183,8 @@ class Broker:
     def _check_route(self, topic: str, deadline: float) -> None:
         """Asks the job whether a route has a topic, for its first message.
 
-        Nothing is known where no job runs, or the control topic is not open to this client.
+        Nothing is known where no job runs, or the control topic is not open to this client. An answer that comes after
+        the message was sent is for the topic's next messages.
 
         Raises:
             NotFound: no route has the topic, so nobody would read its messages.
@@ -187,21 +192,37 @@ class Broker:
         now = time.monotonic()
         if self._asked_again.get(topic, 0.0) > now:
             return
-        until = min(deadline, now + _ROUTE_SECONDS)
-        question = Command(SKIP, topic, None, _NOBODY, 0, uuid.uuid4().hex, schedule_key=uuid.uuid4().hex)
+        longest = self._timeout_seconds / 2 if topic in self._doubted else _ROUTE_SECONDS
+        # A topic for which no job has answered yet is asked for, but not waited for, once more.
+        until = now if topic in self._unanswered else min(deadline, now + longest)
+        self._doubted.discard(topic)
         self._asked_again[topic] = now + _ROUTE_AGAIN_SECONDS
+        if before := self._unanswered.pop(topic, None):
+            before.cancel()
+        question = Command(SKIP, topic, None, _NOBODY, 0, uuid.uuid4().hex, schedule_key=uuid.uuid4().hex)
         try:
-            answer = self.send(question, until)
-            concurrent.futures.wait([answer], max(until - time.monotonic(), 0))
-            if not answer.cancel():
-                answer.result()
-        except NotFound as error:
-            if _NO_ROUTE in str(error):
-                del self._asked_again[topic]
-                raise NotFound(f"{_NO_ROUTE} {topic}") from None
-            self._asked_again[topic] = math.inf
+            answer = self.send(question, min(deadline, now + longest))
         except (DelayLakeError, RuntimeError):
             return
+        concurrent.futures.wait([answer], max(until - time.monotonic(), 0))
+        if not answer.done():
+            self._unanswered[topic] = answer
+        answer.add_done_callback(lambda answered: self._note_route(topic, answered))
+        if topic in self._doubted:
+            raise NotFound(f"{_NO_ROUTE} {topic}")
+
+    def _note_route(self, topic: str, answer: Future[list[Outcome]]) -> None:
+        """Notes whether a route has a topic, if the job has answered that: it finds no such subscription, or topic."""
+        error = None if answer.cancelled() else answer.exception()
+        if not isinstance(error, NotFound):
+            return
+        self._unanswered.pop(topic, None)
+        if _NO_ROUTE in str(error):
+            self._asked_again.pop(topic, None)
+            self._doubted.add(topic)
+        else:
+            self._asked_again[topic] = math.inf
+            self._doubted.discard(topic)
 
     def _connected(self) -> pulsar.Client:
         import pulsar

@@ -32,8 +32,10 @@ class Ends:
         clock.next(RESTING, Moment(NOW, 100.0), IDLE, FakeIndex(newest=1))
         self.ends.note_end(100.0)
 
-    def is_due(self, backlog: Backlog, seconds: float) -> bool:
-        return self.ends.is_due(backlog, RESTING, Moment(NOW, 100.0 + seconds), IDLE, lambda: True)
+    def is_due(
+        self, backlog: Backlog, seconds: float, last: Offset = RESTING, feedback: Feedback = IDLE, rests: bool = True
+    ) -> bool:
+        return self.ends.is_due(backlog, last, Moment(NOW, 100.0 + seconds), feedback, lambda: rests)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,48 @@ def test_what_is_not_urgent_waits_for_an_interval_that_follows_from_how_long_bat
             ends.ends.note_end(200.0 + n)
             ends.ends.note_ready(200.0 + n + seconds)
             ends.ends.note_end(100.0)
-    assert [quick.is_due(a_message, seconds) for seconds in (0.29, 0.31)] == [False, True]
+    assert [quick.is_due(a_message, seconds) for seconds in (0.59, 0.61)] == [False, True]
     assert [slow.is_due(a_message, seconds) for seconds in (0.89, 0.91)] == [False, True]
-    assert not quick.is_due(NOTHING, 0.31), "nothing has come, and there is nothing to do"
-    assert not quick.is_due(replace(a_message, is_taken=False), 0.31)
+    assert not quick.is_due(NOTHING, 0.61), "nothing has come, and there is nothing to do"
+    assert not quick.is_due(replace(a_message, is_taken=False), 0.61)
+
+
+A_MESSAGE = replace(NOTHING, messages=1)
+
+
+@pytest.mark.parametrize(
+    ("backlog", "last", "feedback"),
+    [
+        (replace(NOTHING, has_rounds=True), RESTING, IDLE),
+        (NOTHING, replace(RESTING, rejects_since={"t": 1}), IDLE),
+        (NOTHING, RESTING, replace(IDLE, unwritable={"t": {"s": {"since": 1, "open": []}}})),
+        (NOTHING, replace(RESTING, run_id="another"), IDLE),
+        (A_MESSAGE, replace(RESTING, barriers=[[1, {}]]), IDLE),
+        (A_MESSAGE, RESTING, replace(IDLE, waiting=(0, {"t": {"s": [[1, NOW]]}}))),
+        (A_MESSAGE, RESTING, replace(IDLE, next_due=RESTING.cutoff)),
+    ],
+    ids=["parked", "rejects", "unwritable", "a new run", "commands wait", "waits for places", "waits for room"],
+)
+def test_what_somebody_waits_for_does_not_wait_as_long_as_messages_that_are_due_later(
+    backlog: Backlog, last: Offset, feedback: Feedback
+) -> None:
+    assert [Ends().is_due(backlog, seconds, last, feedback) for seconds in (0.29, 0.31)] == [False, True]
+
+
+def test_a_seal_epoch_ends_in_time_also_where_messages_wait() -> None:
+    ends = Ends()
+    ends.ends.note_end(104.8)
+    assert [ends.is_due(A_MESSAGE, seconds, rests=False) for seconds in (5.09, 5.11)] == [False, True]
+
+
+def test_what_comes_due_in_state_waits_for_the_interval() -> None:
+    last, soon = replace(RESTING, cutoff=NOW), replace(IDLE, next_due=NOW + 1_000)
+    assert [Ends().is_due(NOTHING, seconds, last, soon) for seconds in (0.59, 0.61)] == [False, True]
+
+
+def test_the_interval_is_at_most_half_the_lookahead() -> None:
+    short = replace(IDLE, lookahead_millis=800)
+    assert [Ends().is_due(A_MESSAGE, seconds, feedback=short) for seconds in (0.39, 0.41)] == [False, True]
 
 
 @pytest.mark.parametrize(

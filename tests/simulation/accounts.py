@@ -1,0 +1,296 @@
+"""What commands, ends and schedule keys make of messages, by docs/control.md, messages.md and schedules.md alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Pair = tuple[str, str]  # (position, subscription)
+
+_CANCELS = ("CANCEL", "SKIP")
+_MOVES = ("RESCHEDULE", "POSTPONE")
+_LOOKAHEAD_MILLIS = 4_000  # `release.max_lookahead_millis`, before which nothing is dispatched
+_SLACK_MILLIS = 1_500  # a tick, and a time slot
+
+
+class BrokenGuaranteeError(AssertionError):
+    """Something is not as docs/guarantees.md says."""
+
+
+def require(holds: bool, text: str) -> None:
+    """Raises BrokenGuaranteeError where something does not hold."""
+    if not holds:
+        raise BrokenGuaranteeError(text)
+
+
+@dataclass
+class Account:
+    """A message of a subscription.
+
+    Attributes:
+        due: when it is due by all answers, ms since the epoch; after a retry when that is.
+        ends_at: from then on it is not sent; 0: it has no end.
+        earlier: the times of deliveries before, which came or are on their way.
+        is_cancelled: by a command, or because another message of its key took its place.
+        is_expired: an outcome says so.
+        came_at: ms since the epoch.
+    """
+
+    due: int
+    ends_at: int = 0
+    earlier: list[int] = field(default_factory=list)
+    is_cancelled: bool = False
+    is_expired: bool = False
+    is_moved: bool = False
+    came_at: list[int] = field(default_factory=list)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_cancelled or self.is_expired
+
+    @property
+    def n_expected(self) -> int:
+        return len(self.earlier) + (not self.is_gone)
+
+    @property
+    def times(self) -> list[int]:
+        """When each delivery is due, ascending."""
+        return sorted([*self.earlier, self.due])
+
+
+@dataclass
+class Command:
+    """A command that a user has sent.
+
+    Attributes:
+        operation: in capitals, as outcomes have it.
+        named: (entry, batch index) of what it names, -1: the whole entry; empty: it is of subscriptions.
+        subscriptions: for which it is.
+        value: the new time, or by how much it moves.
+        sent_at: ms since the epoch.
+        n_sent: so often it was sent, under one request id.
+    """
+
+    id: str
+    operation: str
+    topic: str
+    named: list[tuple[str, int]]
+    subscriptions: frozenset[str]
+    value: int
+    sent_at: int
+    n_sent: int = 1
+    answers: dict[tuple[str, int, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    n_told_again: int = 0
+
+    def is_answered(self, entry: str, index: int, name: str) -> bool:
+        """Whether something that it names has a last answer for a subscription."""
+        return any(
+            name == of_name
+            and results[-1] != "WAITING"
+            # An answer without a position is for all.
+            and (of_entry == "-1:-1" or (entry == of_entry and (index == i or -1 in (index, i))))
+            for (of_entry, i, of_name), results in self.answers.items()
+        )
+
+
+class Accounts:
+    """The accounts of all messages and commands.
+
+    Args:
+        cumulative: subscriptions whose type acknowledges cumulatively: nothing is skipped there.
+    """
+
+    def __init__(self, cumulative: frozenset[str] = frozenset()) -> None:
+        self._cumulative = cumulative
+        self.accounts: dict[Pair, Account] = {}
+        self.commands: dict[str, Command] = {}
+        self._by_entry: dict[str, list[str]] = defaultdict(list)  # positions of an entry
+        self._naming: dict[str, list[Command]] = defaultdict(list)  # commands by entry
+        self._paused_at: dict[tuple[str, str], int] = {}  # by topic and subscription
+        self._last_resume: dict[tuple[str, str], int] = {}  # when it was sent
+        self._recorded: Counter[tuple[Any, ...]] = Counter()
+        self._told: Counter[tuple[Any, ...]] = Counter()
+        self.results: Counter[str] = Counter()
+
+    def add_message(self, position: str, due: int, subscriptions: Iterable[str], ends_at: int = 0) -> None:
+        """A message is in a source topic."""
+        self._by_entry[_entry_of(position)].append(position)
+        for name in subscriptions:
+            self.accounts[position, name] = Account(due, ends_at)
+
+    def add_command(self, command: Command) -> None:
+        """A command is on the control topic."""
+        self.commands[command.id] = command
+        for entry in dict.fromkeys(entry for entry, _ in command.named):
+            self._naming[entry].append(command)
+        if command.operation == "RESUME":
+            for name in command.subscriptions:
+                self._paused_at.pop((command.topic, name), None)
+                self._last_resume[command.topic, name] = command.sent_at
+
+    # What happens.
+
+    def arrived(self, position: str, name: str, now: int, topic: str) -> None:
+        """A message has come to a destination."""
+        account = self.accounts[position, name]
+        account.came_at.append(now)
+        unanswered = [one for one in self._unanswered(position, name) if one.operation != "CANCEL"]
+        retries = sum(one.operation == "RETRY" for one in unanswered)
+        n = len(account.came_at)
+        require(n <= len(account.times) + retries, f"{name} has got {position} twice")
+        restores = sum(one.operation == "RESTORE" for one in unanswered)
+        is_gone = account.is_gone
+        if n > account.n_expected + retries:
+            require(not is_gone or restores > 0, f"{name} has got {position}, which is cancelled or expired")
+        due = account.times[min(n, len(account.times)) - 1]
+        soonest = min([due, *(_soonest(one, due) for one in unanswered)])
+        require(now >= soonest, f"{name} has got {position} {soonest - now} ms early")
+        paused_at = self._paused_at.get((topic, name))
+        if paused_at is not None and not account.is_moved and not unanswered:
+            is_late = account.due > paused_at + _LOOKAHEAD_MILLIS + _SLACK_MILLIS
+            require(not is_late, f"{name} has got {position}, due {account.due - paused_at} ms after its pause")
+
+    def recorded(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Outcomes are in the table, and no loss of power takes them."""
+        for row in rows:
+            self._recorded[_outcome_key(row)] += 1
+            self.results[f"{row['operation']} {row['result']}"] += 1
+            self._apply(row)
+
+    def told(self, row: dict[str, Any]) -> None:
+        """An outcome is on the outcome topic: the table has it before."""
+        if row["is_repeat"]:
+            self.commands[row["request_id"]].n_told_again += 1
+            return
+        key = _outcome_key(row)
+        self._told[key] += row["n_named"] or 1
+        require(self._told[key] <= self._recorded[key], f"told, and not in `outcomes`: {key}")
+
+    def check_end(self) -> None:
+        """Nothing waits any more: each message has come as often as it is to, each command is answered."""
+        for (position, name), account in self.accounts.items():
+            n, expected = len(account.came_at), account.n_expected
+            require(n == expected, f"{name} has got {position} {n} times, and not {expected}")
+            for came_at, due in zip(account.came_at, account.times, strict=False):
+                require(came_at >= due, f"{name} has got {position} {due - came_at} ms early")
+        for command in self.commands.values():
+            for entry, index in command.named or [("-1:-1", -1)]:
+                for name in sorted(command.subscriptions):
+                    is_answered = command.is_answered(entry, index, name)
+                    require(is_answered, f"{command.id} {command.operation} {entry} of {name} is not answered")
+            is_refused = any(results[-1] == "NOT_ALLOWED" for results in command.answers.values())
+            is_told = command.n_sent == 1 or command.n_told_again > 0 or is_refused
+            require(is_told, f"{command.id} was sent {command.n_sent} times, and no repeat is answered")
+        left = self._recorded - self._told
+        require(not left, f"{left.total()} outcomes were never told, as {next(iter(left), '')}")
+
+    # How answers change accounts.
+
+    def _unanswered(self, position: str, name: str) -> Iterator[Command]:
+        for command in self._naming[_entry_of(position)]:
+            entry, index = _entry_of(position), int(position.rpartition(":")[2])
+            is_named = any(entry == one and i in (-1, index) for one, i in command.named)
+            if is_named and name in command.subscriptions and not command.is_answered(entry, index, name):
+                yield command
+
+    def _apply(self, row: dict[str, Any]) -> None:
+        operation, result, name = row["operation"], row["result"], row["subscription"]
+        entry, index = f"{row['ledger_id']}:{row['entry_id']}", row["batch_index"]
+        command = self.commands.get(row["request_id"])
+        if command is not None:
+            answers = command.answers[entry, index, name]
+            is_named_again = command.named.count((entry, index)) > 1
+            # What is refused whole is answered anew, and its request id is not remembered.
+            is_named_again |= result == "NOT_ALLOWED" and len(answers) < command.n_sent
+            is_last = bool(answers) and answers[-1] != "WAITING" and not is_named_again
+            require(not is_last, f"{command.id} {operation} {entry}:{index} of {name}: {answers}, and then {result}")
+            answers.append(result)
+            is_refused = operation == "SKIP" and name in self._cumulative
+            require((result == "NOT_ALLOWED") == is_refused, f"{command.id} {operation} of {name}: {result}")
+        elif result not in ("EXPIRED", "SUPERSEDED"):
+            raise BrokenGuaranteeError(f"nobody has sent the command of {row}")
+        if row["ledger_id"] < 0:
+            if command is not None and (operation, result) == ("PAUSE", "APPLIED"):
+                self._pause(command, name, row["applied_at"])
+            return
+        positions = [p for p in self._by_entry[entry] if index < 0 or p.endswith(f":{index}")]
+        if not positions and result in ("APPLIED", "ALREADY_APPLIED"):
+            raise BrokenGuaranteeError(f"{result} for {entry}:{index}, which nobody has sent")
+        if len(positions) > 1 and result == "APPLIED":  # the others of the entry are done already
+            waiting = [p for p in positions if not self.accounts[p, name].is_gone]
+            positions = waiting if operation in _CANCELS and waiting else positions
+        for position in positions:
+            account = self.accounts[position, name]
+            what = f"{command.id if command else ''} {operation} {position} of {name}: {result}"
+            self._change(account, row, command, what)
+
+    def _pause(self, command: Command, name: str, at: int) -> None:
+        if self._last_resume.get((command.topic, name), -1) < command.sent_at:
+            self._paused_at[command.topic, name] = at
+
+    def _change(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
+        operation, result, at = row["operation"], row["result"], row["applied_at"]
+        is_gone = account.is_gone
+        n_before = len(account.earlier)
+        is_past = account.due < at  # nobody needs to know any more that it was cancelled
+        match result:
+            case "EXPIRED":
+                require(0 < account.ends_at <= at, f"{what} before its end, by {account.ends_at - at} ms")
+                require(not account.is_cancelled and len(account.came_at) <= n_before, what)
+                account.is_expired = True
+            case "APPLIED" if operation in _CANCELS:
+                require(not is_gone and len(account.came_at) <= n_before, f"{what}, and it has come, or was cancelled")
+                account.is_cancelled = True
+            case "APPLIED" if operation in _MOVES:
+                require(not is_gone, f"{what}, though it was cancelled")
+                self._move(account, row, command, what)
+            case "APPLIED" if operation == "RESTORE":
+                require(is_gone, f"{what}, though it was not cancelled")
+                account.is_cancelled = account.is_expired = False
+            case "APPLIED" if operation == "RETRY":
+                require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
+                if not is_gone:
+                    account.earlier.append(account.due)
+                account.due, account.is_moved = row["deliver_at"], True
+                account.is_cancelled = account.is_expired = False
+            case "ALREADY_APPLIED" if operation in _CANCELS:
+                require(is_gone, f"{what}, though it was not cancelled")
+            case "ALREADY_APPLIED" if operation == "RESTORE":
+                require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
+            case "TOO_LATE" if operation != "RESTORE":
+                require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
+                early = account.due - at - _LOOKAHEAD_MILLIS - _SLACK_MILLIS
+                require(early <= 0, f"{what}, {early} ms before anything is dispatched")
+            case "INVALID" if operation in (*_MOVES, "RETRY"):
+                require(is_gone, f"{what}, though it was not cancelled")
+            case "NOT_FOUND" if operation != "RETRY":
+                raise BrokenGuaranteeError(f"{what}, and it is there")
+
+    def _move(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
+        assert command is not None
+        asked = command.value if row["operation"] == "RESCHEDULE" else account.due + command.value
+        due = row["deliver_at"]
+        # The time is never before now, by the clock of the tick.
+        is_right = due == asked if asked > row["applied_at"] else asked <= due <= row["applied_at"]
+        require(is_right or account.is_moved, f"{what} to {due}, and not to {asked}")
+        account.due, account.is_moved = due, True
+
+
+def _entry_of(position: str) -> str:
+    return ":".join(position.split(":")[:2])
+
+
+def _soonest(command: Command, due: int) -> int:
+    """Returns when a message may come at the earliest by a command that may be applied already."""
+    if command.operation == "RESCHEDULE":
+        return max(command.value, command.sent_at)
+    return command.sent_at if command.operation in ("POSTPONE", "RETRY", "RESTORE") else due
+
+
+def _outcome_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("request_id", "subscription", "result", "operation")
+    position = ("ledger_id", "entry_id", "batch_index")
+    is_summed = row["request_id"] in ("expired", "superseded")  # told by numbers
+    return tuple(row[name] for name in (names if is_summed else (*names, *position)))

@@ -1,0 +1,167 @@
+"""What users ask for in a simulation: commands on the control topic, in every order and form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from broker.protocol.building import OutgoingMessage, single_entry
+from conf.settings import Settings
+from tests.simulation.accounts import Accounts, Command
+from tests.simulation.broker import Cluster
+from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
+from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, SkipEntry
+
+_OPERATIONS = (
+    *("CANCEL", "CANCEL", "SKIP", "SKIP", "RESCHEDULE", "RESCHEDULE", "DELIVER NOW", "POSTPONE", "POSTPONE"),
+    *("RESTORE", "RESTORE", "RETRY", "RETRY", "PAUSE", "RESUME", "AGAIN"),
+)
+_MOST_RETRIES = 3  # of a message; after more it is a dead letter
+_DELAYS_MILLIS = (0, 500, 3_000, 9_000, 25_000)
+
+
+class Operators:
+    """Send commands until a time, and resume all subscriptions then.
+
+    Args:
+        until: seconds.
+        per_second: the number of commands.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cluster: Cluster,
+        accounts: Accounts,
+        settings: Settings,
+        until: float,
+        per_second: float,
+        trace: Callable[[str], None],
+    ) -> None:
+        self._scheduler, self._cluster, self._accounts = scheduler, cluster, accounts
+        self._settings, self._until, self._per_second, self._trace = settings, until, per_second, trace
+        self._random = random.Random(f"commands {scheduler.random.random()}")
+        self._topic_of = {s.name: route.source for route in settings.routes for s in route.subscriptions}
+        self._sent: list[tuple[Command, ControlCommand]] = []
+        self._retries: dict[tuple[str, str], int] = {}
+        self.last_due = 0
+        if per_second:
+            scheduler.after(2.0, self._ask)
+
+    def _now(self) -> int:
+        return round((EPOCH_SECONDS + self._scheduler.now) * 1000)
+
+    def _ask(self) -> None:
+        if self._scheduler.now > self._until:
+            for name in self._topic_of:
+                self._send("RESUME", [], {name}, 0)
+            return
+        for _ in range(self._random.choice([1, 1, 1, 2, 4])):
+            self._ask_one(self._random.choice(_OPERATIONS))
+        self._scheduler.after(self._random.expovariate(self._per_second), self._ask)
+
+    def _ask_one(self, operation: str) -> None:
+        chance, now = self._random, self._now()
+        name = chance.choice(sorted(self._topic_of))
+        if operation == "AGAIN":
+            if self._sent:
+                command, message = chance.choice(self._sent[-20:])
+                command.n_sent += 1
+                self._publish(message)
+            return
+        if operation in ("PAUSE", "RESUME"):
+            self._send(operation, [], {name}, 0)
+            return
+        position = self._choose(operation, name)
+        if position is None:
+            return
+        ledger, entry, _, index = position.split(":")
+        named = [(f"{ledger}:{entry}", -1 if chance.random() < 0.3 else int(index))]
+        if operation == "RETRY":
+            named = [(f"{ledger}:{entry}", int(index))]
+            self._retries[position, name] = self._retries.get((position, name), 0) + 1
+        siblings = [n for n, topic in sorted(self._topic_of.items()) if topic == self._topic_of[name]]
+        names = set(siblings) if operation != "RETRY" and chance.random() < 0.3 else {name}
+        if operation == "CANCEL":
+            named = [(entry, -1) for entry, _ in named]  # it has no batch index
+            account = self._accounts.accounts.get((position, name))
+            value = now + 20_000 if account is None or chance.random() < 0.1 else account.due
+        elif operation == "POSTPONE":
+            value = chance.choice([-30_000, -2_000, 700, 5_000, 20_000])
+        elif operation == "DELIVER NOW":
+            operation, value = "RESCHEDULE", 0
+        else:
+            value = now + chance.choice(_DELAYS_MILLIS) + chance.randrange(200)
+        self._send(operation, named, names, value)
+
+    def _choose(self, operation: str, name: str) -> str | None:
+        """Returns the position of a message for which a subscription's command may do something; None: there is none.
+
+        One in twelve is of no message, or of one that may come yet.
+        """
+        chance = self._random
+        if operation not in ("RETRY", "POSTPONE") and chance.random() < 0.08:
+            following = self._cluster.topic(self._topic_of[name]).end.next
+            ahead = chance.choice([0, 1, 4])
+            return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
+        now = self._now()
+        own = [(p, a) for (p, n), a in self._accounts.accounts.items() if n == name][-60:]
+        if operation == "RETRY":
+            fitting = [
+                p
+                for p, a in own
+                if (a.came_at or chance.random() < 0.1) and self._retries.get((p, name), 0) < _MOST_RETRIES
+            ]
+        elif operation == "RESTORE":
+            waiting = [p for p, a in own if a.is_gone and a.due > now + 5_000]
+            fitting = waiting or [p for p, a in own if a.is_gone or chance.random() < 0.1]
+        else:
+            fitting = [p for p, a in own if a.due > now - 500 or chance.random() < 0.1]
+        return chance.choice(fitting) if fitting else None
+
+    def _send(self, operation: str, named: list[tuple[str, int]], names: set[str], value: int) -> None:
+        topic = self._topic_of[min(names)]
+        command = Command(
+            f"r{len(self._accounts.commands)}", operation, topic, named, frozenset(names), value, self._now()
+        )
+        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=sorted(names))
+        entries = [_entry(entry, index) for entry, index in named]
+        match operation:
+            case "CANCEL":
+                [one] = entries
+                message.cancel.CopyFrom(
+                    CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=value)
+                )
+            case "SKIP":
+                message.skip.entries.extend(entries)
+            case "RESCHEDULE":
+                message.reschedule.entries.extend(entries)
+                message.reschedule.deliver_at = value
+            case "POSTPONE":
+                message.postpone.entries.extend(entries)
+                message.postpone.by_millis = value
+            case "RESTORE":
+                message.restore.entries.extend(entries)
+            case "RETRY":
+                message.retry.entry.CopyFrom(entries[0])
+                message.retry.after_millis = max(1, value - self._now())
+            case "PAUSE":
+                message.pause.SetInParent()
+            case "RESUME":
+                message.resume.SetInParent()
+        self.last_due = max(self.last_due, self._now() + 60_000)
+        self._accounts.add_command(command)
+        if operation not in ("PAUSE", "RESUME"):
+            self._sent.append((command, message))
+        what = " ".join(f"{entry}:{index}" for entry, index in named)
+        self._trace(f"asks {command.id} {operation} {what} of {','.join(sorted(names))}, {value}")
+        self._publish(message)
+
+    def _publish(self, message: ControlCommand) -> None:
+        entry = single_entry(OutgoingMessage(1, message.SerializeToString()), b"operator", self._now())
+        self._cluster.publish(self._settings.control.topic, entry.data)
+
+
+def _entry(entry: str, index: int) -> SkipEntry:
+    ledger, number = map(int, entry.split(":"))
+    return SkipEntry(ledger_id=ledger, entry_id=number, batch_indexes=[] if index < 0 else [index])
