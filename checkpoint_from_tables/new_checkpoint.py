@@ -23,6 +23,7 @@ from status.job_status import STALE_MILLIS, known_status
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
 from streaming.checkpoint.prepared import PreparedState
 from streaming.source.watch.beginnings import Beginning, Beginnings
+from streaming.source.watch.undecided_gaps import UndecidedGaps
 from warehouse.backup.marker import read_marker, remove_marker
 from warehouse.backup.restoring import restore
 from warehouse.delta.tables import Tables, exists
@@ -131,9 +132,12 @@ def import_and_rebuild(
             if query.exists():
                 # The name has microseconds, because a script may rebuild twice within a second.
                 beginnings = _beginnings_of_unread(settings, checkpoint) if backup is None else {}
+                gaps = UndecidedGaps(settings).all() if backup is None else []
                 query.rename(checkpoint / f"query.{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
                 for name, beginning in beginnings.items():
                     Beginnings(settings).keep(name, beginning)
+                if gaps:
+                    UndecidedGaps(settings).add(gaps)
             tables.take_over(epoch)
             _wait_for_overtaken(settings.warehouse, reports)
             bring_in(tables)

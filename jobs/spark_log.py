@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -23,6 +24,8 @@ def spark_log_of(settings: Settings) -> Path:
 def output_of_children(file: Path | None) -> Iterator[None]:
     """Redirects stdout and stderr to a file while the block runs, so that processes started in it print there.
 
+    What this process logs meanwhile, in other threads, goes on to come where it did.
+
     Args:
         file: the file, to which output is appended; None: nothing changes.
     """
@@ -33,7 +36,11 @@ def output_of_children(file: Path | None) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with open(file, "ab") as log:
+    with open(file, "ab") as log, open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as own_stderr:
+        handlers = [one for one in logging.getLogger().handlers if isinstance(one, logging.StreamHandler)]
+        handlers = [handler for handler in handlers if handler.stream is sys.stderr]
+        for handler in handlers:
+            handler.setStream(own_stderr)
         try:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
@@ -42,6 +49,8 @@ def output_of_children(file: Path | None) -> Iterator[None]:
             for number, old in zip((1, 2), saved, strict=True):
                 os.dup2(old, number)
                 os.close(old)
+            for handler in handlers:
+                handler.setStream(sys.stderr)
 
 
 def rotate(log: Path) -> None:

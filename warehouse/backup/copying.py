@@ -262,6 +262,9 @@ class _Backup:
             self._to.write(STATUS_FILE, status)  # only this file tells a rebuild of missing routes
         for name in opened:
             self._check_not_restored(self._tables.written(name, RESTORED))
+        # Another machine's lock for the same object storage is not this one's.
+        if gone := [name for name, one in versions.items() if self._missing(name, one)]:
+            raise BackupError(f"files of {gone[0]} are gone from {self._target}: is another backup there? Run it again")
         tables = {name: int(table.version()) for name, table in opened.items()}
         write_marker(self._target, Marker(self._source, self._made_at, tables))
         for table in opened.values():

@@ -19,7 +19,7 @@ from warehouse.durable import write_durably
 
 _log = logging.getLogger(__name__)
 
-# Inside the query's folder, to be removed with it: the job of a new checkpoint reads all entries again.
+# Inside the query's folder: the job of a new warehouse reads all entries again. A rebuild takes the file over.
 GAPS_FILE = Path("query/undecided_gaps.json")
 
 _MAX_STORED = 10_000  # the most gaps in the file, which is written as a whole each time
@@ -48,6 +48,11 @@ class UndecidedGaps:
         """Returns the first n gaps, or as many as there are."""
         with self._lock:
             return list(islice(self._gaps, n))
+
+    def all(self) -> list[SourceGap]:
+        """Returns all gaps."""
+        with self._lock:
+            return list(self._gaps)
 
     def sources(self) -> set[SourceTopic]:
         """Returns the topic partitions that have gaps."""

@@ -9,16 +9,18 @@ from unittest import mock
 
 import pytest
 
-from broker.position import Position
+from broker.entries.continuity import Gap
+from broker.position import Position, SourceTopic
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
 from streaming.crash_recovery import begin
 from streaming.source.watch.beginnings import Beginning, Beginnings
+from streaming.source.watch.undecided_gaps import UndecidedGaps
 from streaming.start_checks import StartError
 from tests.support.warehouse.rebuilt import of_all_shards, without_destinations
-from tests.support.warehouse.tables import NOW, make, rows
+from tests.support.warehouse.tables import NOW, TOPIC, make, rows
 from warehouse.backup.copying import back_up
 from warehouse.backup.marker import read_marker
 from warehouse.delta.tables import Tables
@@ -66,6 +68,16 @@ def test_a_rebuild_takes_over_where_topics_began_that_were_not_read_yet(tmp_path
     with without_destinations():
         rebuild_checkpoint(made, discards_checkpoint=True)
     assert Beginnings(made).all() == {"empty": began}
+
+
+def test_a_rebuild_takes_over_the_gaps_of_which_the_broker_has_not_told_what_is_missing(tmp_path: Path) -> None:
+    """Entries after them may be durable: then they do not come again, and nobody would find the gaps."""
+    made, _ = make(tmp_path)
+    gap = SourceTopic(TOPIC, TOPIC, -1), Gap(Position(7, 3), Position(7, 6))
+    UndecidedGaps(made).add([gap])
+    with without_destinations():
+        rebuild_checkpoint(made, discards_checkpoint=True)
+    assert UndecidedGaps(made).first(9) == [gap]
 
 
 @pytest.mark.parametrize("step", ["write_rows", "complete"])

@@ -42,3 +42,28 @@ def test_a_small_log_stays_and_one_that_is_not_there_is_no_error(tmp_path: Path)
     rotate(tmp_path / "spark.log")
     rotate(tmp_path / "none")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["small"]
+
+
+_LOGS_MEANWHILE = """
+import logging, subprocess, sys, threading
+from pathlib import Path
+from jobs.logs import LogFormat, configure
+from jobs.spark_log import output_of_children
+
+configure(logging.INFO, LogFormat.TEXT)
+child = [sys.executable, "-c", "import sys; print('of a child', file=sys.stderr)"]
+with output_of_children(Path(sys.argv[1])):
+    thread = threading.Thread(target=logging.warning, args=("of a thread",))
+    thread.start()
+    thread.join()
+    subprocess.run(child, check=True)
+logging.warning("afterwards")
+"""
+
+
+@pytest.mark.slow
+def test_what_another_thread_logs_meanwhile_is_in_the_jobs_own_log(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    ended = subprocess.run([sys.executable, "-c", _LOGS_MEANWHILE, log], capture_output=True, text=True, check=True)
+    assert [line.rpartition(": ")[2] for line in ended.stderr.splitlines()] == ["of a thread", "afterwards"]
+    assert log.read_text() == "of a child\n"

@@ -220,6 +220,24 @@ def test_what_is_in_flight_when_its_route_is_taken_out_is_sent_where_it_was_to_g
     assert job.delivered == Counter({(0, "t-a"): 1})
 
 
+def test_what_is_in_flight_for_a_subscription_that_is_away_for_one_run_is_sent_to_it_under_the_same_ids(
+    tmp_path: Path,
+) -> None:
+    """The broker then drops what it has from the run before."""
+    job = Job(tmp_path, "t: a b")
+    job.batch(9_000, [(0, 11_000), (1, 11_000)])
+    job.batch(10_000, commands=[skip(1, by="b")])
+    job.batch(12_000, is_sent=False)
+    [before] = job.unconfirmed.values()
+    job.start("t: b")
+    job.batch(13_000, is_sent=False)
+    job.start("t: b a")
+    job.batch(14_000)
+    job.batch(15_000)
+    assert [*job.unconfirmed.values()] == [before]
+    assert job.delivered == Counter({(0, "t-a"): 1, (0, "t-b"): 1, (1, "t-a"): 1})
+
+
 def test_of_a_subscription_that_is_taken_out_nothing_is_left_for_the_others(tmp_path: Path) -> None:
     job = Job(tmp_path, "t: a b")
     job.batch(10_000, [(0, 20_000), (1, 20_000), (2, 40_000)])

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -200,6 +200,34 @@ def test_files_that_the_warehouse_deletes_meanwhile_are_not_missed(
     tables.append("delayed_index", bucket(10, 20, NOW, HOUR), {"job": 10})
     with mock.patch.object(Storage, "copy_from", vacuum_always), pytest.raises(BackupError, match="keep_versions"):
         back_up(made, str(tmp_path / "copy"))
+
+
+def test_a_backup_whose_files_another_one_deletes_says_so_and_the_other_one_is_whole(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    """Two machines back up to one place in object storage, where they have no lock in common."""
+    made, tables = source
+    target = str(tmp_path / "copy")
+    back_up(made, target)
+    tables.append("delayed_index", bucket(5, 20, NOW, HOUR), {"job": 5})
+    copy_from = Storage.copy_from
+    others: list[str] = []
+
+    def another_after(storage: Storage, other: Storage, path: str) -> None:
+        copy_from(storage, other, path)
+        if not others:
+            others.append(path)
+            DeltaTable(tables.path("delayed_index")).optimize.compact()
+            back_up(made, target)
+
+    with (
+        mock.patch.object(copying, "_alone", return_value=nullcontext()),
+        mock.patch.object(Storage, "copy_from", another_after),
+        pytest.raises(BackupError, match=r"files of delayed_index are gone .*: is another backup there"),
+    ):
+        back_up(made, target)
+    assert restore(target) is not None
+    assert contents(Tables(target)) == contents(tables)
 
 
 def test_the_command_says_what_it_copied_and_how_old_the_newest_entry_is(
