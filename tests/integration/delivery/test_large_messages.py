@@ -63,7 +63,7 @@ def test_payloads_in_files_arrive_as_they_were_over_a_kill_a_reschedule_and_a_lo
         soon = now() + round(12_000 * job.pace)
         send_at(soon, 6)
         send_at("not a time", 1)
-        later = soon + round(30_000 * job.pace)
+        later = soon + round(60_000 * job.pace)
         ids = send_at(later, 6)
         wait_until(lambda: list(folder.glob("*")), 30, f"payloads in files\n{job.log}")
         wait_until(lambda: sum(e["in_flight"] for e in job.progress[-1:]) > 0 or now() > soon, 60, "some in flight")
