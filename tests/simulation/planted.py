@@ -437,6 +437,7 @@ NOT_FOUND = frozenset(
         "two shards with one producer name",
         "what is not answered counts as arrived",
         "durable before it is confirmed",
+        "durable before it is settled",
         "a command's barrier is one entry short",
     }
 )
