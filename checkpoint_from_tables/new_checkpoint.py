@@ -22,6 +22,7 @@ from conf.settings import Settings, local_path
 from status.job_status import STALE_MILLIS, known_status
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError, checkpoint_lock
 from streaming.checkpoint.prepared import PreparedState
+from streaming.checkpoint.shard_count import with_shard_count
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from warehouse.backup.marker import read_marker, remove_marker
@@ -107,6 +108,7 @@ def import_and_rebuild(
     """
     if is_another_broker and settings.replicated != "all":
         raise RebuildError("with another broker set replicated: all, else what was replicated to it is left out")
+    settings = with_shard_count(settings, is_new=True)
     checkpoint = Path(local_path(settings.checkpoint))
     try:
         with checkpoint_lock(checkpoint).acquire(timeout=1), lock(settings).acquire(timeout=60):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -44,6 +44,20 @@ def _persistent_topic(name: str) -> str:
 
 
 Topic = Annotated[str, AfterValidator(_persistent_topic)]
+
+_MOST_SHARDS = 1024
+
+
+def _shard_count(value: object) -> object:
+    if value == "auto":
+        return value
+    text = str(value)
+    if not (isinstance(value, int | str) and text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_SHARDS):
+        raise ValueError(f"must be a number from 1 to {_MOST_SHARDS}, or auto")
+    return int(text)
+
+
+ShardCount = Annotated[int | Literal["auto"], BeforeValidator(_shard_count)]
 # Numbers are bounded so that sums with times of messages stay within 64 bits: ms by some 30,000 years.
 MOST = 10**15
 Millis = Annotated[int, Field(ge=0, le=MOST)]

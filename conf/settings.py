@@ -20,7 +20,7 @@ from conf.api_settings import ApiSettings, AuthSettings
 from conf.errors import DelayLakeError
 from conf.partitions import without_partition
 from conf.route_circles import find_circle
-from conf.setting_types import MOST, Count, Duration, Millis, PositiveMillis, Section, Topic
+from conf.setting_types import MOST, Count, Duration, Millis, PositiveMillis, Section, ShardCount, Topic
 from conf.settings_environment import EnvironmentSource, unknown_variables
 from conf.settings_file import SettingsTree, in_order, unreadable, wrong_settings
 from conf.shaping import Rate, Window
@@ -158,12 +158,21 @@ class TrackerSettings(Section):
     max_delay_millis: Millis = 0
     min_repeat_millis: Annotated[int, Field(ge=1_000, le=MOST)] = 1_000
     max_recurring_messages: Annotated[int, Field(ge=0, le=MOST)] = 100_000
-    shards: Annotated[int, Field(gt=0, le=1024)] = 2
+    shards: ShardCount = 2
     max_seal_interval_millis: Annotated[int, Field(ge=500, le=MOST)] = 5_000
     load_ahead_millis: Annotated[int, Field(ge=1000, le=MOST)] = 30_000
     schedule_key_idle_millis: Millis = 600_000
     taken_back_compression_type: Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"] = "NONE"
     taken_back_compression_threshold_bytes: Annotated[int, Field(ge=0, le=MOST)] = 16_384
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards.
+
+        Raises:
+            ValueError: it is `auto`, and `streaming.checkpoint.shard_count.with_shard_count` was not called.
+        """
+        return int(self.shards)
 
 
 class ReleaseSettings(Section):
@@ -427,6 +436,12 @@ def settings_from_json(text: str) -> Settings:
 def is_object_storage(uri: str) -> bool:
     """Whether a URI names object storage, as s3://bucket/..., and not a folder."""
     return urlparse(uri).scheme not in ("", "file")
+
+
+def local_threads(master: str) -> int | None:
+    """Returns how many threads a local Spark master has; None: it is a cluster's, or says how often tasks may fail."""
+    local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
+    return local and ({None: 1, "*": os.cpu_count() or 1}.get(local[2]) or int(local[2]))
 
 
 def local_path(uri: str) -> str:

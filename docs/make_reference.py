@@ -161,6 +161,7 @@ def fields(model: type[BaseModel], path: str = "") -> Iterator[str]:
         )
         text = getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind).replace("typing.", "")
         text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "str", text)
+        text = re.sub(r"Union\[int, Literal\['(\w+)'\]\]", r"int or `\1`", text)
         text = "str or None" if text == "Optional[str]" else text.replace("|", "or")
         text = re.sub(r"\b(pathlib|pydantic\.types|conf\.\w+)\.", "", text)
         yield f"| `{path}{name}` | {text} | {f'`{shown}`' if shown != '' else ''} |"

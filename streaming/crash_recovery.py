@@ -69,7 +69,7 @@ def check_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
     Raises:
         StartError, CheckpointError: as of `check_program`, or the checkpoint is damaged.
     """
-    check_program(_read_checkpoint(checkpoint), settings.tracker.shards)
+    check_program(_read_checkpoint(checkpoint), settings.tracker.shard_count)
 
 
 def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
@@ -81,7 +81,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         FencedError: another job has taken the warehouse over in the meantime.
     """
     found = _read_checkpoint(checkpoint)
-    check_program(found, settings.tracker.shards)
+    check_program(found, settings.tracker.shard_count)
     try:
         check_no_backup(settings.warehouse, read_marker(settings.warehouse) is not None)
         tables.create(keep_versions_millis=settings.maintain.keep_versions_millis)
@@ -97,7 +97,7 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
     # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = epoch
     checkpoint.write_version()
-    checkpoint.shards = settings.tracker.shards
+    checkpoint.shards = settings.tracker.shard_count
     tables.take_over(epoch)
     # An older run, which goes on from another copy of the checkpoint, may have committed until now.
     newest = checkpoint.newest_offset()

@@ -140,7 +140,7 @@ class DelayedDelivery:
         tables = Tables(self._settings.warehouse, self._settings.tracker.max_indexes_per_bucket_snapshot_segment)
         checkpoint = Checkpoint(folder)
         recover(self._settings, tables, checkpoint, self._alerts, self._stopping)
-        keys = shard_keys(self._settings.tracker.shards)
+        keys = shard_keys(self._settings.tracker.shard_count)
         log = JvmLog(folder, str(self._settings.spark.conf.get("spark.driver.memory") or ""))
         disk = DiskRoom(self._settings, self._alerts)
         restarts = Restarts()

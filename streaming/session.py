@@ -6,7 +6,6 @@ import atexit
 import hashlib
 import logging
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from broker.jvm.class_archive import archive_options, discard_archive, make_arch
 from broker.jvm.jars import cache_folder
 from conf.errors import DelayLakeError
 from conf.files import OWNER_ALONE
-from conf.settings import Settings
+from conf.settings import Settings, local_threads
 from streaming.spark_imports import import_without_pandas
 
 __all__ = ["SparkSession"]  # the type, for those that import no PySpark
@@ -134,7 +133,7 @@ def create_session(
     is_local = master.startswith("local")
     conf = {**_CONF, _JVM_OPTIONS_KEY: _JVM_OPTIONS}
     if is_job:
-        conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shards)
+        conf["spark.sql.shuffle.partitions"] = str(settings.tracker.shard_count)
         # A row of the operator's input or output has up to `tracker.packing.PART_BYTES`.
         conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "4"
     else:  # not in the folder where the command runs
@@ -263,13 +262,10 @@ def _temporary_folder() -> str:
 
 def _with_slots(master: str, settings: Settings) -> str:
     """Returns the master; a local one gets slots for release tasks, which mostly sleep, and retries of failed tasks."""
-    local = re.fullmatch(r"local(\[(\*|\d+)\])?", master)
-    if not local:
+    if (threads := local_threads(master)) is None:
         return master
-    cores = os.cpu_count() or 1
-    threads = {None: 1, "*": cores}.get(local[2]) or int(local[2])
     # Planned and short notice, and twice each: lanes from before the clock was set back may wait for late messages.
-    slots = threads + 4 * settings.release.lanes * settings.tracker.shards + _SLOW_SLOTS
+    slots = threads + 4 * settings.release.lanes * settings.tracker.shard_count + _SLOW_SLOTS
     if any(subscription.order == "key" for route in settings.routes for subscription in route.subscriptions):
         slots += 4 * settings.release.lanes  # releases in order have lanes of their own, and one task each
     return f"local[{slots},{_TASK_FAILURES}]"

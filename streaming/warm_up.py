@@ -76,7 +76,7 @@ def warm_up(spark: SparkSession, settings: Settings) -> None:
 
     By that Spark's JVM loads its classes, and its Python processes import the modules that the job needs.
     """
-    keys = shard_keys(settings.tracker.shards)
+    keys = shard_keys(settings.tracker.shard_count)
     done = threading.Event()
 
     def sink(batch: Any, batch_id: int) -> None:

@@ -341,7 +341,7 @@ def count_sealed(context: RebuildContext, message_state: MessageState, delivered
         delivered: the delivered messages.
         since: no pending row is due before this time, ms since the epoch.
     """
-    tables, shards, now = context.tables, context.settings.tracker.shards, context.now
+    tables, shards, now = context.tables, context.settings.tracker.shard_count, context.now
     on_progress = context.reports.on_progress
     first = now
     n = 0

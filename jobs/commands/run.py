@@ -91,11 +91,13 @@ def run_job(settings: Settings, reporter: Reporter, keeps_spark_log: bool = True
     from conf.settings import is_object_storage, local_path
     from jobs.temporary_folder import temporary_folder
     from streaming.checkpoint.checkpoint import checkpoint_lock
+    from streaming.checkpoint.shard_count import with_shard_count
 
     if not settings.routes:
         from streaming.start_checks import StartError
 
         raise StartError("no routes in the settings: name at least one source topic under `routes`")
+    settings = with_shard_count(settings)
     folder = Path(local_path(settings.checkpoint))
     lock, stopping = checkpoint_lock(folder), threading.Event()
     if not is_object_storage(settings.warehouse):

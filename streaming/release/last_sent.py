@@ -266,7 +266,7 @@ def _producers(settings: Settings, app_id: str, newest: Offset) -> dict[str, lis
                 (producer_name(app_id, topic, subscription, shard, lane, is_batched) + suffix, topic)
                 for suffix in ("", *suffixes.get(topic, ()))
                 for lane in _lanes(newest, is_in_order)
-                for shard in range(settings.tracker.shards)
+                for shard in range(settings.tracker.shard_count)
                 for is_batched in ((False, True) if newest.batch_millis else (False,))
                 if subscription is not None or not (suffix or is_batched)
             ]

@@ -454,7 +454,7 @@ class JobStart:
         world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
         folder = world.disk.folder / f"run {self._number} {number}"
         folder.mkdir()
-        keys = shard_keys(settings.tracker.shards)
+        keys = shard_keys(settings.tracker.shard_count)
         payloads = PayloadSweep(checkpoint.payload_folder)
         run = Run(
             checkpoint.app_id,

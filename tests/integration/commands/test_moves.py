@@ -139,6 +139,8 @@ def test_messages_come_when_they_were_moved_to_across_a_lost_checkpoint_and_kill
         ]
         assert [desk.results(of_one) for of_one in asked] == [{"APPLIED"}] * 3
         job.kill9()
+        changed["tracker"]["shards"] = "auto"  # as the checkpoint has it
+        job.file.write_text(yaml.safe_dump(changed))
         job.start()
         come = {"later", "earlier", "at once", "one of two", "restored", "soon", "held", "again", "back", "moved"}
         expected = {"a": come, "b": {"at once"}}

@@ -12,9 +12,11 @@ import pytest
 from broker.entries.continuity import Gap
 from broker.position import Position, SourceTopic
 from checkpoint_from_tables.new_checkpoint import RebuildError, rebuild_checkpoint
+from conf.settings import Settings
 from streaming.checkpoint.checkpoint import Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.prepared import PreparedState
+from streaming.checkpoint.shard_count import with_shard_count
 from streaming.crash_recovery import begin
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from streaming.source.watch.undecided_gaps import UndecidedGaps
@@ -78,6 +80,16 @@ def test_a_rebuild_takes_over_the_gaps_of_which_the_broker_has_not_told_what_is_
     with without_destinations():
         rebuild_checkpoint(made, discards_checkpoint=True)
     assert UndecidedGaps(made).first(9) == [gap]
+
+
+def test_with_auto_a_rebuild_makes_a_shard_for_two_cores_whatever_the_old_checkpoint_had(tmp_path: Path) -> None:
+    made, _ = make(tmp_path)
+    Checkpoint(tmp_path / "checkpoint").shards = 2
+    auto = {"tracker": {"shards": "auto"}, "spark": {"master": "local[6]"}}
+    made = Settings.model_validate(made.model_dump() | auto)
+    with without_destinations():
+        rebuild_checkpoint(made, discards_checkpoint=True)
+    assert with_shard_count(made).tracker.shards == PreparedState(tmp_path / "checkpoint").shards == 3
 
 
 @pytest.mark.parametrize("step", ["write_rows", "complete"])

@@ -116,7 +116,7 @@ def test_an_unknown_section_is_named(write: Callable[[str], Path]) -> None:
     ("text", "expected"),
     [
         ("tracker: {shards: many}", "tracker.shards = 'many': "),
-        ("tracker: {shards: 0}", "tracker.shards = 0: input should be greater than 0"),
+        ("tracker: {shards: 0}", "tracker.shards = 0: must be a number from 1 to 1024, or auto"),
         ("tracker: {shards: yes}", "tracker.shards = True: must be a number"),
         ("warehouse: ''", "warehouse = ''"),
         ("{warehouse: x, checkpoint: 'file:./x'}", "warehouse and checkpoint must be different folders"),

@@ -44,7 +44,7 @@ def test_an_empty_file_leaves_the_defaults(tmp_path: Path, content: str) -> None
 
 
 def test_what_is_there_twice_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = "tracker: {shards: 1, shards: many}\nrelase: {}\nrelease:\n  lanes: 4\n  lanes: 5\n"
+    content = "tracker: {max_num_buckets: 1, max_num_buckets: many}\nrelase: {}\nrelease:\n  lanes: 4\n  lanes: 5\n"
     monkeypatch.setenv("DELAYLAKE_TRAKER__SHARDS", "4")
     file = tmp_path / "settings.yaml"
     file.write_text(content)
@@ -52,8 +52,8 @@ def test_what_is_there_twice_hides_nothing_else(tmp_path: Path, monkeypatch: pyt
         load_settings(file)
     assert [line.removeprefix(f"{file}:").split(": input")[0] for line in caught.value.lines] == [
         "DELAYLAKE_TRAKER__SHARDS: traker.shards = '4': no such setting",
-        "1: tracker.shards is there twice, first in line 1",
-        "1: tracker.shards = 'many'",
+        "1: tracker.max_num_buckets is there twice, first in line 1",
+        "1: tracker.max_num_buckets = 'many'",
         "2: relase = {}: no such setting",
         "5: release.lanes is there twice, first in line 4",
     ]
@@ -99,16 +99,16 @@ def test_what_is_nested_too_deeply_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_merged_from_elsewhere_is_told_with_the_line_where_it_is(tmp_path: Path) -> None:
-    content = "tracker: &mine\n  shards: many\nrelease: {<<: *mine, lanes: x}\n"
+    content = "tracker: &mine\n  max_num_buckets: many\nrelease: {<<: *mine, lanes: x}\n"
     assert [told.split(": input")[0] for told in lines(tmp_path, content)] == [
-        "2: tracker.shards = 'many'",
-        "2: release.shards = 'many': no such setting",
+        "2: tracker.max_num_buckets = 'many'",
+        "2: release.max_num_buckets = 'many': no such setting",
         "3: release.lanes = 'x'",
     ]
 
 
 def test_what_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> None:
-    wrong = ["release: {lanes: x}", "relase: {}", "tracker: {shards: many}", "release: {}", "api: {port: z}"]
+    wrong = ["release: {lanes: x}", "relase: {}", "tracker: {max_num_buckets: many}", "release: {}", "api: {port: z}"]
     for content in (wrong, ["", *reversed(wrong)], [*wrong, "routes: 2020-13-45", "1: 2"]):
         told = [int(line.split(":")[0]) for line in lines(tmp_path, "\n".join(["# settings"] * 9 + content))]
         assert told == sorted(told)

@@ -166,7 +166,7 @@ def test_probes_and_metrics_are_routes_that_need_no_token(settings: Settings, tm
 
 
 def test_an_executor_alone_has_slots_for_all_tasks(settings: Settings) -> None:
-    shards, lanes = settings.tracker.shards, settings.release.lanes
+    shards, lanes = settings.tracker.shard_count, settings.release.lanes
     assert EXECUTOR["cores"] >= shards + 2 * lanes * shards
     assert EXECUTOR["instances"] >= 2
 

@@ -42,7 +42,9 @@ def test_the_version_of_a_checkpoint_is_looked_at_before_a_prepared_offset_that_
     settings = Settings(checkpoint=f"file:{tmp_path}/checkpoint", warehouse=f"file:{tmp_path}/warehouse")
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     checkpoint.write_version()
-    PreparedState(checkpoint.folder).complete(Offset(tick=3), {"sealed": [0] * settings.tracker.shards, "paused": {}})
+    PreparedState(checkpoint.folder).complete(
+        Offset(tick=3), {"sealed": [0] * settings.tracker.shard_count, "paused": {}}
+    )
     check_checkpoint(settings, checkpoint)
 
     meta = tmp_path / "checkpoint" / FOLDER / "meta.json"

@@ -298,7 +298,7 @@ def check_rebuild(made: list[History], durable: int) -> None:
 
         first = min([NOW, *(key[0] for key, masks in expected.items() if masks)])
         waits = {key: masks for key, masks in expected.items() if key[0] >= first}
-        shards = settings_.tracker.shards
+        shards = settings_.tracker.shard_count
         shard = {key: int(shard_of(np.array([key[1]]), np.array([key[2]]), shards)[0]) for key in waits}
         assert (meta["offset"]["load_horizon"], meta["released"]) == (first, first - 1)
         assert meta["sealed"] == [list(shard.values()).count(i) for i in range(shards)]

@@ -47,7 +47,7 @@ def test_a_warehouse_of_an_earlier_release_goes_on(
         found = rebuild_checkpoint(settings, discards_checkpoint=False)
     assert found["pending"] == 4, "as it came; of the skipped one audit's; of the rescheduled one each its own"
     begin(settings, tables, checkpoint)
-    inputs = PreparedState(tmp_path / "c").inputs(settings.tracker.shards)
+    inputs = PreparedState(tmp_path / "c").inputs(settings.tracker.shard_count)
     cancelled = [row for _, kinds in inputs for row in kinds[InputKind.REBUILT_CANCELLED].to_pylist()]
     assert sorted((row["entry_id"], row["subscription"]) for row in cancelled) == [(2, 0), (3, 0), (3, 1)]
 

@@ -248,7 +248,7 @@ def told_by_the_first_batch(settings: Settings, folder: Path) -> list[tuple[Any,
     """What the operator puts out for the outcome topic, in all shards."""
     first = prepared(settings, folder, NOW).offset
     assert first is not None
-    keys = list(range(settings.tracker.shards))
+    keys = list(range(settings.tracker.shard_count))
     of_run = settings.model_copy(update={"checkpoint": f"file:{folder}"})
     reader = SourceReader({"settings": of_run.model_dump_json(), "shard_keys": json.dumps(keys), "epoch": "0"})
     reader.__dict__["_intake"] = SimpleNamespace(parts=lambda *_: [], has_segment=lambda *_: False)
