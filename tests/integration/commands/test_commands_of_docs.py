@@ -27,7 +27,9 @@ DUE = 1_896_069_600_000  # 2030-01-31T06:00:00Z, within what filters in the docs
 NOT_RUN = {
     "make ": "is how all tests are run; tests/acceptance/test_demo.py has what `make run` does",
     "export PATH=": "for the shell of whoever reads it",
+    "python3 -m venv ": "all is installed",
     "pip install ": "all is installed",
+    "pytest test_orders.py": "is the page's own file: tests/unit/clients/test_testing.py",
     "delaylake dev": "has a broker of its own: tests/integration/commands/test_dev.py",
     "delaylake consume": "waits for what arrives: tests/acceptance/test_tutorial.py",
     "delaylake run": "a job runs: tests/integration/delivery/test_job.py, test_standby.py",
