@@ -92,7 +92,7 @@ class BatchEnds:
             last: the last offset.
             now: the time.
             feedback: of the driver.
-            has_nothing_to_do: as of `Clock.is_time`.
+            has_nothing_to_do: as of `Clock.is_asked`.
         """
         has_new = backlog.is_taken and backlog.messages > 0
         if self._seconds_left(now.seconds, feedback, MIN_TICK_SECONDS) <= 0:

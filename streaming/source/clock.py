@@ -97,19 +97,6 @@ class Clock:
         self._rests_until = 0.0
         self._is_behind = False
 
-    def is_time(
-        self,
-        last: Offset,
-        now: Moment,
-        feedback: Feedback,
-        has_nothing_to_do: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """Whether there is reason for a batch although no message has come in.
-
-        Args: as of `is_asked`.
-        """
-        return self.is_asked(last, now, feedback, has_nothing_to_do) or self.has_due(last, now.millis, feedback)
-
     def is_asked(
         self,
         last: Offset,

@@ -57,8 +57,11 @@ class Ticks:
         self.last = self.clock.next(self.last, self.at, feedback, FakeIndex(due_in(self.rows), self.version))
         return self.last
 
-    def is_time(self, next_due: int | None = None) -> bool:
-        return self.clock.is_time(self.last, self.at, Feedback(next_due=next_due))
+    def is_time(self, next_due: int | None = None, has_nothing_to_do: bool = False) -> bool:
+        """Whether there is reason for a batch although no message has come in."""
+        feedback = Feedback(next_due=next_due)
+        is_asked = self.clock.is_asked(self.last, self.at, feedback, lambda: has_nothing_to_do)
+        return is_asked or self.clock.has_due(self.last, self.now, feedback)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -198,8 +201,7 @@ def test_a_seal_epoch_with_nothing_to_do_ends_each_minute() -> None:
         found = []
         for _ in range(seconds):
             ticks.later(1_000)
-            feedback = Feedback(next_due=ticks.now + 600_000)
-            if ticks.clock.is_time(ticks.last, ticks.at, feedback, lambda: has_nothing_to_do):
+            if ticks.is_time(ticks.now + 600_000, has_nothing_to_do):
                 ticks.next()
                 found.append(ticks.monotonic)
         return found
