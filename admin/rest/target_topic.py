@@ -16,7 +16,7 @@ from conf.settings import Route, Settings
 from tracker.commands.decode import resolve_topic
 from tracker.subscriptions import ALSO_LATER
 from warehouse.queries.listing import State
-from warehouse.queries.unsealed_messages import NOTHING_MORE, Unacknowledged, UnacknowledgedReader
+from warehouse.queries.unsealed_messages import Unacknowledged, UnacknowledgedReader
 
 # Pulsar's clients send them with any call.
 _ALWAYS_TAKEN = frozenset({"authoritative", "token"})
@@ -38,10 +38,8 @@ class Target:
     partition: int  # -1: the path names no partition
 
     def read_come_in(self, reader: UnacknowledgedReader, state: State) -> Unacknowledged:
-        """Reads what has only just been sent, before a listing of a state is begun, which misses nothing then."""
-        if state is not State.WAITING:
-            return NOTHING_MORE
-        return reader.read(self.route.source, self.partition if self.partition >= 0 else None)
+        """Reads what has only just been sent, as `UnacknowledgedReader.read`."""
+        return reader.read(self.route.source, self.partition if self.partition >= 0 else None, state)
 
     def check_subscriptions(self, names: Sequence[str]) -> None:
         """Raises AdminError (404) if the topic does not have a subscription of each name; `*` is allowed."""

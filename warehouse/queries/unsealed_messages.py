@@ -92,13 +92,18 @@ class UnacknowledgedReader:
         self._lock = threading.Lock()
         self._answers: dict[tuple[str, int | None], _Answer] = {}
 
-    def read(self, topic: str, partition: int | None) -> Unacknowledged:
+    def read(self, topic: str, partition: int | None, state: State = State.WAITING) -> Unacknowledged:
         """Reads a source topic, or one partition of it; what fails is in the note.
+
+        It is read before a listing is begun: so nothing is missed that is sealed meanwhile.
 
         Args:
             topic: as the route names it.
             partition: its number; None: all.
+            state: that is listed: what has only just been sent waits.
         """
+        if state is not State.WAITING:
+            return NOTHING_MORE
         answer = self._answer(topic, partition)
         with answer.lock:  # who asks while it is read gets the same answer
             if self._is_old(answer):

@@ -110,14 +110,12 @@ def _listed(options: GlobalOptions, topic: str, wanted: PendingFilter, limit: in
 
 
 def read_come_in(settings: Settings, topic: str, wanted: PendingFilter) -> Unacknowledged:
-    """Reads what has only just been sent, before a listing is begun, which misses nothing then."""
-    from warehouse.queries.listing import State, resolve_route
-    from warehouse.queries.unsealed_messages import NOTHING_MORE, UnacknowledgedReader
+    """Reads what has only just been sent, as `UnacknowledgedReader.read`."""
+    from warehouse.queries.listing import resolve_route
+    from warehouse.queries.unsealed_messages import UnacknowledgedReader
 
-    if wanted.state is not State.WAITING:
-        return NOTHING_MORE
     source, partition, _ = resolve_route(settings, topic, wanted.subscription)
-    return UnacknowledgedReader(settings).read(source, partition)
+    return UnacknowledgedReader(settings).read(source, partition, wanted.state)
 
 
 def _listing_text(topic: str, found: dict[str, Any], zone: tzinfo | None) -> str:
