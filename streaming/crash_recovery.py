@@ -91,17 +91,15 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
         raise StartError(
             f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"
         ) from error
-    newest = checkpoint.newest_offset()
-    warehouse = _read_warehouse(tables, checkpoint, found.is_new)
-    epoch = check_tables(found, None if newest is None else newest.tick, warehouse)
+    newest = _newest_tick(checkpoint)
+    epoch = check_tables(found, newest, _read_warehouse(tables, checkpoint, found.is_new))
     # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = epoch
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shard_count
     tables.take_over(epoch)
     # An older run, which goes on from another copy of the checkpoint, may have committed until now.
-    newest = checkpoint.newest_offset()
-    check_not_behind(found.folder, None if newest is None else newest.tick, _last_ticks(tables, checkpoint.app_id))
+    check_not_behind(found.folder, _newest_tick(checkpoint), _last_ticks(tables, checkpoint.app_id))
 
 
 def recover(
@@ -212,6 +210,11 @@ def check_sent(settings: Settings, checkpoint: Checkpoint) -> None:
     if (newest := checkpoint.newest_offset()) is not None:
         sent = last_sent(settings, checkpoint, newest)
         check_not_behind(str(checkpoint.folder), newest.tick, sent)
+
+
+def _newest_tick(checkpoint: Checkpoint) -> int | None:
+    newest = checkpoint.newest_offset()
+    return None if newest is None else newest.tick
 
 
 def _read_checkpoint(checkpoint: Checkpoint) -> CheckpointFacts:

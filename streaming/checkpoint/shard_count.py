@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.settings import Settings, local_path, local_threads
-from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.prepared import PreparedState
 
 # On a cluster the driver does not know yet how many cores there will be.
 _OF_CLUSTER = 2
@@ -34,6 +32,9 @@ def with_shard_count(settings: Settings, is_new: bool = False) -> Settings:
 
 
 def _known(settings: Settings) -> int | None:
+    from streaming.checkpoint.checkpoint import Checkpoint
+    from streaming.checkpoint.prepared import PreparedState  # a start with a number needs neither before Spark's JVM
+
     folder = Path(local_path(settings.checkpoint))
     prepared = PreparedState(folder)
     return Checkpoint(folder).shards or (prepared.shards if prepared.is_there else None)
