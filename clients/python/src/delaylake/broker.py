@@ -85,9 +85,8 @@ class Broker:
         self._producers: dict[tuple[str, str], Future[pulsar.Producer]] = {}
         self._waiting: dict[str, list[_Answer]] = {}  # by request id
         self._asked_again: dict[str, float] = {}  # by topic: when it is asked next whether it has a route
-        self._unanswered: dict[
-            str, Future[list[Outcome]]
-        ] = {}  # by topic: the last question, if no answer came in time
+        # By topic: the last question, if no answer came in time.
+        self._unanswered: dict[str, Future[list[Outcome]]] = {}
         self._doubted: set[str] = set()  # topics that had no route when the job answered last
         self._reading: threading.Thread | None = None
         self._stopped = threading.Event()
