@@ -314,7 +314,7 @@ class Receiver:
                 self._consumer = self._subscribe()
                 with self._changed:
                     self._chunked.begin_anew(time.monotonic() - self._waited)
-                self._is_cut_off = self._is_idle = False
+                self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room(self._consumer)
                     self.receive(self._consumer)
@@ -335,6 +335,7 @@ class Receiver:
 
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
+        self._is_idle = False
         if consumer is not None:
             with suppress(PulsarError):
                 consumer.close()

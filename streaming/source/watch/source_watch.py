@@ -77,6 +77,7 @@ class SourceWatch:
         self._place_asked_at: dict[str, int] = {}  # ms since the epoch, by topic partition
         self._counts: dict[str, int] = defaultdict(int)  # number of entries that were not seen, by topic partition
         self._turns: dict[str, int] = {}  # how many turns there had been by the last look, by topic partition
+        self._without_room: dict[str, Position] = {}  # the last entry received, by topic partition
         self._ends_asked: dict[str, Position] = {}  # the entry up to which gaps were noted, by topic partition
         self._continuity: dict[str, Continuity] = {}
         self._wake = threading.Event()
@@ -277,10 +278,7 @@ class SourceWatch:
             self._check_end(receiver, end)
         if end is not None and backlog:
             receiver.acknowledge_again(end)  # an acknowledgement may be lost with the connection
-        if backlog and receiver.is_idle and not self._admin.has_room(name, self._subscription):
-            # The broker counts how many messages it may send. Should its count ever be another than the consumer's, no
-            # more would come.
-            receiver.connect_again()
+        self._look_for_room(receiver, backlog)
         has_more = end is None or (bool(backlog) and end > taken)
         since = self._standing.look(name, taken, has_more and not self._has_turns_before(receiver), now)
         if since is None or (end is not None and self._is_only_parts(receiver, end)):
@@ -288,6 +286,21 @@ class SourceWatch:
         else:
             why = f"none was taken in: {self._why(receiver)}"
             self._alerts.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
+
+    def _look_for_room(self, receiver: Receiver, backlog: int) -> None:
+        """Connects a receiver again that the broker wrongly takes for full in two looks.
+
+        The broker counts how many messages it may send. Should its count ever be another than the consumer's, no more
+        would come. In a single look an entry may just be on its way to the consumer.
+        """
+        name, last = receiver.source.name, receiver.last_received
+        if not backlog or not receiver.is_idle or self._admin.has_room(name, self._subscription):
+            self._without_room.pop(name, None)
+        elif self._without_room.get(name) != last:
+            self._without_room[name] = last
+        else:
+            del self._without_room[name]
+            receiver.connect_again()
 
     def _has_turns_before(self, receiver: Receiver) -> bool:
         """Whether a receiver waits for its turn, and others have had theirs since the last look."""

@@ -168,6 +168,8 @@ def test_a_receiver_is_not_idle_while_its_consumer_waits_for_a_turn_and_does_not
     harness.broker.cursor_of = lambda: Cursor(START, START, START, {})
     harness.receiver.receive(consumer)
     assert harness.receiver.is_idle
+    harness.receiver._close()
+    assert not harness.receiver.is_idle, "the next consumer has not asked for messages yet"
 
 
 @pytest.mark.parametrize("comes_with_turn", [False, True])

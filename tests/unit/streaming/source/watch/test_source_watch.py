@@ -49,6 +49,10 @@ class FakeReceiver:
     is_idle: bool = False
     waits_for_turn: bool = False
     n_turns: int = 0
+    n_connections: int = 1
+
+    def connect_again(self) -> None:
+        self.n_connections += 1
 
     def acknowledge_again(self, end: Position) -> None: ...
 
@@ -68,6 +72,9 @@ class FakeAdmin:
 
     def backlog(self, topic: str, subscription: str) -> int:
         return 2
+
+    def has_room(self, topic: str, subscription: str) -> bool:
+        return False
 
     def internal_stats(self, topic: str) -> TopicLedgers:
         return TopicLedgers({7: 6}, {}, {}, Position(7, 5))
@@ -157,6 +164,25 @@ def test_who_waits_for_its_turn_is_not_cut_off_and_stands_when_nobody_has_turns(
         "messages wait, and none was taken in: all receivers together hold as many bytes as they may, "
         "and no batch takes them"
     ]
+
+
+def test_a_receiver_that_the_broker_takes_for_full_in_two_looks_connects_again(watched: Watched) -> None:
+    receiver, watch = watched.receiver, watched.watch
+    receiver.is_idle = True
+    watch.look(0)
+    assert receiver.n_connections == 1, "an entry may be on its way"
+    receiver.last_received = Position(7, 4)
+    watch.look(10_000)
+    assert receiver.n_connections == 1, "it has come"
+    watch.look(20_000)
+    assert receiver.n_connections == 2
+    watch.look(30_000)
+    assert receiver.n_connections == 2, "the new consumer has a while, too"
+    receiver.is_idle = False
+    watch.look(40_000)
+    receiver.is_idle = True
+    watch.look(50_000)
+    assert receiver.n_connections == 2, "it had something to do in between"
 
 
 def test_an_entry_of_which_the_broker_tells_nothing_is_put_aside() -> None:
