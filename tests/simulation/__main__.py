@@ -28,7 +28,7 @@ class Summary:
     messages: int = 0
     starts: int = 0
     cpu_seconds: float = 0.0
-    undecided: int = 0
+    rebuilds: int = 0
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
@@ -39,7 +39,7 @@ class Summary:
         self.pairs.update(f"{one} + {other}" for one in kinds for other in kinds if one < other)
         self.messages += result.messages
         self.starts += result.starts
-        self.undecided += result.is_undecided
+        self.rebuilds += result.rebuilds
         self.cpu_seconds += result.seconds
         if result.broken:
             self.broken[result.seed] = result.broken

@@ -66,12 +66,20 @@ class Oracle:
         row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
         self.accounts.told(row | {"result": Result.Name(outcome.result)})
 
-    def stored(self, table: str, rows: pa.Table) -> None:
-        """Rows are in a table, and no loss of power takes them."""
+    def replaced(self, table: str, rows: pa.Table) -> None:
+        """A rebuild has written a table anew: it has these rows alone."""
+        self.durable[table] = set()
+        self._note_durable(table, rows)
+
+    def _note_durable(self, table: str, rows: pa.Table) -> None:
         if table in ("delayed_index", "entries", "rejects", "deliveries"):
             names = ("ledger_id", "entry_id")
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
+
+    def stored(self, table: str, rows: pa.Table) -> None:
+        """Rows are in a table, and no loss of power takes them."""
+        self._note_durable(table, rows)
         if table == "rejects" and rows.num_rows:
             raise BrokenGuaranteeError(f"{rows['position'][0]} is rejected: {rows['reason'][0]}")
         if table == "outcomes":
@@ -88,7 +96,7 @@ class Oracle:
         for entry in entries:
             self.acknowledged += 1
             kept = self.durable["delayed_index"] | self.durable["rejects"] | self.durable["deliveries"]
-            if entry not in kept:
+            if entry not in kept and not self.accounts.is_gone(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")
