@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def _run_seed(seed: int) -> Result:
     return result if result.broken else replace(result, history=[])
 
 
-def _run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Result]:
+def _run_seeds(seeds: Iterable[int], processes: int) -> Generator[Result, None, None]:
     """Simulates seeds, each as soon as a process has time; yields results as they come."""
     if processes == 1:
         yield from map(_run_seed, seeds)

@@ -303,9 +303,11 @@ def _run_on_spark(folder: Path, n: int, crash: tuple[str, int]) -> bool:
         wait_until(lambda: stands.exists() or is_done.exists() or process.poll() is not None, 300, "the script's end")
         return process.poll() is not None
     finally:
-        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        process.kill()
         process.wait()
 
 
