@@ -41,8 +41,10 @@ PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --
 test: setup programs ## the test suite but its longer half; WORKERS=n, each with about 4 GB
 	@$(PYTEST) -m "not chaos and not long"
 
+# These start hundreds of JVMs, brokers and browsers: a few that fail are run once more, and printed with why. Never one
+# that saw a message lost, doubled or early.
 test-long: setup programs pulsars ## the longer half: crashes for each feature, other systems, browsers
-	@$(PYTEST) -m "long and not chaos"
+	@$(PYTEST) -m "long and not chaos" --reruns 1 --max-suite-reruns 3 --rerun-except NotExactlyOnceError --rerun-show-tracebacks
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
 	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow and not long" -n 2 --dist worksteal -p no:schemathesis -p no:anyio -p no:valkey
