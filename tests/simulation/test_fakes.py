@@ -215,7 +215,7 @@ def _client_script(clients: list[Any], topic: str, chance: random.Random) -> lis
     told: list[Any] = []
     producers: dict[str, Any] = {}
     batches = [[1]]  # the sequence ids of each batch so far
-    for _ in range(20):
+    for _ in range(40):
         name, client = chance.choice("pq"), chance.choice(clients)
         what = chance.choice(["send", "again", "again", "close", "take"])
         if name not in producers or what == "take":
