@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 
+from tests.simulation.processes import run_seeds
 from tests.simulation.progress import Progress
 from tests.simulation.reports import Summary
 from tests.simulation.shrinking import shrink
 from tests.simulation.world import Plan, Result, simulate
-
-
-def _run_seed(seed: int) -> Result:
-    result = simulate(Plan(seed))
-    return result if result.broken else replace(result, history=[])
-
-
-def _run_seeds(seeds: Iterable[int], processes: int) -> Generator[Result, None, None]:
-    """Simulates seeds, each as soon as a process has time; yields results as they come."""
-    if processes == 1:
-        yield from map(_run_seed, seeds)
-        return
-    left = iter(seeds)
-    # Not forked: threads of libraries would be missing in the other process.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[Result]] = set()
-        try:
-            while True:
-                while len(running) < 2 * processes and (seed := next(left, None)) is not None:
-                    running.add(pool.submit(_run_seed, seed))
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (one.result() for one in done)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _show_shortest(seed: int) -> None:
@@ -93,7 +64,7 @@ def main() -> int:
         return has_failed or summary.faults.total() >= chosen.faults or time.monotonic() > ends_at
 
     left = () if is_enough() else (seed for seed in seeds if seed not in known)
-    results = _run_seeds(left, chosen.processes)
+    results = run_seeds(left, chosen.processes)
     for result in results:
         progress.add(result)
         summary.add(result)
