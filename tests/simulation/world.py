@@ -101,6 +101,7 @@ class Result:
         broken: the guarantee that does not hold; empty: all hold.
         fallen: the faults.
         points: how often each side effect was reached.
+        fallen_at: how often each kind of fault fell there, by side effect and kind.
         history: what happened, a line each.
     """
 
@@ -113,6 +114,7 @@ class Result:
     messages: int
     starts: int
     is_undecided: bool = False
+    fallen_at: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class World:
@@ -124,6 +126,7 @@ class World:
         self.faults = Faults(plan.seed, plan.rates, plan.left_out)
         self.history: list[str] = []
         self.points: Counter[str] = Counter()
+        self.fallen_at: Counter[tuple[str, str]] = Counter()  # by side effect and kind of fault
         self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
         self.cluster = Cluster(self.scheduler, self.faults)
         self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
@@ -238,20 +241,27 @@ class World:
         if process is None or process.is_dead:
             return
         self.points[name] += 1
-        if self.faults.is_now("crash"):
+        if self._falls("crash", name):
             self.trace(f"{process.name} is killed at: {name}")
             self.end(process)
-        if self.faults.is_now("power loss"):
+        if self._falls("power loss", name):
             self.trace(f"the power is lost at: {name}")
             self.scheduler.after(0.0, self.lose_power)
             self.scheduler.wait(None)
-        if self.faults.is_now("pause"):
+        if self._falls("pause", name):
             self.trace(f"{process.name} is paused at: {name}")
             self.pause(process)
-        if self.faults.is_now("slow"):
+        if self._falls("slow", name):
             self.scheduler.wait(self.scheduler.random.choice([0.05, 0.5, 2.0, 6.0]))
         elif self.scheduler.current is not None and self.scheduler.current.greenlet is not None:
             self.scheduler.wait(self.scheduler.random.uniform(0.0, 0.002))
+
+    def _falls(self, kind: str, point: str) -> bool:
+        """Whether a fault of a kind falls at a side effect."""
+        is_now = self.faults.is_now(kind)
+        if is_now:
+            self.fallen_at[point, kind] += 1
+        return is_now
 
     def end(self, process: Process) -> None:
         """Kills a process; another start of the job follows after a while. Returns only to others."""
@@ -394,6 +404,7 @@ class World:
             len(self.oracle.expected),
             self.starts,
             self.is_undecided,
+            self.fallen_at,
         )
 
     def _run(self) -> None:
