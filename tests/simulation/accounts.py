@@ -334,7 +334,8 @@ class Accounts:
         operation, result, at = row["operation"], row["result"], row["applied_at"]
         is_gone = account.is_gone
         n_before = len(account.earlier)
-        is_past = account.due < at  # nobody needs to know any more that it was cancelled
+        # Once all is dispatched that is due so early nobody needs to know any more that it was cancelled.
+        is_past = account.due < at + self.dispatched_millis
         match result:
             case "EXPIRED":
                 require(

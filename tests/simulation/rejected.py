@@ -26,6 +26,7 @@ class Rejected:
         self._put_aside: Counter[str] = Counter()
         self._answers: dict[str, str] = {}  # by position of a message with a request id
         self._may_repeat: set[str] = set()  # positions that the topic had at a rebuild, and the table did not
+        self.n_rebuilds = 0
         self.n_repeated = 0  # positions that the topic has twice, as it may
 
     def recorded(self, position: str, reason: str) -> None:
@@ -54,6 +55,7 @@ class Rejected:
 
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt: what comes again, and only the topic has, is put aside again."""
+        self.n_rebuilds += 1
         self._may_repeat |= {position for position in self._put_aside if not self._recorded[position]}
 
     def answered(self, row: Mapping[str, Any]) -> None:
@@ -63,7 +65,9 @@ class Rejected:
         what = f"SCHEDULE {position}: {result}"
         if message is None or "requestId" not in message.properties:
             raise BrokenGuaranteeError(what)
-        require(position not in self._answers, f"{what}, and {self._answers.get(position)} before")
+        # After a rebuild what is not durable comes again, and is answered alike.
+        is_again = position in self._answers and not (self.n_rebuilds and self._answers[position] == result)
+        require(not is_again, f"{what}, and {self._answers.get(position)} before")
         is_right = result in _SCHEDULED and message.rejected_for.startswith(_SCHEDULED[result] or " ")
         require(is_right or (result == "APPLIED" and not message.rejected_for), f"{what}, not {message.rejected_for}")
         if result == "ALREADY_APPLIED":
