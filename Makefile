@@ -41,8 +41,10 @@ PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --
 test: setup programs ## the test suite but its longer half; WORKERS=n, each with about 4 GB
 	@$(PYTEST) -m "not chaos and not long"
 
+# These start hundreds of JVMs, brokers and browsers: a few that fail are run once more, and printed with why. Never one
+# that saw a message lost, doubled or early.
 test-long: setup programs pulsars ## the longer half: crashes for each feature, other systems, browsers
-	@$(PYTEST) -m "long and not chaos"
+	@$(PYTEST) -m "long and not chaos" --reruns 1 --max-suite-reruns 3 --rerun-except NotExactlyOnceError --rerun-show-tracebacks
 
 test-fast: setup ## what is quick and needs no broker and no Spark, with few examples of each property
 	@HYPOTHESIS_PROFILE=fast $(PY) -m pytest tests/unit tests/parity -m "not slow and not long" -n 2 --dist worksteal -p no:schemathesis -p no:anyio -p no:valkey
@@ -68,8 +70,15 @@ chaos: setup ## many examples of each property, long crash and soak runs: KILLS=
 attack: setup ## everybody sends for the worst beside honest traffic, and figures with bounds: ATTACK_MINUTES=n SEED=n
 	@$(PY) -m pytest tests/attack -m "chaos or long" -o faulthandler_timeout=0
 
-simulate: setup ## the service in one thread with a simulated clock, each failure by its seed: SEED=n FAULTS=n MINUTES=n
-	@$(PY) -m tests.simulation --seed $(or $(SEED),0) --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES)
+# The order of sets is a part of what is simulated.
+SIMULATE = PYTHONHASHSEED=0 $(PY) $(if $(COVERAGE),-m coverage run) -m tests.simulation --seed $(or $(SEED),0) \
+  --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES) --processes $(or $(PROCESSES),2) \
+  --output $(or $(OUTPUT),text) $(if $(PROGRESS),--progress $(PROGRESS))
+
+simulate: setup ## the service in one thread with a simulated clock, each failure by its seed: SEED=n FAULTS=n MINUTES=n PROCESSES=n PROGRESS=file OUTPUT=json COVERAGE=1
+	@$(if $(COVERAGE),rm -f .delaylake/coverage*)
+	@$(SIMULATE)
+	@$(if $(COVERAGE),$(PY) -m coverage combine --quiet && $(PY) -m coverage report)
 
 clean: ## all that was made here, but not the cache of JARs
 	@rm -rf $(VENV) .delaylake .cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log $(NODE)/node_modules $(NODE)/dist $(NODE)/LICENSE clients/java/*/target

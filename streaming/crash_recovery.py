@@ -2,7 +2,8 @@
 
 1. The checkpoint is of this program and these settings (`check_program`).
 2. Tables lack nothing, and an incomplete end of a table's log is removed (`begin`).
-3. Checkpoint and tables go together: no table has a later tick (`check_tables`).
+3. Checkpoint and tables go together: no table has a later tick (`check_tables`). The last offsets are those of their
+   input: an older run that hung in the write of one has not replaced it (`Checkpoint.check_offsets`).
 4. The job takes the warehouse over: from here on an older run that was only paused commits nothing more. What that run
    has committed since 3 is looked at, too.
 5. The broker answers (`wait_for_broker`), and no destination has messages of a later tick (`check_sent`).
@@ -92,12 +93,14 @@ def begin(settings: Settings, tables: Tables, checkpoint: Checkpoint) -> None:
             f"the tables can't be made in {settings.warehouse} ({one_line(error)}): see `warehouse` in the settings"
         ) from error
     newest = _newest_tick(checkpoint)
+    checkpoint.check_offsets()
     epoch = check_tables(found, newest, _read_warehouse(tables, checkpoint, found.is_new))
     # The checkpoint gets the epoch first: after a crash in between, the next start does not take it for an old copy.
     checkpoint.epoch = epoch
     checkpoint.write_version()
     checkpoint.shards = settings.tracker.shard_count
     tables.take_over(epoch)
+    checkpoint.remove_input_after(-1 if newest is None else newest)
     # An older run, which goes on from another copy of the checkpoint, may have committed until now.
     check_not_behind(found.folder, _newest_tick(checkpoint), _last_ticks(tables, checkpoint.app_id))
 

@@ -146,6 +146,7 @@ class DelayedDelivery:
         restarts = Restarts()
         while not self._stopping.is_set():
             started = time.monotonic()
+            checkpoint.check_offsets()
             check_broker(self._settings, checkpoint)
             try:
                 error = self._run_once(checkpoint, tables, keys)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,8 +27,14 @@ class Received(NamedTuple):
     commands: pa.Table  # of the control topic, not decoded
 
 
+def input_name(offset: Mapping[str, Any]) -> str:
+    """Returns the name of the input's file of the batch that ends with an offset, as Spark's offset log has it."""
+    digest = hashlib.sha256(json.dumps(offset, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{offset.get('tick', 0)}-{digest}"
+
+
 class BatchInput:
-    """A file for each batch, beside Spark's offsets, with its messages and commands.
+    """A file for each batch, beside Spark's offsets, with its messages and commands. The last committed one stays, too.
 
     Sequence ids count the rows of a release. So a replayed batch must have the same rows, also when the broker has
     trimmed some, or a limit in the settings has changed. The file is written before any message of the batch is sent;
@@ -62,16 +69,18 @@ class BatchInput:
         replace_file(self._file(end), len(messages).to_bytes(_LENGTH_BYTES, "big") + messages + commands)
 
     def forget(self, end: Offset) -> None:
-        """Removes the files of batches up to the one that ends with an offset, because Spark has committed it."""
+        """Removes the files of batches before the one that ends with an offset, which Spark has committed.
+
+        The file of that one stays: it says which offset the next batch begins with (`Checkpoint.check_offsets`).
+        """
         for file in self._folder.glob("*"):
             number = file.name.partition("-")[0]
-            if number.isdigit() and int(number) <= end.tick:
+            if number.isdigit() and int(number) < end.tick:
                 file.unlink(missing_ok=True)
 
     def _file(self, end: Offset) -> Path:
         last, name = self._last_named
         if end is not last:  # a batch is asked for several times, and its offset has all routes
-            digest = hashlib.sha256(json.dumps(end.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-            name = f"{end.tick}-{digest}"
+            name = input_name(end.to_json())
             self._last_named = end, name
         return self._folder / name

@@ -12,11 +12,13 @@ import os
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from conf.errors import DelayLakeError
 from conf.files import make_folder
+from streaming.checkpoint.batch_input import input_name
 from streaming.checkpoint.offset import Offset
 from warehouse.durable import sync, write_durably
 
@@ -132,12 +134,36 @@ class Checkpoint:
         number = self._newest_batch()
         if number is None:
             return None
+        logged = self._logged_offset(number)
         try:
-            return Offset.from_json(json.loads((self._query / "offsets" / str(number)).read_text().splitlines()[-1]))
-        except (ValueError, IndexError, TypeError) as error:
-            raise CheckpointError(
-                f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {REPAIR}"
-            ) from None
+            return Offset.from_json(logged)
+        except TypeError as error:
+            raise self._damaged(number, error) from None
+
+    def check_offsets(self) -> None:
+        """Checks that nobody has replaced the last two offsets: with them a batch runs again.
+
+        A job that hangs in the write of an offset, and loses the lock to another one, still ends that write when its
+        file system answers. The batch of the other job's offset may have been sent. Its input is named by that offset.
+
+        Raises:
+            CheckpointError: there is input of another offset of the same tick; or an offset can't be read.
+        """
+        if (newest := self._newest_batch()) is not None:
+            for number in range(max(0, newest - 1), newest + 1):
+                self._check_offset(number)
+
+    def remove_input_after(self, tick: int) -> None:
+        """Removes the input of later ticks: the disk has lost their offsets, so nothing of them was sent.
+
+        Args:
+            tick: of the newest offset.
+        """
+        later = [file for file in self.input_folder.glob("[0-9]*-*") if int(file.name.partition("-")[0]) > tick]
+        for file in later:
+            file.unlink(missing_ok=True)
+        if later:
+            sync([self.input_folder])
 
     def sync_begun(self, batch_id: int) -> None:
         """Syncs a batch's offset and input to the disk (fsync), and returns when they are there.
@@ -146,7 +172,11 @@ class Checkpoint:
 
         Args:
             batch_id: Spark's number of the batch.
+
+        Raises:
+            CheckpointError: another job has replaced the offset.
         """
+        self._check_offset(batch_id)
         sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:
@@ -171,6 +201,26 @@ class Checkpoint:
         }
         sync(Path(name) for name in files - self._synced)
         self._synced = files
+
+    def _check_offset(self, number: int) -> None:
+        if not (self._query / "offsets" / str(number)).exists():
+            return  # Spark keeps some alone
+        name = input_name(self._logged_offset(number))
+        others = {file.name for file in self.input_folder.glob(f"{name.partition('-')[0]}-*")} - {name}
+        if any(not other.endswith(".tmp") for other in others):  # those of a write that was broken off
+            raise CheckpointError(
+                f"another job has replaced offset {number} of the checkpoint {self.folder}, whose batch may have been "
+                f"sent: {REPAIR}"
+            )
+
+    def _logged_offset(self, number: int) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self._query / "offsets" / str(number)).read_text().splitlines()[-1]))
+        except (ValueError, IndexError, TypeError) as error:
+            raise self._damaged(number, error) from None
+
+    def _damaged(self, number: int, error: Exception) -> CheckpointError:
+        return CheckpointError(f"offset {number} of the checkpoint {self.folder} is damaged ({error}): {REPAIR}")
 
     def _newest_batch(self) -> int | None:
         offsets = self._query / "offsets"

@@ -40,6 +40,7 @@ from tracker.messages import concat, has_keys, has_requests
 from tracker.packing import LARGE_BYTES
 from tracker.requests import first_of_tick
 from tracker.subscriptions import without_dead_letters
+from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import shared_by
 from warehouse.queries.index_rows import LOOKED_UP, large_due, large_rule, rows_due
@@ -136,6 +137,8 @@ class Intake:
         )
         self._batch_ends = BatchEnds(settings.ingest, self._clock)
         self._acknowledgements = Acknowledgements()
+        # Between a batch's end and its input the driver writes the offset, in which it may hang, and be overtaken.
+        self._pauses = PauseWatch(tables.check_epoch)
         # (version of delayed_index, time in ms): it has no row that is due from the load horizon to this time.
         self._nothing_due = (-1, 0)
         self._started: Offset | None = None
@@ -162,6 +165,7 @@ class Intake:
             commands, ends = self._barriers.take() or ({}, None)
             if ends is not None or self._is_due(last, now, feedback):
                 self._batch_ends.note_end(now.seconds)
+                self._pauses.check()
                 positions = self._take_into_batch(last, self._takes_messages(feedback), commands)
                 return self._offset(last, positions, ends, now, feedback)
             if self._barriers.has_waiting and not has_waiting:
@@ -196,7 +200,12 @@ class Intake:
         return True
 
     def parts(self, first: Offset, last: Offset) -> list[InputRow]:
-        """Packs the input of the batch between two offsets, as far as it is in this process: ticks and messages."""
+        """Packs the input of the batch between two offsets, as far as it is in this process: ticks and messages.
+
+        Raises:
+            FencedError: the driver stood still, and another job has taken the warehouse over meanwhile.
+        """
+        self._pauses.check()
         messages = self._received_between(first, last).messages
         content: list[tuple[InputKind, Any]] = [
             (InputKind.TICK, last.to_json() | {"positions": {}, "barriers": []}),

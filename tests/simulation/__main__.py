@@ -3,87 +3,78 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from pathlib import Path
 
-from tests.simulation.faults import Fault
+from tests.simulation.processes import run_seeds
+from tests.simulation.progress import Progress
+from tests.simulation.reports import Summary
 from tests.simulation.shrinking import shrink
 from tests.simulation.world import Plan, Result, simulate
 
-_SHOWN = 80  # the last lines of a history
+
+def _show_shortest(seed: int) -> None:
+    result = simulate(Plan(seed))
+    found = shrink(Plan(seed), result) if result.broken else result
+    print(f"seed {seed}: {found.broken}; the shortest history found, with {len(found.fallen)} faults:")
+    print("\n".join(found.history), flush=True)
 
 
-@dataclass
-class Summary:
-    """What came of many seeds."""
-
-    seeds: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    points: Counter[str] = field(default_factory=Counter)
-    pairs: Counter[str] = field(default_factory=Counter)
-    messages: int = 0
-    starts: int = 0
-    cpu_seconds: float = 0.0
-    undecided: int = 0
-    broken: dict[int, str] = field(default_factory=dict)
-
-    def add(self, result: Result) -> None:
-        kinds = Counter(kind for kind, _ in result.fallen)
-        self.seeds += 1
-        self.faults += kinds
-        self.points += result.points
-        self.pairs.update(f"{one} + {other}" for one in kinds for other in kinds if one < other)
-        self.messages += result.messages
-        self.starts += result.starts
-        self.undecided += result.is_undecided
-        self.cpu_seconds += result.seconds
-        if result.broken:
-            self.broken[result.seed] = result.broken
-
-    def to_json(self) -> str:
-        total = {"faults": self.faults.total(), "points": self.points.total()}
-        return json.dumps(vars(self) | {"total": total}, indent=1, default=dict)
+def _show_progress(result: Result) -> None:
+    text = f"seed {result.seed}: {len(result.fallen)} faults, {result.seconds:.1f} s"
+    print(f"{text}: {result.broken}" if result.broken else text, file=sys.stderr, flush=True)
 
 
-def show(result: Result, left_out: frozenset[Fault] = frozenset()) -> None:
-    print(f"seed {result.seed}: {result.broken}; the shortest history found, with {len(result.fallen)} faults:")
-    print("\n".join(result.history))
-
-
-def main() -> int:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=1_000_000, help="so many at most")
     parser.add_argument("--faults", type=int, default=20_000, help="until so many have fallen")
     parser.add_argument("--minutes", type=float, default=60.0, help="or so long")
-    parser.add_argument("--history", action="store_true", help="prints the whole history of each seed")
+    parser.add_argument("--processes", type=int, default=1, help="which share the seeds")
+    parser.add_argument("--progress", type=Path, help="a file of results: seeds that it has are not run again")
+    parser.add_argument("--history", action="store_true", help="prints the whole history of the first seed instead")
     parser.add_argument("--keep-going", action="store_true", help="also after a seed that fails")
-    chosen = parser.parse_args()
+    parser.add_argument("--output", choices=["text", "json"], default="text")
+    return parser.parse_args()
+
+
+def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of what is simulated
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
             os.environ | {"PYTHONHASHSEED": "0"},
         )
+    chosen = _arguments()
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    if chosen.history:
+        print("\n".join(simulate(Plan(chosen.seed)).history))
+        return 0
     summary, ends_at = Summary(), time.monotonic() + 60 * chosen.minutes
-    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        result = simulate(Plan(seed))
+    progress = Progress(chosen.progress)
+    known = {result.seed: result for result in progress.results if result.seed in seeds}
+    for result in known.values():
         summary.add(result)
-        print(f"seed {seed}: {len(result.fallen)} faults, {result.seconds:.1f} s", file=sys.stderr, flush=True)
-        if chosen.history:
-            print("\n".join(result.history))
-        if result.broken:
-            print(f"seed {seed}: {result.broken}", flush=True)
-            if not chosen.keep_going:
-                show(shrink(Plan(seed), result))
-                break
-        if summary.faults.total() >= chosen.faults or time.monotonic() > ends_at:
+
+    def is_enough() -> bool:
+        has_failed = bool(summary.broken) and not chosen.keep_going
+        return has_failed or summary.faults.total() >= chosen.faults or time.monotonic() > ends_at
+
+    left = () if is_enough() else (seed for seed in seeds if seed not in known)
+    results = run_seeds(left, chosen.processes)
+    for result in results:
+        progress.add(result)
+        summary.add(result)
+        _show_progress(result)
+        if is_enough():
             break
-    print(summary.to_json())
+    results.close()
+    if summary.broken and not chosen.keep_going:
+        _show_shortest(next(iter(summary.broken)))
+    print(summary.to_json() if chosen.output == "json" else summary.to_text())
     return 1 if summary.broken else 0
 
 

@@ -499,25 +499,31 @@ class Client:
 
 
 class ClientProducer:
-    """Stands in for `pulsar.Producer` with batches that only `flush` and `flush_async` end, and no limit of time."""
+    """Stands in for `pulsar.Producer` with batches that only `flush` and `flush_async` end, and no limit of time.
+
+    As with the real one the broker hears of a batch's first sequence id alone, and repeats go by that.
+    """
 
     def __init__(self, producer: EntryProducer) -> None:
         self._producer: Any = self  # the real one has the C++ producer there
         self._entries = producer
         self._batch: list[OutgoingMessage] = []
-        self._callbacks: list[tuple[int, Callable[[Any, Any], None]]] = []  # with the last sequence id of the batch
+        self._callbacks: list[tuple[int, Callable[[Any, Any], None]]] = []  # with the first sequence id of the batch
+        self._sent = self._published = producer.last_sequence_id
 
     def last_sequence_id(self) -> int:
-        return self._entries.last_sequence_id
+        return self._published
 
     def send_async(self, body: bytes, callback: Any, partition_key: str, sequence_id: int) -> None:
         self._batch.append(OutgoingMessage(sequence_id, body, key=partition_key.encode()))
         if callback is not None:
-            self._callbacks.append((sequence_id, callback))
+            self._callbacks.append((self._batch[0].sequence_id, callback))
 
     def flush_async(self, _: Any) -> None:
         if self._batch:
-            self._entries.send(batch_entry(self._batch, self._entries.name, 1))
+            entry = batch_entry(self._batch, self._entries.name, 1)
+            self._entries.send(entry._replace(highest_sequence_id=entry.sequence_id))
+            self._sent = entry.sequence_id + len(self._batch) - 1
             self._batch = []
 
     def flush(self) -> None:
@@ -527,8 +533,9 @@ class ClientProducer:
             if self._entries.error is not None:
                 raise pulsar.AlreadyClosed(str(self._entries.error))
             wait_seconds(0.01)
-        for last, callback in self._callbacks:
-            is_repeated = self._entries.repeated_to >= last
+        self._published = self._sent
+        for first, callback in self._callbacks:
+            is_repeated = self._entries.repeated_to >= first
             callback(pulsar.Result.Ok, SimpleNamespace(ledger_id=lambda at=-1 if is_repeated else 1: at))
         self._callbacks = []
 

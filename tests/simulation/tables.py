@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from deltalake import Schema
 from deltalake.exceptions import CommitFailedError
 
+from tests.simulation.conditions import answer
 from tracker.messages import concat
 
 # Called with the name of a side effect before it, and after it: a fault may fall there.
@@ -76,7 +77,8 @@ class Log:
             before = max((v for v in self._rows if v < version), default=-1)
             parts = [commit.rows for commit in self.commits[before + 1 : version + 1] if commit.rows is not None]
             known = [self._rows[before]] if before >= 0 else []
-            self._rows[version] = pa.concat_tables([*known, *parts]) if known or parts else self.schema.empty_table()
+            together = pa.concat_tables([*known, *parts]) if known or parts else self.schema.empty_table()
+            self._rows[version] = together.combine_chunks()
             if len(self._rows) > 8:
                 self._rows.pop(min(self._rows))
         return self._rows[version]
@@ -178,13 +180,23 @@ _connection: list[duckdb.DuckDBPyConnection] = []
 
 def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
     """Stands in for `warehouse.delta.snapshot.run_sql`."""
-    if len(tables) == 1 and (found := _of_time(next(iter(tables.values())).rows(), sql)) is not None:
-        return found
+    asked = {name: table.rows() for name, table in tables.items()}
+    if len(asked) == 1:
+        [(name, rows)] = asked.items()
+        for answering in (_of_time, answer):
+            if (found := answering(rows, sql)) is not None:
+                return found
+        if not rows.num_rows:
+            return _ask_nothing(name, rows, sql)
+    return _ask(asked, sql)
+
+
+def _ask(tables: Mapping[str, pa.Table], sql: str) -> pa.Table:
     if not _connection:
         _connection.append(duckdb.connect(config={"threads": 1}))
     [connection] = _connection
-    for name, table in tables.items():
-        connection.register(name, table.rows())
+    for name, rows in tables.items():
+        connection.register(name, rows)
     found = pa.table(connection.sql(_sql(sql)).to_arrow_table())
     # Of integers DataFusion's sums are integers, DuckDB's are 128 bits wide, which Arrow has as decimals.
     for i, column in enumerate(found.schema):
@@ -193,7 +205,22 @@ def run_sql(tables: Mapping[str, Table], sql: str) -> pa.Table:
     return found
 
 
-# What is asked most: rows of the delayed index that are due in a span of time. DuckDB takes milliseconds for it.
+# DuckDB takes milliseconds to understand a question. Of no rows the answer is always the same, whatever numbers and
+# texts the condition has.
+_nothing: dict[tuple[str, str, str], pa.Table] = {}
+_LITERAL = re.compile(r"'(?:[^']|'')*'|\b\d+\b")
+
+
+def _ask_nothing(name: str, rows: pa.Table, sql: str) -> pa.Table:
+    """Answers a question about a table without rows."""
+    before, where, condition = sql.partition(" WHERE ")
+    key = name, before, _LITERAL.sub("?", where + condition)
+    if key not in _nothing:
+        _nothing[key] = _ask({name: rows}, sql)
+    return _nothing[key]
+
+
+# What is asked most: rows of the delayed index that are due in a span of time.
 _SPAN = r"deliver_at >= (-?\d+) AND deliver_at < (-?\d+) AND operation = 'DELAY'"
 _SLOTS = re.compile(
     rf"SELECT deliver_at / (\d+) AS slot, count\(\*\) AS n\s+FROM delayed_index WHERE {_SPAN}\s+GROUP BY 1 ORDER BY 1"

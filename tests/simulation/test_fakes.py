@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pulsar
 import pytest
 
 import warehouse.delta.commits
 import warehouse.delta.tables
-from broker.client import PulsarError
+from broker.client import PulsarError, connect
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
 from broker.standalone import EmbeddedBroker
+from streaming.sinks.outcomes import _PRODUCER_OPTIONS
 from tests.simulation import tables as fake_tables
-from tests.simulation.broker import SimulatedBrokers
+from tests.simulation.broker import Client, SimulatedBrokers
+from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Process
-from tests.simulation.spark import ConcurrentUpdateError, Query
+from tests.simulation.spark import ConcurrentUpdateError, Query, StateDamagedError
+from tests.simulation.spark_script import KEYS, POINTS, Script, ScriptOperator, ScriptReader, sink_of
 from tests.simulation.world import Plan, World, in_simulation
 from tests.support.service.harness import wait_until
 from tests.support.tracker.messages import messages
@@ -199,3 +208,169 @@ def test_the_cluster_in_memory_does_as_pulsar_does(broker: EmbeddedBroker, topic
     world.disk.remove()
     assert fake == real
     assert any(isinstance(one, list) and len(one) == 4 and one[2] >= 0 for one in real), "something was repeated"
+
+
+def _client_script(clients: list[Any], topic: str, chance: random.Random) -> list[Any]:
+    """What producers of Pulsar's own client are told, who send batches, send some again, and take names of others."""
+    told: list[Any] = []
+    producers: dict[str, Any] = {}
+    batches = [[1]]  # the sequence ids of each batch so far
+    for _ in range(40):
+        name, client = chance.choice("pq"), chance.choice(clients)
+        what = chance.choice(["send", "again", "again", "close", "take"])
+        if name not in producers or what == "take":
+            try:
+                found = client.create_producer(topic, producer_name=name, batching_enabled=True, **_PRODUCER_OPTIONS)
+                producers[name] = found
+                told.append([name, found.last_sequence_id()])
+            except pulsar.ProducerBusy:
+                told.append([name, "busy"])
+            continue
+        if what == "close":
+            producers.pop(name).close()
+            continue
+        first = batches[-1][-1] + chance.choice([1, 4])
+        new = [list(range(first, first + 3)), list(range(first + 3, first + 3 + chance.randrange(1, 4)))]
+        repeated = batches[-chance.randrange(1, 4) :]
+        sent = repeated + new[: chance.randrange(2)] if what == "again" else new
+        batches += [batch for batch in sent if batch not in batches]
+        results: list[Any] = []
+        for batch in sent:
+            for number in batch:
+                last = partial(_note_answer, results) if number == sent[-1][-1] else None
+                producers[name].send_async(b"%d" % number, last, partition_key="k", sequence_id=number)
+            producers[name]._producer.flush_async(lambda *_: None)
+        producers[name].flush()
+        told.append([name, sent, producers[name].last_sequence_id(), results])
+    for producer in producers.values():
+        producer.close()
+    return told
+
+
+def _note_answer(results: list[Any], result: Any, position: Any) -> None:
+    results.append([str(result), position.ledger_id() < 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_producers_of_pulsars_client_are_told_the_same_in_memory(broker: EmbeddedBroker, topic: str, seed: int) -> None:
+    clients = [connect(broker.settings) for _ in range(2)]
+    try:
+        real = _client_script(clients, topic, random.Random(seed))
+    finally:
+        for one in clients:
+            one.close()
+    world = World(Plan(seed, rates={}))
+    fake: list[Any] = []
+    process = Process("script")
+
+    def work() -> None:
+        simulated = [Client(SimulatedBrokers(world.cluster, process)) for _ in range(2)]
+        fake.extend(_client_script(simulated, topic, random.Random(seed)))
+
+    with in_simulation(world):
+        world.scheduler.start(process, "script", work)
+        world.scheduler.run(lambda: False)
+    world.disk.remove()
+    assert fake == real
+    dropped = [is_dropped for one in real if isinstance(one[-1], list) for _, is_dropped in one[-1]]
+    assert {*dropped} == {True, False}, "some were repeated, and others new"
+
+
+class _CrashedError(BaseException):
+    """The process has ended: nothing of it catches this."""
+
+
+ROOT = Path(__file__).parents[2]
+_BATCHES = 30
+
+
+def _crashes(chance: random.Random) -> list[tuple[str, int]]:
+    """Points at which runs of a query end, one after another; the last run ends by itself."""
+    number, found = 0, []
+    for point in chance.sample(POINTS, 3):
+        number += chance.randrange(1, 5)
+        found.append((point, number))
+    return [*found, ("none", -1)]
+
+
+def _run_on_spark(folder: Path, n: int, crash: tuple[str, int]) -> bool:
+    """Runs the script until it stands still or has done all batches, and kills it; returns whether it failed."""
+    stands = folder / "stands"
+    stands.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.simulation.spark_script", str(folder), str(n), crash[0], str(crash[1])]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    is_done = folder / "query" / "commits" / str(n - 1)
+    try:
+        wait_until(lambda: stands.exists() or is_done.exists() or process.poll() is not None, 300, "the script's end")
+        return process.poll() is not None
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        process.kill()
+        process.wait()
+
+
+def _run_on_stand_in(folder: Path, n: int, crash: tuple[str, int]) -> bool:
+    """Does the same with what stands in for Spark."""
+
+    def end() -> None:
+        raise _CrashedError
+
+    script = Script(folder, n, crash, end)
+    reader: Any = ScriptReader(script)
+    operator: Any = partial(ScriptOperator, script)
+    query = Query(folder / "query", reader, operator, KEYS, sink_of(script), lambda _: None, Faults(0, {}))
+    try:
+        query.run()
+    except _CrashedError:
+        return False
+    except StateDamagedError:
+        return True
+    return False
+
+
+@pytest.mark.long
+def test_batches_offsets_and_state_in_memory_are_as_those_of_spark(tmp_path: Path) -> None:
+    real, fake = tmp_path / "real", tmp_path / "fake"
+    real.mkdir()
+    fake.mkdir()
+
+    def run(n: int, crash: tuple[str, int]) -> list[bool]:
+        return [_run_on_spark(real, n, crash), _run_on_stand_in(fake, n, crash)]
+
+    def same(name: str) -> list[str]:
+        """Checks that a folder has the same files in both."""
+        of_real, of_fake = (
+            sorted((file.name for file in (one / "query" / name).iterdir() if file.name.isdigit()), key=int)
+            for one in (real, fake)
+        )
+        assert of_real == of_fake
+        return of_real
+
+    for crash in _crashes(random.Random(1)):
+        assert run(_BATCHES, crash) == [False, False], (real / "log").read_text()[-5_000:]
+        assert (fake / "told").read_text() == (real / "told").read_text(), crash
+        assert same("offsets")[0] == same("commits")[0]
+    assert (fake / "told").read_text().count("sink") > _BATCHES, "some batch has run twice"
+
+    # Of the state the newest snapshot is enough, and what came after it. In memory each version is a snapshot.
+    partition = real / "query" / "state" / "0" / "0"
+    snapshot = max(int(file.stem) for file in partition.glob("*.zip"))
+    assert snapshot > 1
+    for file in [file for file in partition.iterdir() if file.stem.isdigit() and int(file.stem) < snapshot]:
+        file.unlink()
+    for file in [file for file in (fake / "query" / "state").iterdir() if int(file.name.partition("-")[0]) < snapshot]:
+        file.unlink()
+    assert run(_BATCHES + 2, ("none", -1)) == [False, False], (real / "log").read_text()[-5_000:]
+    assert (fake / "told").read_text() == (real / "told").read_text()
+
+    told = (real / "told").read_text()
+    for file in partition.glob(f"{_BATCHES + 2}.*"):  # Spark counts versions from 1 on
+        file.unlink()
+    (fake / "query" / "state" / f"{_BATCHES + 1}-{KEYS[0]}").unlink()
+    assert run(_BATCHES + 4, ("none", -1)) == [True, True], "both say that the state is damaged"
+    assert "sink" not in (real / "told").read_text().removeprefix(told)
+    assert "sink" not in (fake / "told").read_text().removeprefix(told)

@@ -29,7 +29,7 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.parametrize(("first", "seeds"), [(0, 6), pytest.param(6, 24, marks=pytest.mark.chaos)])
 def test_the_guarantees_hold_whatever_fails(first: int, seeds: int) -> None:
-    summary = json.loads(run("--seed", f"{first}", "--seeds", f"{seeds}"))
+    summary = json.loads(run("--seed", f"{first}", "--seeds", f"{seeds}", "--output", "json"))
     assert summary["seeds"] == seeds
     assert not summary["broken"]
     assert summary["total"]["faults"] > 12 * seeds
@@ -37,7 +37,7 @@ def test_the_guarantees_hold_whatever_fails(first: int, seeds: int) -> None:
 
 
 def test_a_seed_has_one_history() -> None:
-    one, other = (run("--seed", "8", "--seeds", "1", "--history").partition("\n{\n")[0] for _ in range(2))
+    one, other = (run("--seed", "8", "--history") for _ in range(2))
     assert one == other
     assert one.count(" starts\n") > 1
     assert one.count(" gets ") > 100

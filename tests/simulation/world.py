@@ -56,6 +56,7 @@ from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.broker import Admin, Client, Cluster, Entry, SimulatedBrokers, Topic
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
+from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
@@ -100,6 +101,7 @@ class Result:
         broken: the guarantee that does not hold; empty: all hold.
         fallen: the faults.
         points: how often each side effect was reached.
+        fallen_at: how often each kind of fault fell there, by side effect and kind.
         history: what happened, a line each.
     """
 
@@ -112,6 +114,7 @@ class Result:
     messages: int
     starts: int
     is_undecided: bool = False
+    fallen_at: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class World:
@@ -123,6 +126,7 @@ class World:
         self.faults = Faults(plan.seed, plan.rates, plan.left_out)
         self.history: list[str] = []
         self.points: Counter[str] = Counter()
+        self.fallen_at: Counter[tuple[str, str]] = Counter()  # by side effect and kind of fault
         self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
         self.cluster = Cluster(self.scheduler, self.faults)
         self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
@@ -135,10 +139,18 @@ class World:
             replicated="all",
             # Batches that come more often meet more faults, those that come as the default says meet other ones.
             ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
-            tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
+            tracker={  # type: ignore[arg-type]
+                "shards": 2,
+                "max_seal_interval_millis": 1_500,
+                "load_ahead_millis": 6_000,
+                "schedule_key_idle_millis": 2_000,
+            },
             release={"lanes": 2},  # type: ignore[arg-type]
             routes=[  # type: ignore[arg-type]
-                {"source": f"{NAMESPACE}/orders", "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b"}]},
+                {
+                    "source": f"{NAMESPACE}/orders",
+                    "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b", "order": "key"}],
+                },
                 {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive"}]},
             ],
         )
@@ -147,9 +159,11 @@ class World:
             lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000),
             Accounts(frozenset(s.name for s in subscriptions if s.type.is_cumulative)),
         )
+        self.oracle.order.subscriptions = frozenset(s.name for s in subscriptions if s.order == "key")
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
         }
+        self.rejects_topics = {f"{route.source}-rejects" for route in self.settings.routes}
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
         self.starts = 0
@@ -178,7 +192,8 @@ class World:
 
     def _stored(self, topic: Topic, entry: Entry) -> None:
         is_told = topic.name == self.settings.control.outcome_topic
-        if topic.name not in self.destinations and not is_told:
+        is_put_aside = topic.name in self.rejects_topics
+        if topic.name not in self.destinations and not is_told and not is_put_aside:
             return
         source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
@@ -187,9 +202,15 @@ class World:
                 if is_told:
                     self.oracle.told(ControlOutcome.FromString(message.payload or b""))
                     continue
-                position = dict(message.properties)[b"delaylake.messageId"].decode()
+                properties = {one.decode(): value.decode() for one, value in message.properties}
+                position = properties["delaylake.messageId"]
+                if is_put_aside:
+                    self.trace(f"{position} is put aside: {properties['delaylake.reason']}")
+                    self.oracle.rejected.put_aside(position)
+                    continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
-                self.oracle.arrived(position, name, source)
+                due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
+                self.oracle.arrived(Arrival(position, name, source, int(due), int(occurrence)))
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
@@ -220,20 +241,27 @@ class World:
         if process is None or process.is_dead:
             return
         self.points[name] += 1
-        if self.faults.is_now("crash"):
+        if self._falls("crash", name):
             self.trace(f"{process.name} is killed at: {name}")
             self.end(process)
-        if self.faults.is_now("power loss"):
+        if self._falls("power loss", name):
             self.trace(f"the power is lost at: {name}")
             self.scheduler.after(0.0, self.lose_power)
             self.scheduler.wait(None)
-        if self.faults.is_now("pause"):
+        if self._falls("pause", name):
             self.trace(f"{process.name} is paused at: {name}")
             self.pause(process)
-        if self.faults.is_now("slow"):
+        if self._falls("slow", name):
             self.scheduler.wait(self.scheduler.random.choice([0.05, 0.5, 2.0, 6.0]))
         elif self.scheduler.current is not None and self.scheduler.current.greenlet is not None:
             self.scheduler.wait(self.scheduler.random.uniform(0.0, 0.002))
+
+    def _falls(self, kind: str, point: str) -> bool:
+        """Whether a fault of a kind falls at a side effect."""
+        is_now = self.faults.is_now(kind)
+        if is_now:
+            self.fallen_at[point, kind] += 1
+        return is_now
 
     def end(self, process: Process) -> None:
         """Kills a process; another start of the job follows after a while. Returns only to others."""
@@ -376,6 +404,7 @@ class World:
             len(self.oracle.expected),
             self.starts,
             self.is_undecided,
+            self.fallen_at,
         )
 
     def _run(self) -> None:
@@ -388,7 +417,7 @@ class World:
         operators = Operators(
             scheduler,
             self.cluster,
-            self.oracle.accounts,
+            self.oracle,
             self.settings,
             plan.seconds,
             plan.commands_per_second,

@@ -287,7 +287,7 @@ class SourceWatch:
             why = f"none was taken in: {self._why(receiver)}"
             self._alerts.begin(STANDING, name, f"messages wait, and {why}" if backlog else why, since)
 
-    def _look_for_room(self, receiver: Receiver, backlog: int) -> None:
+    def _look_for_room(self, receiver: Receiver, backlog: int | None) -> None:
         """Connects a receiver again that the broker wrongly takes for full in two looks.
 
         The broker counts how many messages it may send. Should its count ever be another than the consumer's, no more

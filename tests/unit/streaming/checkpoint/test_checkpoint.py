@@ -17,6 +17,7 @@ import pytest
 from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from conf.settings import Settings
 from streaming.batch_schema import ShardStatus, output_rows, status_row
+from streaming.checkpoint.batch_input import BatchInput, Received
 from streaming.checkpoint.checkpoint import VERSION, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
 from streaming.checkpoint.payload_files import ASIDE_BYTES, PayloadFiles, PayloadSweep
@@ -147,6 +148,55 @@ def test_a_damaged_offset_is_refused_with_what_to_do(settings: Settings, tmp_pat
         (tmp_path / "c" / "query" / "offsets" / "2").write_text(text)
         with pytest.raises(CheckpointError, match=r"offset 2 of .* is damaged .*rebuild --discard-checkpoint"):
             Start(settings, tmp_path / "c")
+
+
+def _log(folder: Path, number: int, end: Offset) -> None:
+    (folder / "query" / "offsets").mkdir(parents=True, exist_ok=True)
+    (folder / "query" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(end.to_json()))
+
+
+@pytest.mark.parametrize("replaced", [7, 8])
+def test_an_offset_that_a_job_which_hung_in_its_write_has_replaced_is_refused(
+    settings: Settings, tmp_path: Path, replaced: int
+) -> None:
+    """The batch of the other offset may have been sent: another one would get its ticks and sequence ids."""
+    job = Start(settings, tmp_path / "job")
+    nothing = Received(messages([]), messages([]))
+    taken_in = BatchInput(job.checkpoint.input_folder)
+    for number in range(5, 9):
+        end = Offset(tick=number + 3, run_id="own")
+        _log(job.folder, number, end)
+        taken_in.write(end, nothing)
+        taken_in.forget(Offset(tick=number + 2))  # Spark has committed the batch before
+    job.checkpoint.check_offsets()
+    job.checkpoint.sync_begun(8)
+    begin(settings, Tables(settings.warehouse), job.checkpoint)
+
+    hung = Offset(tick=replaced + 3, run_id="overtaken")
+    _log(job.folder, replaced, hung)
+    if replaced == 8:  # and goes on, until it looks at the epoch
+        taken_in.write(hung, nothing)
+    refused = f"another job has replaced offset {replaced} of the checkpoint"
+    with pytest.raises(CheckpointError, match=refused):
+        begin(settings, Tables(settings.warehouse), job.checkpoint)
+    with pytest.raises(CheckpointError, match=refused):
+        job.checkpoint.sync_begun(replaced)
+
+
+def test_input_whose_offset_the_disk_has_lost_keeps_no_job_from_its_tick(settings: Settings, tmp_path: Path) -> None:
+    job = Start(settings, tmp_path / "job")
+    taken_in = BatchInput(job.checkpoint.input_folder)
+    kept, lost, other = Offset(tick=3), Offset(tick=4, run_id="before"), Offset(tick=4, run_id="after")
+    _log(job.folder, 0, kept)
+    for end in (kept, lost):
+        taken_in.write(end, Received(messages([]), messages([])))
+    begin(settings, Tables(settings.warehouse), job.checkpoint)
+    assert taken_in.read(kept) is not None
+    assert taken_in.read(lost) is None
+    _log(job.folder, 1, other)
+    taken_in.write(other, Received(messages([]), messages([])))
+    job.checkpoint.sync_begun(1)
+    begin(settings, Tables(settings.warehouse), job.checkpoint)
 
 
 def test_the_number_of_shards_outlives_a_kill_in_mid_write(settings: Settings, tmp_path: Path) -> None:

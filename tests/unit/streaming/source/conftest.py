@@ -37,7 +37,7 @@ def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
     def begin(settings: Settings, run_id: str, alerts: Alerts | None = None) -> Intake:
-        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: _NO_ROWS)
+        tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: _NO_ROWS, check_epoch=lambda: None)
         made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, alerts or Alerts()))
         return made[-1]
 

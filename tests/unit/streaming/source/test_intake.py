@@ -39,6 +39,7 @@ from tests.support.tracker.messages import messages
 from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.packing import unpack
 from tracker.payload_refs import files_of
+from warehouse.delta.fencing import FencedError, PauseWatch
 from warehouse.routes.known_routes import known_routes
 
 
@@ -132,7 +133,8 @@ def test_a_batch_that_is_run_again_has_the_messages_it_had_whatever_broker_and_s
     later = again.next_offset(last)
     assert [kind for _, kind, _ in again.parts(last, later)] == [InputKind.TICK], "nothing of it comes in again"
     again.commit(later)
-    assert not list(Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir())
+    [kept] = Checkpoint(Path(local_path(limited.checkpoint))).input_folder.iterdir()
+    assert kept.name.startswith(f"{later.tick}-"), "it names the offset with which the next batch begins"
 
 
 def test_a_large_payload_is_in_a_file_before_its_batch_runs_and_the_same_when_it_runs_again(
@@ -189,10 +191,42 @@ def test_an_input_that_is_not_whole_is_read_from_the_broker(tmp_path: Path, capl
         file.write_bytes(whole[:length])
         assert kept.read(end) is None
         file.write_bytes(whole)
-    kept.forget(Offset(tick=6))
-    assert kept.read(end) is not None
     kept.forget(end)
+    assert kept.read(end) is not None
+    kept.forget(Offset(tick=8))
     assert kept.read(end) is None
+
+
+def test_a_driver_that_hung_in_the_write_of_an_offset_and_was_overtaken_makes_no_batch_of_it(
+    start: Any, client: Client, tmp_path: Path
+) -> None:
+    class TablesOfOther:
+        is_overtaken = False
+
+        def version(self, name: str) -> int:
+            return 0
+
+        def query(self, *_: object) -> object:
+            return messages([])
+
+        def check_epoch(self) -> None:
+            if self.is_overtaken:
+                raise FencedError("warehouse", 1, 2)
+
+    orders = settings(orders=["a"])
+    client.consumers[ORDERS] = Consumer()
+    intake = start(orders, "one")
+    tables = TablesOfOther()
+    times = [0.0]
+    intake._pauses = PauseWatch(tables.check_epoch, clocks=(lambda: times[0],))
+    first = offset(orders)
+    last = intake.next_offset(first)
+    intake.parts(first, last)
+    following = intake.next_offset(last)
+    times[0], tables.is_overtaken = 60.0, True
+    with pytest.raises(FencedError):
+        intake.parts(last, following)
+    assert not list(Checkpoint(Path(local_path(orders.checkpoint))).input_folder.glob(f"{following.tick}-*"))
 
 
 @pytest.mark.slow
