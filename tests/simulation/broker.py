@@ -435,6 +435,10 @@ class Answer:
             raise NoAnswerError("the broker does not answer a request") from None
 
 
+def _broker_of(topic: str) -> int:
+    return zlib.crc32(topic.encode()) % _BROKERS
+
+
 class SimulatedBrokers(Brokers):
     """A process's connections to the cluster, which has two brokers: what comes by one may overtake the other's."""
 
@@ -454,14 +458,15 @@ class SimulatedBrokers(Brokers):
         if not self._cluster.is_up:
             self._cluster.scheduler.wait(0.1)
             raise NoAnswerError("the broker does not answer")
-        number = zlib.crc32(topic.encode()) % _BROKERS
+        number = _broker_of(topic)
         link = self._links.get(number)
         if link is None or link.error is not None:
             link = self._links[number] = Link(self._cluster, self._process)
         return link
 
     def _known_connection(self, topic: str) -> Any:
-        return self._link if not self._is_closed and self._link is not None and self._link.error is None else None
+        link = self._links.get(_broker_of(topic))
+        return None if self._is_closed or link is None or link.error is not None else link
 
     def subscribe(self, topic: str, subscription: str, **limits: Any) -> EntryConsumer:
         return EntryConsumer(self._connection_for(topic), topic, subscription, **limits)
