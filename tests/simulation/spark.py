@@ -186,7 +186,10 @@ class Query:
         while before_digest:
             number -= 1
             wanted = before_digest
-            before_digest, before = self._stored_state(number, key)
+            try:
+                before_digest, before = self._stored_state(number, key)
+            except StateDamagedError:
+                break  # as if the next one were a snapshot
             assert _digest(before) == wanted, f"the state of batch {number} is not the one that the next one changed"
         return found
 
