@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.time_zones import TimeZones
-from tracker.commands.kinds import ANSWER, REPEAT
+from tracker.commands.kinds import ANSWER
 from tracker.entry_log import ENTRIES, ENTRY_LOG_ROWS
 from tracker.in_flight import IN_ORDER, PLANNED
 from tracker.message_state.parking import Round, Rounds
@@ -243,24 +243,33 @@ def command_copies(
 
     Args:
         commands: as COMMAND_ROWS.
-        known: as KNOWN: messages in the tables, of the entries that the commands name.
+        known: as KNOWN: messages in the tables, of the entries that the commands name. An entry may have others, which
+            a shard has not sealed yet.
         keyed: the topics that have had schedule keys; in other topics each message is in the home of its entry.
         shard_keys: Spark's key of each shard's rows, by shard number.
     """
     if len(shard_keys) == 1 or not keyed or not commands.num_rows:
         return []
     is_by_id = pc.and_(pc.greater_equal(commands["ledger_id"], 0), pc.is_in(commands["topic"], pa.array(sorted(keyed))))
-    is_by_id = pc.and_(is_by_id, pc.invert(pc.is_in(commands["kind"], pa.array([ANSWER, REPEAT]))))
-    rows = commands.filter(is_by_id)
+    rows = commands.filter(pc.and_(is_by_id, pc.not_equal(commands["kind"], ANSWER)))
     homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), len(shard_keys))
     known_shards = shards_of(known, len(shard_keys))
-    is_known = is_among(rows, known, ["ledger_id", "entry_id"])
+    is_known = is_among(rows, _known_in_full(known), ["ledger_id", "entry_id"])
     copies = []
     for shard, key in enumerate(shard_keys):
         has = is_among(rows, where(known, known_shards == shard), ["ledger_id", "entry_id"]) | ~is_known
         bodies = InputKind.COMMANDS.body.pack(where(rows, has & (homes != shard)))
         copies += [(key, InputKind.COMMANDS.value, body) for body in bodies]
     return copies
+
+
+def _known_in_full(known: pa.Table) -> pa.Table:
+    """Returns the entries with all of their messages among some, as KNOWN; of another one a shard may have the rest."""
+    entries = known.group_by(["ledger_id", "entry_id"]).aggregate(
+        [("batch_size", "max"), ("batch_index", "count"), ("batch_index", "min")]
+    )
+    is_there = pc.greater_equal(entries["batch_index_count"], entries["batch_size_max"])
+    return entries.filter(pc.or_(is_there, pc.less(entries["batch_index_min"], 0)))  # a row for a whole entry
 
 
 def read_input(rows: Iterable[Any]) -> dict[InputKind, Any]:

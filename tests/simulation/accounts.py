@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.simulation.expected import Expected
 
 Pair = tuple[str, str]  # (position, subscription)
 
 _CANCELS = ("CANCEL", "SKIP")
 _MOVES = ("RESCHEDULE", "POSTPONE")
-_LOOKAHEAD_MILLIS = 4_000  # `release.max_lookahead_millis`, before which nothing is dispatched
-_SLACK_MILLIS = 1_500  # a tick, and a time slot
+# Nothing is dispatched so long before it is due: `release.max_lookahead_millis`, a tick, and a time slot.
+DISPATCHED_MILLIS = 4_000 + 1_500
 
 
 class BrokenGuaranteeError(AssertionError):
@@ -36,6 +38,7 @@ class Account:
         earlier: the times of deliveries before, which came or are on their way.
         is_cancelled: by a command, or because another message of its key took its place.
         is_expired: an outcome says so.
+        is_debounced: it may be due sooner, as an answer will say.
         came_at: ms since the epoch.
     """
 
@@ -46,6 +49,7 @@ class Account:
     is_cancelled: bool = False
     is_expired: bool = False
     is_moved: bool = False
+    is_debounced: bool = False
     came_at: list[int] = field(default_factory=list)
 
     @property
@@ -73,6 +77,8 @@ class Command:
         value: the new time, or by how much it moves.
         sent_at: ms since the epoch.
         n_sent: so often it was sent, under one request id.
+        schedule_key: it names the message that waits under this key of its topic.
+        n_others: so many other commands, restores, were sent under its request id.
     """
 
     id: str
@@ -83,6 +89,9 @@ class Command:
     value: int
     sent_at: int
     n_sent: int = 1
+    schedule_key: str = ""
+    n_others: int = 0
+    n_refused: int = 0  # of these
     answers: dict[tuple[str, int, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     n_told_again: int = 0
 
@@ -109,24 +118,40 @@ class Accounts:
         self.accounts: dict[Pair, Account] = {}
         self.commands: dict[str, Command] = {}
         self._by_entry: dict[str, list[str]] = defaultdict(list)  # positions of an entry
-        self._naming: dict[str, list[Command]] = defaultdict(list)  # commands by entry
+        self._naming: dict[str, list[Command]] = defaultdict(list)  # commands by entry, or by topic and schedule key
+        self._recurring: set[str] = set()  # entries
+        self._rejected: set[str] = set()  # likewise, with a message that is rejected
+        self._key_of: dict[str, str] = {}  # by position: its topic and schedule key
         self._paused_at: dict[tuple[str, str], int] = {}  # by topic and subscription
         self._last_resume: dict[tuple[str, str], int] = {}  # when it was sent
         self._recorded: Counter[tuple[Any, ...]] = Counter()
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
 
-    def add_message(self, position: str, due: int, subscriptions: Iterable[str], sent_at: int, ends_at: int) -> None:
-        """A message is in a source topic."""
+    def add_message(self, position: str, message: Expected, sent_at: int) -> None:
+        """A message is in a source topic, and is not rejected."""
         self._by_entry[_entry_of(position)].append(position)
-        for name in subscriptions:
-            self.accounts[position, name] = Account(due, sent_at, ends_at)
+        key = message.schedule_key
+        if key is not None:
+            self._key_of[position] = f"{message.topic} {key.name}"
+        for name in sorted(message.subscriptions):
+            account = Account(message.due, sent_at, message.ends_at, is_debounced=key is not None and key.limit > 0)
+            self.accounts[position, name] = account
+
+    def add_rejected(self, position: str) -> None:
+        """A message that is to be rejected is in a source topic."""
+        self._rejected.add(_entry_of(position))
+
+    def add_recurring(self, position: str) -> None:
+        """A message that recurs is in a source topic: here it has no account."""
+        self._recurring.add(_entry_of(position))
 
     def add_command(self, command: Command) -> None:
         """A command is on the control topic."""
         self.commands[command.id] = command
-        for entry in dict.fromkeys(entry for entry, _ in command.named):
-            self._naming[entry].append(command)
+        names = [f"{command.topic} {command.schedule_key}"] if command.schedule_key else [e for e, _ in command.named]
+        for name in dict.fromkeys(names):
+            self._naming[name].append(command)
         if command.operation == "RESUME":
             for name in command.subscriptions:
                 self._paused_at.pop((command.topic, name), None)
@@ -147,23 +172,24 @@ class Accounts:
         if n > account.n_expected + retries:
             require(not is_gone or restores > 0, f"{name} has got {position}, which is cancelled or expired")
         due = account.times[min(n, len(account.times)) - 1]
-        soonest = min([due, *(_soonest(one, due) for one in unanswered)])
+        soonest = account.sent_at if account.is_debounced else due
+        soonest = min([soonest, *(_soonest(one, due) for one in unanswered)])
         require(now >= soonest, f"{name} has got {position} {soonest - now} ms early")
         paused_at = self._paused_at.get((topic, name))
         if paused_at is not None and not account.is_moved and not unanswered:
-            is_late = account.due > paused_at + _LOOKAHEAD_MILLIS + _SLACK_MILLIS
+            is_late = account.due > paused_at + DISPATCHED_MILLIS
             require(not is_late, f"{name} has got {position}, due {account.due - paused_at} ms after its pause")
 
-    def recorded(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Outcomes are in the table, and no loss of power takes them."""
-        for row in rows:
-            self._recorded[_outcome_key(row)] += 1
-            self.results[f"{row['operation']} {row['result']}"] += 1
+    def recorded(self, row: dict[str, Any]) -> None:
+        """An outcome is in the table, and no loss of power takes it."""
+        self._recorded[_outcome_key(row)] += 1
+        self.results[f"{row['operation']} {row['result']}"] += 1
+        if row["operation"] != "SCHEDULE" and row["result"] != "SUPERSEDED":
             self._apply(row)
 
     def told(self, row: dict[str, Any]) -> None:
         """An outcome is on the outcome topic: the table has it before."""
-        if row["is_repeat"]:
+        if row["is_repeat"] and row["request_id"] in self.commands:
             self.commands[row["request_id"]].n_told_again += 1
             return
         key = _outcome_key(row)
@@ -182,6 +208,8 @@ class Accounts:
                 for name in sorted(command.subscriptions):
                     is_answered = command.is_answered(entry, index, name)
                     require(is_answered, f"{command.id} {command.operation} {entry} of {name} is not answered")
+            is_right = command.n_refused >= command.n_others * len(command.subscriptions)
+            require(is_right, f"not every other command under {command.id} is answered")
             is_refused = any(results[-1] == "NOT_ALLOWED" for results in command.answers.values())
             is_told = command.n_sent == 1 or command.n_told_again > 0 or is_refused
             require(is_told, f"{command.id} was sent {command.n_sent} times, and no repeat is answered")
@@ -190,10 +218,27 @@ class Accounts:
 
     # How answers change accounts.
 
+    def accounts_of(self, position: str) -> list[Account]:
+        """The accounts of a message."""
+        return [account for (one, _), account in self.accounts.items() if one == position]
+
+    def operations_for(self, position: str) -> set[str]:
+        """The operations of the commands that name a message's entry."""
+        return {command.operation for command in self._naming.get(_entry_of(position), ())}
+
+    def is_named(self, position: str) -> bool:
+        """Whether a command names a message, or its key."""
+        return bool(self._naming.get(_entry_of(position)) or self._naming.get(self._key_of.get(position, "")))
+
+    def is_named_only_by(self, position: str, command: Command) -> bool:
+        """Whether no other command names a message, or its key."""
+        naming = self._naming.get(_entry_of(position), []) + self._naming.get(self._key_of.get(position, ""), [])
+        return all(one is command for one in naming)
+
     def _unanswered(self, position: str, name: str) -> Iterator[Command]:
-        for command in self._naming[_entry_of(position)]:
-            entry, index = _entry_of(position), int(position.rpartition(":")[2])
-            is_named = any(entry == one and i in (-1, index) for one, i in command.named)
+        entry, index = _entry_of(position), int(position.rpartition(":")[2])
+        for command in [*self._naming[entry], *self._naming.get(self._key_of.get(position, ""), ())]:
+            is_named = command.schedule_key or any(entry == one and i in (-1, index) for one, i in command.named)
             if is_named and name in command.subscriptions and not command.is_answered(entry, index, name):
                 yield command
 
@@ -201,8 +246,15 @@ class Accounts:
         operation, result, name = row["operation"], row["result"], row["subscription"]
         entry, index = f"{row['ledger_id']}:{row['entry_id']}", row["batch_index"]
         command = self.commands.get(row["request_id"])
+        if command is not None and command.n_others and operation == "RESTORE":
+            require(result == "INVALID", f"another {command.id} {operation} {entry}:{index} of {name}: {result}")
+            command.n_refused += 1
+            return
         if command is not None:
-            answers = command.answers[entry, index, name]
+            # By a key it names one message.
+            answers = command.answers[
+                "-1:-1" if command.schedule_key else entry, -1 if command.schedule_key else index, name
+            ]
             is_named_again = command.named.count((entry, index)) > 1
             # What is refused whole is answered anew, and its request id is not remembered.
             is_named_again |= result == "NOT_ALLOWED" and len(answers) < command.n_sent
@@ -211,15 +263,22 @@ class Accounts:
             answers.append(result)
             is_refused = operation == "SKIP" and name in self._cumulative
             require((result == "NOT_ALLOWED") == is_refused, f"{command.id} {operation} of {name}: {result}")
-        elif result not in ("EXPIRED", "SUPERSEDED"):
+        elif result != "EXPIRED":
             raise BrokenGuaranteeError(f"nobody has sent the command of {row}")
         if row["ledger_id"] < 0:
             if command is not None and (operation, result) == ("PAUSE", "APPLIED"):
                 self._pause(command, name, row["applied_at"])
             return
+        if entry in self._recurring:
+            return
         positions = [p for p in self._by_entry[entry] if index < 0 or p.endswith(f":{index}")]
+        if not positions and entry in self._rejected and result != "APPLIED":
+            return
         if not positions and result in ("APPLIED", "ALREADY_APPLIED"):
             raise BrokenGuaranteeError(f"{result} for {entry}:{index}, which nobody has sent")
+        if command is not None and command.schedule_key:
+            is_of_key = all(self._key_of.get(p) == f"{command.topic} {command.schedule_key}" for p in positions)
+            require(is_of_key, f"{command.id} is for {command.schedule_key}, and not for {entry}:{index}")
         if len(positions) > 1 and result == "APPLIED":  # the others of the entry are done already
             waiting = [p for p in positions if not self.accounts[p, name].is_gone]
             positions = waiting if operation in _CANCELS and waiting else positions
@@ -263,11 +322,11 @@ class Accounts:
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
             case "TOO_LATE" if operation != "RESTORE":
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
-                early = account.due - at - _LOOKAHEAD_MILLIS - _SLACK_MILLIS
+                early = account.due - at - DISPATCHED_MILLIS
                 require(early <= 0, f"{what}, {early} ms before anything is dispatched")
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")
-            case "NOT_FOUND" if operation != "RETRY" and command is not None:
+            case "NOT_FOUND" if operation != "RETRY" and command is not None and not command.schedule_key:
                 require(account.sent_at > command.sent_at, f"{what}, and it was there")
 
     def _move(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
@@ -295,4 +354,4 @@ def _outcome_key(row: dict[str, Any]) -> tuple[Any, ...]:
     names = ("request_id", "subscription", "result", "operation")
     position = ("ledger_id", "entry_id", "batch_index")
     is_summed = row["request_id"] in ("expired", "superseded")  # told by numbers
-    return tuple(row[name] for name in (names if is_summed else (*names, *position)))
+    return tuple(row[name] or 0 for name in (names if is_summed else (*names, *position)))

@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 from broker.protocol.building import OutgoingMessage, single_entry
 from conf.settings import Settings
-from tests.simulation.accounts import Accounts, Command
+from tests.simulation.accounts import Command
 from tests.simulation.broker import Cluster
+from tests.simulation.load import SCHEDULE_KEYS
+from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, SkipEntry
 
 _OPERATIONS = (
     *("CANCEL", "CANCEL", "SKIP", "SKIP", "RESCHEDULE", "RESCHEDULE", "DELIVER NOW", "POSTPONE", "POSTPONE"),
-    *("RESTORE", "RESTORE", "RETRY", "RETRY", "PAUSE", "RESUME", "AGAIN"),
+    *("RESTORE", "RESTORE", "RETRY", "RETRY", "PAUSE", "RESUME", "AGAIN", "ANOTHER", "BY KEY", "BY KEY"),
+    *("OF A SCHEDULE", "OF A SCHEDULE"),
 )
 _MOST_RETRIES = 3  # of a message; after more it is a dead letter
 _DELAYS_MILLIS = (0, 500, 3_000, 9_000, 25_000)
@@ -32,13 +35,14 @@ class Operators:
         self,
         scheduler: Scheduler,
         cluster: Cluster,
-        accounts: Accounts,
+        oracle: Oracle,
         settings: Settings,
         until: float,
         per_second: float,
         trace: Callable[[str], None],
     ) -> None:
-        self._scheduler, self._cluster, self._accounts = scheduler, cluster, accounts
+        self._scheduler, self._cluster = scheduler, cluster
+        self._oracle, self._accounts = oracle, oracle.accounts
         self._settings, self._until, self._per_second, self._trace = settings, until, per_second, trace
         self._random = random.Random(f"commands {scheduler.random.random()}")
         self._topic_of = {s.name: route.source for route in settings.routes for s in route.subscriptions}
@@ -55,6 +59,8 @@ class Operators:
         if self._scheduler.now > self._until:
             for name in self._topic_of:
                 self._send("RESUME", [], {name}, 0)
+                for position in self._oracle.schedules.of_subscription(name):
+                    self._send_schedule("RESUME_SCHEDULE", position, name)
             return
         for _ in range(self._random.choice([1, 1, 1, 2, 4])):
             self._ask_one(self._random.choice(_OPERATIONS))
@@ -67,10 +73,22 @@ class Operators:
             if self._sent:
                 command, message = chance.choice(self._sent[-20:])
                 command.n_sent += 1
+                self._trace(f"asks {command.id} again")
                 self._publish(message)
             return
         if operation in ("PAUSE", "RESUME"):
             self._send(operation, [], {name}, 0)
+            return
+        if operation == "OF A SCHEDULE":
+            self._ask_schedule(name)
+            return
+        if operation == "ANOTHER":
+            self._ask_another(name)
+            return
+        if operation == "BY KEY":
+            operation = chance.choice(["CANCEL", "SKIP", "RESCHEDULE", "POSTPONE"])
+            value = chance.choice([700, 5_000, 20_000]) + (0 if operation == "POSTPONE" else now)
+            self._send(operation, [], {name}, value, chance.choice(SCHEDULE_KEYS))
             return
         position = self._choose(operation, name)
         if position is None:
@@ -93,6 +111,35 @@ class Operators:
         else:
             value = now + chance.choice(_DELAYS_MILLIS) + chance.randrange(200)
         self._send(operation, named, names, value)
+
+    def _ask_schedule(self, name: str) -> None:
+        schedules = [*self._oracle.schedules.of_subscription(name)][-8:]
+        if schedules:
+            position = self._random.choice(schedules)
+            kinds = ["SKIP_NEXT", "SKIP_NEXT", "PAUSE_SCHEDULE", "PAUSE_SCHEDULE", "RESUME_SCHEDULE", "CANCEL"]
+            self._send_schedule(self._random.choice(kinds), position, name)
+
+    def _send_schedule(self, operation: str, position: str, name: str) -> None:
+        named = [(position.rsplit(":", 2)[0], -1)]
+        if operation == "RESUME_SCHEDULE":
+            self._oracle.schedules.resumed(position, name, self._now())
+        self._send(operation, named, {name}, self._now() + 20_000)
+
+    def _ask_another(self, name: str) -> None:
+        """Sends another command under a request id that has come before; it names another message."""
+        topic = self._topic_of[name]
+        # What is refused whole leaves no request id.
+        sent = [c for c, _ in self._sent[-20:] if c.topic == topic and c.operation not in ("RESTORE", "SKIP")]
+        position = self._choose("SKIP", name)
+        if not sent or position is None:
+            return
+        command = self._random.choice(sent)
+        entry = ":".join(position.split(":")[:2])
+        command.n_others += 1
+        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=sorted(command.subscriptions))
+        message.restore.entries.append(_entry(entry, -1))
+        self._trace(f"asks {command.id} again, for another: RESTORE {entry} of {','.join(message.subscriptions)}")
+        self._publish(message)
 
     def _choose(self, operation: str, name: str) -> str | None:
         """Returns the position of a message for which a subscription's command may do something; None: there is none.
@@ -119,19 +166,29 @@ class Operators:
             fitting = [p for p, a in own if a.due > now - 500 or chance.random() < 0.1]
         return chance.choice(fitting) if fitting else None
 
-    def _send(self, operation: str, named: list[tuple[str, int]], names: set[str], value: int) -> None:
+    def _send(
+        self, operation: str, named: list[tuple[str, int]], names: set[str], value: int, schedule_key: str = ""
+    ) -> None:
         topic = self._topic_of[min(names)]
         command = Command(
-            f"r{len(self._accounts.commands)}", operation, topic, named, frozenset(names), value, self._now()
+            f"r{len(self._accounts.commands)}",
+            operation,
+            topic,
+            named,
+            frozenset(names),
+            value,
+            self._now(),
+            schedule_key=schedule_key,
         )
         message = ControlCommand(request_id=command.id, topic=topic, subscriptions=sorted(names))
         entries = [_entry(entry, index) for entry, index in named]
+        if schedule_key:
+            entries = [SkipEntry(schedule_key=schedule_key)]
         match operation:
             case "CANCEL":
                 [one] = entries
-                message.cancel.CopyFrom(
-                    CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=value)
-                )
+                named_one = CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=value)
+                message.cancel.CopyFrom(CancelDelayedMessage(schedule_key=schedule_key) if schedule_key else named_one)
             case "SKIP":
                 message.skip.entries.extend(entries)
             case "RESCHEDULE":
@@ -145,6 +202,12 @@ class Operators:
             case "RETRY":
                 message.retry.entry.CopyFrom(entries[0])
                 message.retry.after_millis = max(1, value - self._now())
+            case "SKIP_NEXT":
+                message.skip_next.entries.extend(entries)
+            case "PAUSE_SCHEDULE":
+                message.pause_schedule.entries.extend(entries)
+            case "RESUME_SCHEDULE":
+                message.resume_schedule.entries.extend(entries)
             case "PAUSE":
                 message.pause.SetInParent()
             case "RESUME":
@@ -153,7 +216,7 @@ class Operators:
         self._accounts.add_command(command)
         if operation not in ("PAUSE", "RESUME"):
             self._sent.append((command, message))
-        what = " ".join(f"{entry}:{index}" for entry, index in named)
+        what = schedule_key or " ".join(f"{entry}:{index}" for entry, index in named)
         self._trace(f"asks {command.id} {operation} {what} of {','.join(sorted(names))}, {value}")
         self._publish(message)
 

@@ -1,4 +1,4 @@
-"""What users do in a simulation: they publish messages, alone and in batches, due at once, soon and later."""
+"""What users publish in a simulation: messages alone and in batches, due at once, soon and later, of every kind."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ from functools import partial
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
 from conf.settings import Settings
 from tests.simulation.broker import Cluster
-from tests.simulation.oracle import Expected, Oracle
+from tests.simulation.expected import Expected, Repeat, ScheduleKey
+from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
 
 _ENDS_MILLIS = (200, 2_000, 20_000)  # from when a message is due on
 _DUE_MILLIS = (-2_000, 0, 300, 900, 2_500, 4_000, 8_000, 20_000, 45_000)  # from when it is published on
+_DEBOUNCE_MILLIS = (1_500, 6_000, 15_000)
+SCHEDULE_KEYS = ("k0", "k1", "k2", "k3")
+_KINDS = {"plain": 0.7, "keyed": 0.15, "requested": 0.05, "again": 0.05, "bad": 0.03, "recurring": 0.02}
+_KEYS = ("", "", "", "x", "y")  # the messages' own, for their order
+_INTERVALS_SECONDS = (2, 3, 5, 6)  # of those that recur: each divides a minute
+
+# Properties that make a message bad, beside a time.
+_BAD = (
+    {"deliverAt": "soon"},
+    {"expireAt": "1"},
+    {"scheduleKey": "k0", "scheduleMode": "any"},
+    {"repeat": "61 * * * *"},
+    {"requestId": ""},
+)
 
 
 class Producers:
@@ -39,6 +54,8 @@ class Producers:
         self._until, self._per_second, self._trace = until, per_second, trace
         self._random = random.Random(f"load {scheduler.random.random()}")
         self._n = 0
+        # By topic: what came under request ids, and the first message of each.
+        self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
         self.last_due = 0
         scheduler.after(1.0, self._publish)
 
@@ -48,24 +65,89 @@ class Producers:
         source = self._random.choice(sorted(self._routes))
         now = round((EPOCH_SECONDS + self._scheduler.now) * 1000)
         n = self._random.choice([1, 1, 1, 3])
-        due = [max(0, now + self._random.choice(_DUE_MILLIS) + self._random.randrange(200)) for _ in range(n)]
-        ends = [at + self._random.choice(_ENDS_MILLIS) if self._random.random() < 0.1 else 0 for at in due]
-        messages = [self._message(at, end) for at, end in zip(due, ends, strict=True)]
-        entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         topic = self._cluster.topic(source)
         following = topic.end.next
-        for i, at in enumerate(due):
-            index = i if n > 1 else -1
-            position = f"{following.ledger_id}:{following.entry_id}:-1:{index}"
-            self._oracle.sent(position, Expected(at, self._routes[source], ends[i]))
-            self.last_due = max(self.last_due, at)
-        self._trace(f"published {following} to {source.rpartition('/')[2]}, due in {[at - now for at in due]} ms")
+        messages, said = [], []
+        for i in range(n):
+            position = f"{following.ledger_id}:{following.entry_id}:-1:{i if n > 1 else -1}"
+            expected = self._expected(source, position, now, is_alone=n == 1)
+            self._oracle.sent(position, expected)
+            self.last_due = max(self.last_due, expected.due)
+            messages.append(self._message(expected))
+            said.append(", ".join(f"{one} {value}" for one, value in expected.properties.items()))
+        entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
+        self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
         self._cluster.publish(source, entry.data, n)
         self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
 
-    def _message(self, due: int, ends_at: int) -> OutgoingMessage:
+    def _expected(self, source: str, position: str, now: int, is_alone: bool) -> Expected:
+        chance = self._random
+        due = max(0, now + chance.choice(_DUE_MILLIS) + chance.randrange(200))
         self._n += 1
-        properties = [encoded_property("deliverAt", str(due))]
-        if ends_at:
-            properties.append(encoded_property("expireAt", str(ends_at)))
-        return OutgoingMessage(self._n, b"%d" % self._n, properties)
+        message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, b"%d" % self._n)
+        message.key = chance.choice(_KEYS)
+        [kind] = chance.choices([*_KINDS], [*_KINDS.values()])
+        match kind:
+            case "keyed":
+                self._set_key(message, now)
+            case "recurring" if is_alone:
+                self._set_rule(message, now)
+            case "bad":
+                message.properties |= chance.choice(_BAD)
+                message.rejected_for = next(reversed(message.properties))
+            case "requested":
+                message.properties["requestId"] = f"m{self._n}"
+                self._requested[source].append((message, position))
+            case "again" if self._requested[source]:
+                return self._again(source, due)
+            case _ if chance.random() < 0.1:
+                message.ends_at = due + chance.choice(_ENDS_MILLIS)
+                message.properties["expireAt"] = str(message.ends_at)
+        return message
+
+    def _set_key(self, message: Expected, now: int) -> None:
+        chance = self._random
+        mode = chance.choice(["replace", "replace", "keep", "debounce"])
+        limit = chance.choice(_DEBOUNCE_MILLIS) if mode == "debounce" and chance.random() < 0.7 else 0
+        message.schedule_key = ScheduleKey(chance.choice(SCHEDULE_KEYS), mode, limit)
+        message.properties |= {"scheduleKey": message.schedule_key.name, "scheduleMode": mode}
+        if limit:
+            message.properties["debounceMax"] = str(limit)
+            message.due = min(message.due, now + limit)
+
+    def _set_rule(self, message: Expected, now: int) -> None:
+        chance = self._random
+        seconds, times = chance.choice(_INTERVALS_SECONDS), chance.randint(1, 5)
+        match chance.choice(["every", "cron", "rrule"]):
+            case "every":
+                first = max(message.due, now + 300)
+                message.properties = {"repeat": f"@every {seconds}s", "deliverAt": str(first)}
+            case "cron":
+                first = (now // 1_000 // seconds + 1) * seconds * 1_000
+                message.properties = {"repeat": f"*/{seconds} * * * * *"}
+            case _:
+                first = (max(message.due, now) // 1_000 + 1) * 1_000
+                message.properties = {"repeat": f"FREQ=SECONDLY;INTERVAL={seconds}", "deliverAt": str(first)}
+        message.properties |= {"repeatTimes": str(times), "misfire": chance.choice(["once", "all", "skip"])}
+        message.repeat = Repeat(first, seconds * 1_000, times)
+        message.due = first + times * seconds * 1_000
+
+    def _again(self, source: str, due: int) -> Expected:
+        """Returns a message whose request id has come before, with the same content or another."""
+        first, position = self._random.choice(self._requested[source][-8:])
+        message = Expected(
+            source, first.due, self._routes[source], dict(first.properties), first.payload, key=first.key
+        )
+        message.rejected_for = f"a repetition of {position}: requestId"
+        change = self._random.choice(["", "", "payload", "deliverAt"])
+        if change == "payload":
+            message.payload += b" or not"
+        elif change == "deliverAt":
+            message.properties["deliverAt"] = str(due)
+        if change == "payload" or message.properties != first.properties:
+            message.rejected_for = f"another message, {position}, has had the requestId"
+        return message
+
+    def _message(self, expected: Expected) -> OutgoingMessage:
+        properties = [encoded_property(name, value) for name, value in expected.properties.items()]
+        return OutgoingMessage(self._n, expected.payload, properties, expected.key.encode() or None)

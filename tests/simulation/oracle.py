@@ -1,6 +1,7 @@
 """What must become of each message, by docs/guarantees.md alone: an account of its own, without code of the job.
 
-What commands change is in `accounts.py`.
+What commands change is in `accounts.py`; `rejected.py`, `schedule_keys.py`, `recurring.py` and `ordered.py` have what
+their names say.
 """
 
 from __future__ import annotations
@@ -8,26 +9,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
+from tests.simulation.expected import Arrival, Expected
+from tests.simulation.ordered import Order
+from tests.simulation.recurring import Schedules
+from tests.simulation.rejected import Rejected
+from tests.simulation.schedule_keys import ScheduleKeys
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
-
-
-@dataclass
-class Expected:
-    """A message that a source topic has.
-
-    Attributes:
-        due: when it is due by its sender, ms since the epoch.
-        subscriptions: who gets it.
-        ends_at: from then on it is not sent; 0: it has no end.
-    """
-
-    due: int
-    subscriptions: frozenset[str]
-    ends_at: int = 0
 
 
 @dataclass
@@ -45,21 +37,45 @@ class Oracle:
     came: Counter[tuple[str, str]] = field(default_factory=Counter)  # (position, subscription)
     durable: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by table; what no crash takes
     recorded: Counter[tuple[str, str]] = field(default_factory=Counter)  # rows of `deliveries`
+    taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
     acknowledged: int = 0
+
+    def __post_init__(self) -> None:
+        self.rejected = Rejected(self.expected)
+        self.keys = ScheduleKeys(self.accounts, self.taken_at)
+        self.schedules = Schedules(self.accounts)
+        self.order = Order(self.accounts, self.expected, self.taken_at)
 
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic."""
         self.expected[position] = expected
-        self.accounts.add_message(position, expected.due, expected.subscriptions, self.now(), expected.ends_at)
+        if expected.rejected_for:
+            self.accounts.add_rejected(position)
+            return
+        if expected.repeat is not None:
+            self.accounts.add_recurring(position)
+            self.schedules.sent(position, expected.repeat, expected.subscriptions)
+            return
+        self.accounts.add_message(position, expected, self.now())
+        if expected.schedule_key is not None:
+            self.keys.sent(position, expected.topic, expected.schedule_key, expected.due, self.now())
 
-    def arrived(self, position: str, subscription: str, topic: str) -> None:
+    def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
+        position, subscription = arrival.position, arrival.subscription
         if (message := self.expected.get(position)) is None:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which nobody has sent")
         if subscription not in message.subscriptions:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which is not for it")
+        if message.rejected_for:
+            raise BrokenGuaranteeError(f"{subscription} has got {position}, and not: {message.rejected_for}")
         self.came[position, subscription] += 1
-        self.accounts.arrived(position, subscription, self.now(), topic)
+        if message.repeat is not None:
+            self.schedules.arrived(arrival, self.now())
+            return
+        self.order.arrived(arrival)
+        self.accounts.arrived(position, subscription, self.now(), arrival.topic)
+        self.keys.arrived(arrival)
 
     def told(self, outcome: ControlOutcome) -> None:
         """An outcome is on the outcome topic."""
@@ -72,10 +88,12 @@ class Oracle:
             names = ("ledger_id", "entry_id")
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
-        if table == "rejects" and rows.num_rows:
-            raise BrokenGuaranteeError(f"{rows['position'][0]} is rejected: {rows['reason'][0]}")
+                self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
+        if table == "rejects":
+            for position, reason in zip(rows["position"].to_pylist(), rows["reason"].to_pylist(), strict=True):
+                self.rejected.recorded(position, reason)
         if table == "outcomes":
-            self.accounts.recorded(rows.to_pylist())
+            self._answered(rows.to_pylist())
         if table == "deliveries":
             for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
                 self.recorded[position, name] += 1
@@ -83,12 +101,25 @@ class Oracle:
                 if n > came:
                     raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
 
+    def _answered(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self.accounts.recorded(row)
+            if self.schedules.has(row["position"]):
+                self.schedules.answered(row)
+            elif row["operation"] == "SCHEDULE":
+                self.rejected.answered(row)
+            elif row["result"] == "SUPERSEDED" and row["subscription"] != "*":  # which is for those that come later
+                self.keys.superseded(row)
+                self.durable["outcomes"].add(f"{row['ledger_id']}:{row['entry_id']}")  # often no other table has it
+            elif row["result"] == "NOT_FOUND" and (command := self.accounts.commands.get(row["request_id"])):
+                self.keys.not_found(command, row["subscription"], row["applied_at"])
+
     def acknowledged_to(self, entries: Iterable[str]) -> None:
         """Entries of a source topic are acknowledged: the broker may delete them."""
         for entry in entries:
             self.acknowledged += 1
-            kept = self.durable["delayed_index"] | self.durable["rejects"] | self.durable["deliveries"]
-            if entry not in kept:
+            tables = ("delayed_index", "rejects", "deliveries", "outcomes")
+            if not any(entry in self.durable[table] for table in tables):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")
@@ -96,6 +127,8 @@ class Oracle:
     def check_end(self, n_acknowledged: int) -> None:
         """Some time after the last fault, and after all was due: nothing waits any more."""
         self.accounts.check_end()
+        self.rejected.check_end()
+        self.schedules.check_end()
         if left := [key for key in self.came if self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
         if n_acknowledged < len({position.rpartition(":")[0] for position in self.expected}):

@@ -21,7 +21,7 @@ from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
-from streaming.release.task.planning import plan_release
+from streaming.release.task.planning import plan_release, sending_order
 from streaming.release.task.planning.plan_release import _Release
 from streaming.sinks import batch_sink, outcomes
 from streaming.sinks.batch_sink import BatchSink
@@ -30,16 +30,25 @@ from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
 from streaming.source.receiving.receiver import Receiver
 from tests.simulation.broker import Cluster
-from tracker import expiry
+from tracker import expiry, requests
 from tracker.buckets.time_slots import SLOT_MILLIS
+from tracker.commands import decode
 from tracker.commands.decide import NEW_TIMES
+from tracker.commands.occurrences import Occurrences
 from tracker.commands.repeats import RequestLog
 from tracker.commands.waiting import WaitingCommands
 from tracker.expiry import Expiring
 from tracker.in_flight import InFlight
+from tracker.keys import superseding
+from tracker.keys.live_keys import LiveKeys
+from tracker.keys.superseding import KeyedMessages
 from tracker.message_state.changes import CancelledMessages, Moved
 from tracker.message_state.parking import Parking
-from tracker.messages import where
+from tracker.messages import empty_table, where
+from tracker.properties import Mode
+from tracker.recurrence.columns import NEVER
+from tracker.requests import MessageRequests
+from tracker.schemas import OUTCOME_ROWS
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
@@ -379,6 +388,74 @@ def _expired_in_silence() -> Planted:
     return mock.patch.object(Expiring, "note_expired", _nothing)
 
 
+def _none_yields_to_another_of_its_key() -> Planted:
+    return mock.patch.object(KeyedMessages, "supersede_messages", return_value=empty_table(OUTCOME_ROWS))
+
+
+def _the_first_of_a_key_is_not_kept() -> Planted:
+    return _after(superseding, "key_rule", lambda rule, *_: rule._replace(mode=Mode.REPLACE))
+
+
+def _debounced_without_limit() -> Planted:
+    return _after(superseding, "key_rule", lambda rule, *_: rule._replace(debounce_max_millis=None))
+
+
+def _the_limit_begins_with_each_message() -> Planted:
+    return _after(superseding, "last_messages", lambda found, *_: [one._replace(since=1 << 50) for one in found])
+
+
+def _cold_keys_are_forgotten() -> Planted:
+    return mock.patch.object(LiveKeys, "find_cold", return_value={})
+
+
+def _request_ids_of_earlier_ticks_are_forgotten() -> Planted:
+    return mock.patch.object(MessageRequests, "_find_earlier", return_value={})
+
+
+def _all_messages_of_a_request_id_are_alike() -> Planted:
+    return mock.patch.object(requests, "body_of", return_value=1)
+
+
+def _all_commands_of_a_request_id_are_alike() -> Planted:
+    return mock.patch.object(decode, "_body", return_value=1)
+
+
+def _rejects_are_not_written() -> Planted:
+    original = BatchSink._append
+
+    def append(self: BatchSink, table: str, rows: Any, tick: int) -> None:
+        if table != "rejects":
+            original(self, table, rows, tick)
+
+    return mock.patch.object(BatchSink, "_append", append)
+
+
+def _releases_of_a_key_do_not_wait() -> Planted:
+    return mock.patch.object(Releases, "must_wait", return_value=False)
+
+
+def _messages_of_a_key_side_by_side() -> Planted:
+    return mock.patch.object(sending_order, "_key_of", _nothing)
+
+
+def _commands_for_a_schedule_change_nothing() -> Planted:
+    return mock.patch.object(Occurrences, "_replace_all", _nothing)
+
+
+def _an_occurrence_is_counted_twice() -> Planted:
+    original = Occurrences._move_on
+
+    def move_on(self: Occurrences, rows: Any, masks: Any, chosen: Any, pending: Any, is_replaced: Any) -> None:
+        pending.numbers[pending.numbers == 3] = 2
+        original(self, rows, masks, chosen, pending, is_replaced)
+
+    return mock.patch.object(Occurrences, "_move_on", move_on)
+
+
+def _an_occurrence_is_left_out() -> Planted:
+    return _after(Occurrences, "_next_times", lambda times, self, current: np.where(current.numbers == 3, NEVER, times))
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -422,6 +499,20 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "postponed from now on": _postponed_from_now_on,
     "expired before the end": _expired_before_the_end,
     "expired in silence": _expired_in_silence,
+    "no message yields to another one of its schedule key": _none_yields_to_another_of_its_key,
+    "the first message of a schedule key is not kept": _the_first_of_a_key_is_not_kept,
+    "debounced without a limit": _debounced_without_limit,
+    "the limit of a key begins with each message": _the_limit_begins_with_each_message,
+    "cold schedule keys are forgotten": _cold_keys_are_forgotten,
+    "request ids of earlier ticks are forgotten": _request_ids_of_earlier_ticks_are_forgotten,
+    "all messages of a request id are taken for alike": _all_messages_of_a_request_id_are_alike,
+    "all commands of a request id are taken for alike": _all_commands_of_a_request_id_are_alike,
+    "rejects are not written": _rejects_are_not_written,
+    "releases of a key do not wait for each other": _releases_of_a_key_do_not_wait,
+    "messages of a key are sent side by side": _messages_of_a_key_side_by_side,
+    "commands for a schedule change nothing": _commands_for_a_schedule_change_nothing,
+    "an occurrence is counted twice": _an_occurrence_is_counted_twice,
+    "an occurrence is left out": _an_occurrence_is_left_out,
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.

@@ -56,6 +56,7 @@ from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.broker import Admin, Client, Cluster, Entry, SimulatedBrokers, Topic
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
+from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
@@ -138,10 +139,18 @@ class World:
             replicated="all",
             # Batches that come more often meet more faults, those that come as the default says meet other ones.
             ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
-            tracker={"shards": 2, "max_seal_interval_millis": 1_500, "load_ahead_millis": 6_000},  # type: ignore[arg-type]
+            tracker={  # type: ignore[arg-type]
+                "shards": 2,
+                "max_seal_interval_millis": 1_500,
+                "load_ahead_millis": 6_000,
+                "schedule_key_idle_millis": 2_000,
+            },
             release={"lanes": 2},  # type: ignore[arg-type]
             routes=[  # type: ignore[arg-type]
-                {"source": f"{NAMESPACE}/orders", "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b"}]},
+                {
+                    "source": f"{NAMESPACE}/orders",
+                    "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b", "order": "key"}],
+                },
                 {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive"}]},
             ],
         )
@@ -150,9 +159,11 @@ class World:
             lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000),
             Accounts(frozenset(s.name for s in subscriptions if s.type.is_cumulative)),
         )
+        self.oracle.order.subscriptions = frozenset(s.name for s in subscriptions if s.order == "key")
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
         }
+        self.rejects_topics = {f"{route.source}-rejects" for route in self.settings.routes}
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
         self.starts = 0
@@ -181,7 +192,8 @@ class World:
 
     def _stored(self, topic: Topic, entry: Entry) -> None:
         is_told = topic.name == self.settings.control.outcome_topic
-        if topic.name not in self.destinations and not is_told:
+        is_put_aside = topic.name in self.rejects_topics
+        if topic.name not in self.destinations and not is_told and not is_put_aside:
             return
         source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
@@ -190,9 +202,15 @@ class World:
                 if is_told:
                     self.oracle.told(ControlOutcome.FromString(message.payload or b""))
                     continue
-                position = dict(message.properties)[b"delaylake.messageId"].decode()
+                properties = {one.decode(): value.decode() for one, value in message.properties}
+                position = properties["delaylake.messageId"]
+                if is_put_aside:
+                    self.trace(f"{position} is put aside: {properties['delaylake.reason']}")
+                    self.oracle.rejected.put_aside(position)
+                    continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
-                self.oracle.arrived(position, name, source)
+                due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
+                self.oracle.arrived(Arrival(position, name, source, int(due), int(occurrence)))
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
@@ -399,7 +417,7 @@ class World:
         operators = Operators(
             scheduler,
             self.cluster,
-            self.oracle.accounts,
+            self.oracle,
             self.settings,
             plan.seconds,
             plan.commands_per_second,

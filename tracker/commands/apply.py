@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.decide import NEW_TIMES, CommandGroup, Decision
-from tracker.commands.kinds import ANSWER, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE, RETRY, SKIP_NEXT, Effect
+from tracker.commands.kinds import ANSWER, PAUSE_SCHEDULE, REPEAT, RESTORE, RESUME_SCHEDULE, RETRY, SKIP_NEXT, Effect
 from tracker.commands.match import (
     Named,
     Pairs,
@@ -341,7 +341,10 @@ class Control:
         """
         is_repeat = repeats.are_repeats(commands)
         again, commands = where(commands, is_repeat), where(commands, ~is_repeat)
-        again = where(again, self._context.are_answered_here(again))
+        is_here = self._context.are_answered_here(again)
+        # Of a command that came twice in this tick another shard has the first answers for its messages.
+        elsewhere = where(again, ~is_here & pc.equal(again["kind"], REPEAT).to_numpy(zero_copy_only=False))
+        again = where(again, is_here)
         is_answer = pc.equal(commands["kind"], ANSWER).to_numpy(zero_copy_only=False)
         answers = answers_of(self._subscriptions, where(commands, is_answer))
         sequences = self._context.next_sequences(command_steps(answers))
@@ -356,12 +359,19 @@ class Control:
         outcomes.append(applied)
         if unmatched.num_rows:
             outcomes += self._early.answer_unmatched(unmatched)
+        so_far = concat([waiting_outcomes, *outcomes], OUTCOME_ROWS)
         if again.num_rows:
-            index, names = each_subscription(again, self._subscriptions.names)
-            again = with_columns(again.take(pa.array(index)), subscription=pa.array(names, pa.string()))
-            so_far = concat([waiting_outcomes, *outcomes], OUTCOME_ROWS)
-            outcomes += repeats.answer_again(again, index, so_far, self._context.tick)
+            outcomes += self._answer_again(again, repeats, so_far)
+        if elsewhere.num_rows:
+            repeated, _ = self._answer_again(elsewhere, repeats.of_this_tick(), so_far)
+            outcomes.append(repeated)
         return concat(outcomes, OUTCOME_ROWS)
+
+    def _answer_again(self, commands: pa.Table, repeats: Repeats, so_far: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Answers repeats, as COMMAND_ROWS; see `Repeats.answer_again`."""
+        index, names = each_subscription(commands, self._subscriptions.names)
+        commands = with_columns(commands.take(pa.array(index)), subscription=pa.array(names, pa.string()))
+        return repeats.answer_again(commands, index, so_far, self._context.tick)
 
     def apply_waiting(
         self,

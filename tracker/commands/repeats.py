@@ -158,8 +158,12 @@ class Repeats:
         self._answers = answers
         answered = set(pc.unique(answers["request_id"]).to_pylist())
         self.known = {request_id: bodies for request_id, bodies in remembered.items() if request_id in answered}
-        self._first = first.keys()
+        self._first, self._first_bodies = first.keys(), first
         self._bodies = {request_id: {body} for request_id, body in first.items()} | self.known
+
+    def of_this_tick(self) -> Repeats:
+        """Returns the same without the answers of earlier ticks, which one shard alone gives again."""
+        return Repeats({}, self._first_bodies, self._answers.slice(0, 0))
 
     def are_repeats(self, commands: pa.Table) -> BoolArray:
         """Tells which rows of COMMAND_ROWS are repeats: bool, (rows,).

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,7 @@ from streaming.batch_schema import (
     OutputRow,
     Rows,
     ShardStatus,
+    command_copies,
     fields_of,
     input_rows,
     output_rows,
@@ -33,10 +35,12 @@ from streaming.checkpoint.prepared import FOLDER, PreparedState
 from streaming.operator.processor import NoTickError, Operator
 from streaming.operator.schemas import INPUT_SCHEMA, OUTPUT_SCHEMA
 from streaming.source.reader import to_batches
-from tests.support.tracker.messages import messages
+from tests.support.tracker.messages import TOPIC, batches, command, commands, messages
+from tracker.commands.kinds import REPEAT
 from tracker.in_flight import Release
 from tracker.message_state.parking import Round
-from tracker.messages import MESSAGES, concat, with_columns
+from tracker.messages import MESSAGES, concat, typed, with_columns
+from tracker.properties import key_hash
 from tracker.rebuilt import NOT_TO_DELIVER, Rebuilt
 from tracker.schemas import COMMAND_ROWS, KNOWN, PauseChange
 from tracker.sharding import shard_of, shards_of
@@ -172,3 +176,28 @@ def test_the_sink_reads_what_shards_put_out() -> None:
     ]
     assert found.rows(OutputKind.BUCKET).equals(concat([rows, rows]))
     assert found.rows(OutputKind.REJECTS).schema == MESSAGES
+
+
+def copied_to(known: pa.Table, kind: str | None = None) -> set[int]:
+    """The shards to which a command goes that names an entry of three messages, the second one with a key."""
+    rows = command_copies(commands([command("r", 1, 0, kind=kind)]), typed(known, KNOWN), [TOPIC], KEYS)
+    return {KEYS.index(key) for key, _, _ in rows}
+
+
+def test_a_command_goes_to_all_shards_until_the_tables_have_each_message_of_its_entry() -> None:
+    rows = batches([(1, 0, 0, 3, 5_000), (1, 0, 1, 3, 5_000), (1, 0, 2, 3, 5_000)])
+    home = int(shard_of(np.array([1]), np.array([0]), 3)[0])
+    others = {0, 1, 2} - {home}
+    key = next(key for key in map(str, range(50)) if key_hash(TOPIC, key)[1] % 3 != home)
+    rows = with_columns(rows, schedule_key=pa.array([None, key, None]))
+    assert copied_to(rows.slice(0, 0)) == others
+    assert copied_to(rows) == {key_hash(TOPIC, key)[1] % 3}
+    # The second one was dispatched before it was sealed, or is in the bucket that the key's shard has not sealed yet.
+    assert copied_to(rows.take([0, 2])) == others
+
+
+def test_a_command_that_comes_again_at_once_goes_where_the_first_one_goes() -> None:
+    home = int(shard_of(np.array([1]), np.array([0]), 3)[0])
+    key = next(key for key in map(str, range(50)) if key_hash(TOPIC, key)[1] % 3 != home)
+    rows = with_columns(batches([(1, 0, -1, 1, 5_000)]), schedule_key=pa.array([key]))
+    assert copied_to(rows) == copied_to(rows, REPEAT) == {key_hash(TOPIC, key)[1] % 3}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tracker.keyed import Job, by_key, keyed
 from tests.support.tracker.messages import TOPIC, batches, command
-from tracker.commands.kinds import RESCHEDULE, SKIP
+from tracker.commands.kinds import REPEAT, RESCHEDULE, SKIP
 from tracker.due_time import BadScheduleError
 from tracker.keys import cold_keys
 from tracker.keys.live_keys import LiveKeys
@@ -89,6 +89,18 @@ def test_a_command_that_waited_applies_where_the_message_is() -> None:
         job.step(later=4_000)
         assert job.delivered == {"a": [], "b": []}
         assert not any(row["result"] == Result.NOT_FOUND for row in job.outcomes)
+
+
+def test_a_command_that_comes_twice_at_once_is_answered_again_wherever_its_message_is() -> None:
+    for entry in range(4):  # homes and keys are in several shards
+        job = Job(3)
+        job.step(keyed(entry, "k", 9_000, 0))
+        first, at = command("r", 1, entry * 64, (0, 1)), entry * 64
+        other = command("r", 1, at, (0, 1), kind=REPEAT, body=2)
+        told = job.step(orders=[first, command("r", 1, at, (0, 1), kind=REPEAT), other])
+        results = sorted((row["subscription"], row["is_repeat"] or False, row["result"]) for row in told)
+        of_each = [(False, Result.APPLIED), (False, Result.INVALID), (True, Result.APPLIED)]
+        assert results == [(name, *one) for name in ("a", "b") for one in of_each]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""A message that a user has published, as the accounts of a simulation know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ScheduleKey(NamedTuple):
+    """The schedule key of a message, as docs/schedules.md has it.
+
+    Attributes:
+        mode: replace, keep or debounce.
+        limit: `debounceMax`, ms; 0: none.
+    """
+
+    name: str
+    mode: str
+    limit: int
+
+
+class Repeat(NamedTuple):
+    """How a message recurs, as docs/schedules.md has it.
+
+    Attributes:
+        first: when the first occurrence is due, ms since the epoch.
+        interval: from one to the next, ms.
+        times: `repeatTimes`.
+    """
+
+    first: int
+    interval: int
+    times: int
+
+
+@dataclass
+class Expected:
+    """A message that a source topic has.
+
+    Attributes:
+        due: when it is due by its sender, ms since the epoch.
+        subscriptions: who gets it, unless it is rejected.
+        ends_at: from then on it is not sent; 0: it has no end.
+        key: the partition key; empty: it has none.
+        rejected_for: what the reason says for which it is rejected; empty: it is not.
+    """
+
+    topic: str
+    due: int
+    subscriptions: frozenset[str]
+    properties: dict[str, str]
+    payload: bytes
+    ends_at: int = 0
+    rejected_for: str = ""
+    schedule_key: ScheduleKey | None = None
+    repeat: Repeat | None = None
+    key: str = ""
+
+
+class Arrival(NamedTuple):
+    """A message at a destination.
+
+    Attributes:
+        position: as the property `delaylake.messageId` has it.
+        topic: the source topic.
+        deliver_at: `delaylake.deliverAt`, ms since the epoch.
+        occurrence: `delaylake.occurrence`; 0: it does not recur.
+    """
+
+    position: str
+    subscription: str
+    topic: str
+    deliver_at: int
+    occurrence: int

@@ -1,0 +1,53 @@
+"""In which order the messages of a key come where `order: key` is set, by docs/order.md alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, require
+from tests.simulation.expected import Arrival, Expected
+
+
+class Order:
+    """The accounts of keys: what has come of each, in its order.
+
+    Args:
+        accounts: of all messages.
+        expected: the messages, by position.
+        taken_at: since when some table has an entry, ms since the epoch.
+    """
+
+    def __init__(self, accounts: Accounts, expected: Mapping[str, Expected], taken_at: Mapping[str, int]) -> None:
+        self.subscriptions: frozenset[str] = frozenset()  # those with `order: key`
+        self._accounts, self._expected, self._taken_at = accounts, expected, taken_at
+        self._came: dict[tuple[str, str, str], list[Arrival]] = defaultdict(list)  # by topic, key and subscription
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A message has come to a destination: before none of its key that is due earlier, and was read in time."""
+        key = self._expected[arrival.position].key
+        if not key or arrival.subscription not in self.subscriptions:
+            return
+        came = self._came[arrival.topic, key, arrival.subscription]
+        known_at = self._known_at(arrival)
+        for other in came if known_at is not None else ():
+            assert known_at is not None
+            is_late = other.deliver_at > arrival.deliver_at and known_at < other.deliver_at - DISPATCHED_MILLIS
+            require(
+                not is_late,
+                f"{arrival.subscription} has got {arrival.position}, due {other.deliver_at - arrival.deliver_at} ms "
+                f"before {other.position}, after it, of key {key}",
+            )
+        came.append(arrival)
+
+    def _known_at(self, arrival: Arrival) -> int | None:
+        """When the service knew, for certain, at which time it delivers a message; None: that is not known here.
+
+        The time of a message that was moved, or parked, may have been decided as late as it was due.
+        """
+        account = self._accounts.accounts[arrival.position, arrival.subscription]
+        taken_at = self._taken_at.get(arrival.position.rsplit(":", 2)[0])
+        if taken_at is None:
+            return None
+        is_as_sent = not account.is_moved and account.due == arrival.deliver_at
+        return taken_at if is_as_sent else max(taken_at, arrival.deliver_at)

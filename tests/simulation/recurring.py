@@ -1,0 +1,119 @@
+"""What comes of messages that recur, by docs/schedules.md alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, BrokenGuaranteeError, require
+from tests.simulation.expected import Arrival, Repeat
+
+
+@dataclass
+class Schedule:
+    """A message that recurs, of a subscription.
+
+    Attributes:
+        came: the numbers of its occurrences.
+        skipped: numbers that a command has left out.
+        moved: numbers that a command has given another time.
+        ended_at: since when it has ended, ms since the epoch; None: it goes on.
+        paused_at: likewise.
+        was_restored: a command took it up again.
+    """
+
+    repeat: Repeat
+    came: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
+    ended_at: int | None = None
+    paused_at: int | None = None
+    was_restored: bool = False
+
+    def time_of(self, number: int) -> int:
+        """When an occurrence is due at the earliest: later where others were missed. ms since the epoch."""
+        return self.repeat.first + (number - 1) * self.repeat.interval
+
+
+class Schedules:
+    """The accounts of all messages that recur.
+
+    Args:
+        accounts: have the commands.
+    """
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._schedules: dict[tuple[str, str], Schedule] = {}  # by position and subscription
+        self._positions: set[str] = set()
+        self._last_resume: dict[tuple[str, str], int] = {}  # when it was sent, ms since the epoch
+
+    def sent(self, position: str, repeat: Repeat, subscriptions: Iterable[str]) -> None:
+        """A message that recurs is in a source topic."""
+        self._positions.add(position)
+        for name in sorted(subscriptions):
+            self._schedules[position, name] = Schedule(repeat)
+
+    def has(self, position: str) -> bool:
+        """Whether a message recurs."""
+        return position in self._positions
+
+    def of_subscription(self, name: str) -> dict[str, Schedule]:
+        """The schedules of a subscription, by position."""
+        return {position: one for (position, of_name), one in self._schedules.items() if of_name == name}
+
+    def resumed(self, position: str, name: str, now: int) -> None:
+        """A command that resumes a schedule is on its way."""
+        self._last_resume[position, name] = now
+        self._schedules[position, name].paused_at = None
+
+    def arrived(self, arrival: Arrival, now: int) -> None:
+        """An occurrence has come to a destination: once, never early, and not after the end, or in a pause."""
+        one, number = self._schedules[arrival.position, arrival.subscription], arrival.occurrence
+        what = f"{arrival.subscription} has got occurrence {number} of {arrival.position}"
+        require(0 < number <= one.repeat.times, f"{what}, which has {one.repeat.times}")
+        require(number not in one.came, f"{what} twice")
+        require(number not in one.skipped, f"{what}, which was skipped")
+        one.came.add(number)
+        if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "RESTORE"}:
+            return
+        due = one.time_of(number)
+        require(now >= due, f"{what} {due - now} ms early")
+        for since, why in ((one.ended_at, "end"), (one.paused_at, "pause")):
+            is_after = since is not None and arrival.deliver_at > since + DISPATCHED_MILLIS
+            require(not is_after, f"{what}, due {arrival.deliver_at - (since or 0)} ms after its {why}")
+
+    def answered(self, row: Mapping[str, Any]) -> None:
+        """A command for a schedule is answered in `outcomes`."""
+        position, name = row["position"], row["subscription"]
+        operation, result, number = row["operation"], row["result"], row["occurrence"]
+        one = self._schedules[position, name]
+        what = f"{operation} {position} of {name}: {result} {number}"
+        if result != "APPLIED":
+            return
+        match operation:
+            case "SKIP_NEXT":
+                require(one.ended_at is None or one.was_restored, f"{what}, though it has ended")
+                require(number not in one.came | one.skipped, f"{what}, which has come, or is skipped")
+                one.skipped.add(number)
+            case "CANCEL" | "SKIP":
+                require(one.ended_at is None or one.was_restored, f"{what}, though it has ended")
+                one.ended_at = row["applied_at"]
+            case "RESTORE":
+                one.ended_at, one.was_restored = None, True
+            case "PAUSE_SCHEDULE":
+                if self._last_resume.get((position, name), -1) < self._accounts.commands[row["request_id"]].sent_at:
+                    one.paused_at = row["applied_at"]
+            case "RESUME_SCHEDULE" | "RESCHEDULE":
+                pass
+            case _:
+                raise BrokenGuaranteeError(what)
+
+    def check_end(self) -> None:
+        """Nothing waits any more: each number has come, or was skipped."""
+        for (position, name), one in self._schedules.items():
+            done = one.came | one.skipped
+            last = one.repeat.times if one.ended_at is None else max(done, default=0)
+            missing = sorted({*range(1, last + 1)} - done)
+            require(not missing, f"{name} has not got the occurrences {missing} of {position}")

@@ -1,0 +1,66 @@
+"""What is rejected, by docs/guarantees.md, messages.md and scheduling-over-http.md alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tests.simulation.accounts import BrokenGuaranteeError, require
+from tests.simulation.expected import Expected
+
+# What becomes of a message with a request id: whether it is rejected, and how the reason begins.
+_SCHEDULED = {"APPLIED": "", "ALREADY_APPLIED": "a repetition of", "INVALID": "another message,"}
+
+
+class Rejected:
+    """The accounts of rejected messages: each is in the table once, and in its source's topic of rejects once.
+
+    Args:
+        expected: all messages, by position.
+    """
+
+    def __init__(self, expected: Mapping[str, Expected]) -> None:
+        self._expected = expected
+        self._recorded: Counter[str] = Counter()
+        self._put_aside: Counter[str] = Counter()
+        self._answers: dict[str, str] = {}  # by position of a message with a request id
+
+    def recorded(self, position: str, reason: str) -> None:
+        """A row of `rejects` is in the table for good."""
+        message = self._expected.get(position)
+        if message is None or not message.rejected_for:
+            raise BrokenGuaranteeError(f"{position} is rejected: {reason}")
+        require(message.rejected_for in reason, f"{position} is rejected for {reason}, not {message.rejected_for}")
+        self._recorded[position] += 1
+        require(self._recorded[position] == 1, f"{position} is in `rejects` twice")
+
+    def put_aside(self, position: str) -> None:
+        """A message is in a topic of rejects."""
+        message = self._expected.get(position)
+        require(message is not None and bool(message.rejected_for), f"{position} is in the topic of rejects")
+        self._put_aside[position] += 1
+        require(self._put_aside[position] == 1, f"{position} is in the topic of rejects twice")
+
+    def answered(self, row: Mapping[str, Any]) -> None:
+        """A message with a request id is answered in `outcomes`."""
+        position, result = row["position"], row["result"]
+        message = self._expected.get(position)
+        what = f"SCHEDULE {position}: {result}"
+        if message is None or "requestId" not in message.properties:
+            raise BrokenGuaranteeError(what)
+        require(position not in self._answers, f"{what}, and {self._answers.get(position)} before")
+        is_right = result in _SCHEDULED and message.rejected_for.startswith(_SCHEDULED[result] or " ")
+        require(is_right or (result == "APPLIED" and not message.rejected_for), f"{what}, not {message.rejected_for}")
+        if result == "ALREADY_APPLIED":
+            require(f" {row['superseded_by']}:" in message.rejected_for, f"{what} of {row['superseded_by']}")
+        self._answers[position] = result
+
+    def check_end(self) -> None:
+        """Nothing waits any more."""
+        for position, message in self._expected.items():
+            if message.rejected_for:
+                for where, found in (("table", self._recorded), ("topic", self._put_aside)):
+                    require(found[position] == 1, f"{position} is not in the {where} of rejects")
+            if message.properties.get("requestId"):
+                require(position in self._answers, f"{position} has a request id, and no answer")

@@ -1,0 +1,131 @@
+"""Which of the messages with a schedule key are delivered, by docs/schedules.md alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, Command, require
+from tests.simulation.expected import Arrival, ScheduleKey
+
+
+@dataclass
+class Keyed:
+    """A message with a schedule key.
+
+    Attributes:
+        number: in the order in which the topic has them.
+        due: as its sender said, ms since the epoch.
+        since: when the first message of its key was published, ms since the epoch.
+    """
+
+    position: str
+    key: ScheduleKey
+    number: int
+    due: int
+    since: int
+
+    @property
+    def entry(self) -> str:
+        return self.position.rsplit(":", 2)[0]
+
+
+class ScheduleKeys:
+    """The accounts of keys: which messages yield to which others.
+
+    Args:
+        accounts: of all messages; a debounced one is due earlier by its limit.
+        taken_at: since when some table has an entry, ms since the epoch.
+    """
+
+    def __init__(self, accounts: Accounts, taken_at: Mapping[str, int]) -> None:
+        self._accounts, self._taken_at = accounts, taken_at
+        self._messages: dict[str, Keyed] = {}
+        self._by_key: dict[tuple[str, str], list[Keyed]] = defaultdict(list)  # by topic and key, in their order
+        self._yields_to: dict[tuple[str, str], Keyed] = {}  # by position and subscription
+
+    def sent(self, position: str, topic: str, key: ScheduleKey, due: int, now: int) -> None:
+        """A message with a key is in a source topic."""
+        one = Keyed(position, key, len(self._messages), due, now)
+        self._messages[position] = one
+        self._by_key[topic, key.name].append(one)
+
+    def _is_taken(self, one: Keyed, by: int) -> bool:
+        """Whether a message was read, for certain, before a time."""
+        taken_at = self._taken_at.get(one.entry)
+        return taken_at is not None and taken_at < by
+
+    def not_found(self, command: Command, name: str, at: int) -> None:
+        """A command by key is answered NOT_FOUND: none of the key waits."""
+        for one in self._by_key[command.topic, command.schedule_key] if command.schedule_key else ():
+            account = self._accounts.accounts[one.position, name]
+            waits = (
+                self._is_taken(one, command.sent_at) and not account.is_gone and account.due > at + DISPATCHED_MILLIS
+            )
+            is_certain = not account.is_moved and self._accounts.is_named_only_by(one.position, command)
+            require(not (waits and is_certain), f"{command.id} of {name}: NOT_FOUND, and {one.position} waits")
+
+    def superseded(self, row: Mapping[str, Any]) -> None:
+        """A row of `outcomes` says that a message yields to another one."""
+        what = f"{row['position']} of {row['subscription']} yields to {row['superseded_by']}"
+        one, other = self._messages.get(row["position"]), self._messages.get(row["superseded_by"])
+        require(one is not None and other is not None, f"{what}: without a key")
+        assert one is not None
+        assert other is not None
+        of_topic = self._by_key[row["topic"], one.key.name]
+        require(one in of_topic and other in of_topic and one is not other, f"{what}: another key")
+        newer = max(one, other, key=lambda keyed: keyed.number)
+        require((newer.key.mode == "keep") == (newer is one), f"{what}: {newer.position} says {newer.key.mode}")
+        name = row["subscription"]
+        account = self._accounts.accounts[one.position, name]
+        require(
+            not account.is_gone and len(account.came_at) <= len(account.earlier), f"{what}: it has come, or is gone"
+        )
+        account.is_cancelled = True
+        self._yields_to[one.position, name] = other
+        if other is newer and other.key.limit:
+            self._limit(one, other, account.due, row["applied_at"])
+
+    def _limit(self, one: Keyed, other: Keyed, due: int, at: int) -> None:
+        """A debounced message is due no later than its limit after the first of its key."""
+        if one.since >= other.since:
+            return
+        limit = one.since + other.key.limit
+        other.since = one.since
+        for account in self._accounts.accounts_of(other.position):
+            # What has been parked counts as delivered to it, and the limit begins again.
+            account.is_moved = account.is_moved or due <= at
+            if not account.came_at and not account.is_moved:
+                account.due = min(account.due, limit)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A message has come to a destination: its key has no other that was to be delivered in its place."""
+        one = self._messages.get(arrival.position)
+        if one is None:
+            return
+        account = self._accounts.accounts[arrival.position, arrival.subscription]
+        if account.is_moved or self._accounts.is_named(arrival.position):
+            return
+        for other in self._others(arrival.topic, one):
+            is_newer = other.number > one.number
+            if is_newer and other.key.mode != "keep":
+                is_wrong = self._is_taken(other, account.due - DISPATCHED_MILLIS)
+            else:
+                before = self._yields_to.get((other.position, arrival.subscription))
+                waits_at = self._accounts.accounts[other.position, arrival.subscription].due
+                is_wrong = (
+                    not is_newer
+                    and one.key.mode == "keep"
+                    and self._is_taken(one, waits_at - DISPATCHED_MILLIS)
+                    and (before is None or before.number > one.number)
+                )
+            name = arrival.subscription
+            require(not is_wrong, f"{name} has got {one.position}, which was to yield to {other.position}")
+
+    def _others(self, topic: str, one: Keyed) -> Iterator[Keyed]:
+        """The other messages of its key, but for those that commands name, which may have been cancelled first."""
+        for other in self._by_key[topic, one.key.name]:
+            if other is not one and not self._accounts.is_named(other.position):
+                yield other
