@@ -100,6 +100,7 @@ class Result:
         fallen: the faults.
         points: how often each side effect was reached.
         fallen_at: how often each kind of fault fell there, by side effect and kind.
+        done: what users have done.
         history: what happened, a line each.
     """
 
@@ -113,6 +114,7 @@ class Result:
     starts: int
     rebuilds: int = 0
     fallen_at: Counter[tuple[str, str]] = field(default_factory=Counter)
+    done: list[Fault] = field(default_factory=list)
 
 
 class World:
@@ -552,6 +554,7 @@ class World:
             self.starts,
             self.oracle.accounts.n_rebuilds,
             self.fallen_at,
+            self.faults.done,
         )
 
     def _run(self) -> None:
