@@ -93,7 +93,7 @@ class Copy:
             raise FencedError(uri, self._epoch, newest)
         table = self._open(log.name)
         rows = run_sql(query_builder({log.name: table}), f"SELECT * FROM {log.name}")
-        rows = rows.select(log.schema.names).cast(log.schema)
+        rows = rows.select(log.schema.names).cast(log.schema).sort_by(_order(log.schema))  # files are read in any order
         transactions = last_transactions(table)
         log.commits.append(fake_tables.Commit(rows, transactions, replaces=True))
         log.force(log.newest)
@@ -119,6 +119,11 @@ class Copy:
             deltalake.write_deltalake(
                 self._open(name), log.rows(log.newest), mode="overwrite", commit_properties=properties
             )
+
+
+def _order(schema: pa.Schema) -> list[tuple[str, str]]:
+    """The columns that can be compared, by which rows are sorted."""
+    return [(field.name, "ascending") for field in schema if not pa.types.is_nested(field.type)]
 
 
 class Rebuild:

@@ -497,7 +497,7 @@ class World:
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.rebuilt()
         except (DelayLakeError, PulsarError, NotADirectoryError) as error:
-            why = str(error)
+            why = str(error).replace(str(rebuild.copy.folder), "the copy")
         finally:
             del self.rebuilds[process]
             rebuild.copy.remove()
