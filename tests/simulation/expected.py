@@ -57,6 +57,19 @@ class Expected:
     key: str = ""
 
 
+@dataclass
+class Chunked:
+    """A message in chunks.
+
+    Attributes:
+        since: when its first chunk was published, ms since the epoch.
+        last: the entry of its last chunk; empty: that has not been published.
+    """
+
+    since: int
+    last: str = ""
+
+
 class Arrival(NamedTuple):
     """A message at a destination.
 
@@ -72,3 +85,4 @@ class Arrival(NamedTuple):
     topic: str
     deliver_at: int
     occurrence: int
+    payload: bytes

@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
-from tests.simulation.expected import Arrival, Expected
+from tests.simulation.expected import Arrival, Chunked, Expected
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+
+_GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Oracle:
     recorded: Counter[tuple[str, str]] = field(default_factory=Counter)  # rows of `deliveries`
     taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
     acknowledged: int = 0
+    chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
     def __post_init__(self) -> None:
         self.rejected = Rejected(self.expected)
@@ -58,7 +61,8 @@ class Oracle:
             return
         self.accounts.add_message(position, expected, self.now())
         if expected.schedule_key is not None:
-            self.keys.sent(position, expected.topic, expected.schedule_key, expected.due, self.now())
+            asked = int(expected.properties["deliverAt"])
+            self.keys.sent(position, expected.topic, expected.schedule_key, asked, self.now())
 
     def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
@@ -69,6 +73,8 @@ class Oracle:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which is not for it")
         if message.rejected_for:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, and not: {message.rejected_for}")
+        if arrival.payload != message.payload:
+            raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
         if message.repeat is not None:
             self.schedules.arrived(arrival, self.now())
@@ -118,6 +124,10 @@ class Oracle:
         """Entries of a source topic are acknowledged: the broker may delete them."""
         for entry in entries:
             self.acknowledged += 1
+            if (message := self.chunks.get(entry)) is not None:
+                entry = message.last  # with which the message is whole
+                if not entry and self.now() - message.since >= _GIVEN_UP_MILLIS:
+                    continue
             tables = ("delayed_index", "rejects", "deliveries", "outcomes")
             if not any(entry in self.durable[table] for table in tables):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
@@ -131,5 +141,6 @@ class Oracle:
         self.schedules.check_end()
         if left := [key for key in self.came if self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
-        if n_acknowledged < len({position.rpartition(":")[0] for position in self.expected}):
+        entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
+        if n_acknowledged < len(entries):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")

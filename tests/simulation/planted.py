@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
+from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.sending import Sending
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
@@ -28,6 +29,7 @@ from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
+from streaming.source.receiving import acknowledgements as receiver_acknowledgements
 from streaming.source.receiving.receiver import Receiver
 from tests.simulation.broker import Cluster
 from tracker import expiry, requests
@@ -456,6 +458,21 @@ def _an_occurrence_is_left_out() -> Planted:
     return _after(Occurrences, "_next_times", lambda times, self, current: np.where(current.numbers == 3, NEVER, times))
 
 
+def _chunks_acknowledged_before_their_message_is_whole() -> Planted:
+    return mock.patch.object(ChunkAssembler, "may_be_acknowledged", None)
+
+
+def _chunks_acknowledged_before_their_message_is_durable() -> Planted:
+    return mock.patch.object(receiver_acknowledgements.Acknowledgements, "add_chunked", _nothing)
+
+
+def _chunks_without_the_first() -> Planted:
+    def without_first(whole: Whole | None, *_: Any) -> Whole | None:
+        return whole and replace(whole, payload=(whole.payload or b"")[1:])
+
+    return _after(ChunkAssembler, "add", without_first)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -513,6 +530,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "commands for a schedule change nothing": _commands_for_a_schedule_change_nothing,
     "an occurrence is counted twice": _an_occurrence_is_counted_twice,
     "an occurrence is left out": _an_occurrence_is_left_out,
+    "a chunk is acknowledged before its message is whole": _chunks_acknowledged_before_their_message_is_whole,
+    "and before it is durable": _chunks_acknowledged_before_their_message_is_durable,
+    "chunks are put together without the first": _chunks_without_the_first,
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.

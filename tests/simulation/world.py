@@ -210,7 +210,7 @@ class World:
                     continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
                 due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
-                self.oracle.arrived(Arrival(position, name, source, int(due), int(occurrence)))
+                self.oracle.arrived(Arrival(position, name, source, int(due), int(occurrence), message.payload or b""))
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
