@@ -97,9 +97,9 @@ class ScheduleKeys:
         # What has been parked, or came to another subscription, counts as delivered, and the limit begins again.
         is_begun = due <= at or any(account.came_at or account.is_moved for account in self._of(one))
         for account in self._of(other):
-            account.is_moved = account.is_moved or is_begun
             if not account.came_at and not account.is_moved:
                 account.due = min(account.due, limit)
+            account.is_moved = account.is_moved or is_begun
 
     def _of(self, one: Keyed) -> list[Account]:
         return self._accounts.accounts_of(one.position)
