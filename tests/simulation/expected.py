@@ -78,6 +78,7 @@ class Arrival(NamedTuple):
         topic: the source topic.
         deliver_at: `delaylake.deliverAt`, ms since the epoch.
         occurrence: `delaylake.occurrence`; 0: it does not recur.
+        sent_at: the publish time, ms since the epoch.
     """
 
     position: str
@@ -86,3 +87,4 @@ class Arrival(NamedTuple):
     deliver_at: int
     occurrence: int
     payload: bytes
+    sent_at: int

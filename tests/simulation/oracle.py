@@ -19,6 +19,7 @@ from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
+from tests.simulation.shaped import Rates
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 _GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
@@ -46,6 +47,7 @@ class Oracle:
     def __post_init__(self) -> None:
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
+        self.rates = Rates()
         self.schedules = Schedules(self.accounts)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
@@ -76,6 +78,7 @@ class Oracle:
         if arrival.payload != message.payload:
             raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
+        self.rates.arrived(subscription, arrival.sent_at)
         if message.repeat is not None:
             self.schedules.arrived(arrival, self.now())
             return

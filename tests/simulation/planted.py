@@ -24,6 +24,7 @@ from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release, sending_order
 from streaming.release.task.planning.plan_release import _Release
+from streaming.release.task.shared_paces import Pace
 from streaming.sinks import batch_sink, outcomes
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
@@ -51,6 +52,7 @@ from tracker.properties import Mode
 from tracker.recurrence.columns import NEVER
 from tracker.requests import MessageRequests
 from tracker.schemas import OUTCOME_ROWS
+from tracker.shaping.shaper import Shaper
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
@@ -473,6 +475,16 @@ def _chunks_without_the_first() -> Planted:
     return _after(ChunkAssembler, "add", without_first)
 
 
+def _what_is_late_is_sent_at_once() -> Planted:
+    return mock.patch.object(Pace, "take", return_value=True)
+
+
+@contextlib.contextmanager
+def _places_for_all_at_once() -> Iterator[None]:
+    with mock.patch.object(Shaper, "__bool__", return_value=False), mock.patch.object(Pace, "take", return_value=True):
+        yield
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -533,6 +545,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a chunk is acknowledged before its message is whole": _chunks_acknowledged_before_their_message_is_whole,
     "and before it is durable": _chunks_acknowledged_before_their_message_is_durable,
     "chunks are put together without the first": _chunks_without_the_first,
+    "what is late is sent at once": _what_is_late_is_sent_at_once,
+    "a rate gives places to all at once": _places_for_all_at_once,
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
