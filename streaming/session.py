@@ -24,6 +24,7 @@ from broker.jvm.jars import cache_folder
 from conf.errors import DelayLakeError
 from conf.files import OWNER_ALONE
 from conf.settings import Settings, local_threads
+from streaming.local_files import set_modes_in_jvm
 from streaming.spark_imports import import_without_pandas
 
 __all__ = ["SparkSession"]  # the type, for those that import no PySpark
@@ -196,7 +197,10 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if conf["spark.master"].startswith("local"):
+        set_modes_in_jvm(spark)
+    return spark
 
 
 def archive_classes(spark: SparkSession) -> None:
