@@ -305,7 +305,7 @@ class Link:
                 else:
                     answer.set_result(result)
 
-        self._scheduler.at(self._to_client, came)
+        self._scheduler.at(self._to_client, partial(self._scheduler.within, self._process, came))
 
     def _flow(self, consumer_id: int, permits: int) -> None:
         topic = self._topics.get(consumer_id)
@@ -400,6 +400,9 @@ class Answer:
     def __init__(self, answer: Future[Any]) -> None:
         self._answer = answer
 
+    def when_done(self, take: Callable[[Any], None]) -> None:
+        self._answer.add_done_callback(take)
+
     def wait(self, seconds: float) -> Any:
         try:
             return self._answer.result(seconds)
@@ -424,6 +427,9 @@ class SimulatedBrokers(Brokers):
         if self._link is None or self._link.error is not None:
             self._link = Link(self._cluster, self._process)
         return self._link
+
+    def _known_connection(self, topic: str) -> Any:
+        return self._link if not self._is_closed and self._link is not None and self._link.error is None else None
 
     def subscribe(self, topic: str, subscription: str, **limits: Any) -> EntryConsumer:
         return EntryConsumer(self._connection_for(topic), topic, subscription, **limits)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-# (kind, number of the opportunity): names a fault of a seed.
+# (kind, number of the opportunity): names a fault of a seed, or something that a user does.
 Fault = tuple[str, int]
 
 # How often a fault falls on an opportunity. The first ones fall before a side effect of a process.
@@ -33,9 +33,10 @@ class Faults:
     """The faults of one simulation.
 
     Attributes:
-        left_out: faults that do not fall, though the seed says so.
+        left_out: faults that do not fall, though the seed says so, and what users leave.
         are_over: no more fall.
         fallen: those that have, in their order.
+        done: what users have done.
     """
 
     seed: int
@@ -43,7 +44,17 @@ class Faults:
     left_out: Collection[Fault] = frozenset()
     are_over: bool = False
     fallen: list[Fault] = field(default_factory=list)
+    done: list[Fault] = field(default_factory=list)
     opportunities: Counter[str] = field(default_factory=Counter)
+
+    def is_done(self, kind: str) -> bool:
+        """Whether a user does something that comes next by the seed."""
+        number = self.opportunities[kind]
+        self.opportunities[kind] += 1
+        if (kind, number) in self.left_out:
+            return False
+        self.done.append((kind, number))
+        return True
 
     def is_now(self, kind: str) -> bool:
         """Whether a fault of a kind falls on this opportunity."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
@@ -35,6 +36,16 @@ _BAD = (
 )
 
 
+class _InChunks(NamedTuple):
+    """A message that is published in chunks, of which the last one has a number, from 0."""
+
+    chance: random.Random
+    source: str
+    uuid: str
+    last: int
+    whole: Chunked
+
+
 class Producers:
     """Publish to all source topics until a time.
 
@@ -56,8 +67,9 @@ class Producers:
         self._scheduler, self._cluster, self._oracle = scheduler, cluster, oracle
         self._routes = {r.source: frozenset(s.name for s in r.subscriptions) for r in settings.routes}
         self._until, self._per_second, self._trace = until, per_second, trace
-        self._random = random.Random(f"load {scheduler.random.random()}")
-        self._n = 0
+        self._name = f"load {scheduler.random.random()}"
+        self._random = random.Random(self._name)
+        self._n_entries = self._n = 0
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
         self.last_due = 0
@@ -66,14 +78,22 @@ class Producers:
     def _publish(self) -> None:
         if self._scheduler.now > self._until:
             return
-        source = self._random.choice(sorted(self._routes))
+        # The next one is drawn before this one: it stays as it is where this one is left out.
         self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
+        self._n_entries += 1
+        between, self._random = self._random, random.Random(f"{self._name} {self._n_entries}")
+        if self._cluster.faults.is_done("publish"):
+            self._publish_entry()
+        self._random = between
+
+    def _publish_entry(self) -> None:
+        source = self._random.choice(sorted(self._routes))
         now = self._now()
         n = self._random.choice([1, 1, 1, 3])
         if n == 1 and self._random.random() < _IN_CHUNKS:
             self._n += 1
-            is_whole = self._random.random() < 0.9
-            self._publish_chunk(source, f"user-{self._n}", 0, 2 if is_whole else 3, Chunked(now))
+            last = 2 if self._random.random() < 0.9 else 3
+            self._publish_chunk(_InChunks(self._random, source, f"user-{self._n}", last, Chunked(now)), 0)
             return
         topic = self._cluster.topic(source)
         following = topic.end.next
@@ -92,17 +112,17 @@ class Producers:
     def _now(self) -> int:
         return round((EPOCH_SECONDS + self._scheduler.now) * 1000)
 
-    def _publish_chunk(self, source: str, uuid: str, number: int, last: int, whole: Chunked) -> None:
+    def _publish_chunk(self, message: _InChunks, number: int) -> None:
         """Publishes a chunk of a message, and the next one later; of four chunks the last one is never published."""
         if number == 3:
             return
+        chance, source, uuid, last, whole = message
         position = self._cluster.topic(source).end.next
         metadata = MessageMetadata(producer_name=b"user", sequence_id=self._n, publish_time=self._now())
         metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), number, last + 1
-        payload = f"{uuid} {'abcd'[number]}".encode()
         self._oracle.chunks[str(position)] = whole
         if number == last:
-            due = self._now() + self._random.choice(_DUE_MILLIS)
+            due = self._now() + chance.choice(_DUE_MILLIS)
             content = b"".join(f"{uuid} {part}".encode() for part in "abcd"[: last + 1])
             expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, content)
             whole.last = str(position)
@@ -110,10 +130,10 @@ class Producers:
             self.last_due = max(self.last_due, due)
             metadata.properties.add(key=b"deliverAt", value=str(due).encode())
         self._trace(f"published {position} to {source.rpartition('/')[2]}: chunk {number} of {uuid}")
-        self._cluster.publish(source, raw_entry(metadata, payload))
+        self._cluster.publish(source, raw_entry(metadata, f"{uuid} {'abcd'[number]}".encode()))
         if number < last:
-            following = partial(self._publish_chunk, source, uuid, number + 1, last, whole)
-            self._scheduler.after(self._random.choice(_BETWEEN_CHUNKS_SECONDS), following)
+            following = partial(self._publish_chunk, message, number + 1)
+            self._scheduler.after(chance.choice(_BETWEEN_CHUNKS_SECONDS), following)
 
     def _expected(self, source: str, position: str, now: int, is_alone: bool) -> Expected:
         chance = self._random

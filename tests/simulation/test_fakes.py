@@ -302,7 +302,7 @@ def _run_on_spark(folder: Path, n: int, crash: tuple[str, int]) -> bool:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     is_done = folder / "query" / "commits" / str(n - 1)
     try:
-        wait_until(lambda: stands.exists() or is_done.exists() or process.poll() is not None, 300, "the script's end")
+        wait_until(lambda: stands.exists() or is_done.exists() or process.poll() is not None, 900, "the script's end")
         return process.poll() is not None
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -103,6 +103,7 @@ class Result:
         fallen: the faults.
         points: how often each side effect was reached.
         fallen_at: how often each kind of fault fell there, by side effect and kind.
+        done: what users have done.
         history: what happened, a line each.
     """
 
@@ -116,6 +117,7 @@ class Result:
     starts: int
     is_undecided: bool = False
     fallen_at: Counter[tuple[str, str]] = field(default_factory=Counter)
+    done: list[Fault] = field(default_factory=list)
 
 
 class World:
@@ -423,6 +425,7 @@ class World:
             self.starts,
             self.is_undecided,
             self.fallen_at,
+            self.faults.done,
         )
 
     def _run(self) -> None:
