@@ -113,11 +113,13 @@ class Oracle:
     def _answered(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.accounts.recorded(row)
+            if row["subscription"] == "*":  # for subscriptions that come later
+                continue
             if self.schedules.has(row["position"]):
                 self.schedules.answered(row)
             elif row["operation"] == "SCHEDULE":
                 self.rejected.answered(row)
-            elif row["result"] == "SUPERSEDED" and row["subscription"] != "*":  # which is for those that come later
+            elif row["result"] == "SUPERSEDED":
                 self.keys.superseded(row)
                 self.durable["outcomes"].add(f"{row['ledger_id']}:{row['entry_id']}")  # often no other table has it
             elif row["result"] == "NOT_FOUND" and (command := self.accounts.commands.get(row["request_id"])):
