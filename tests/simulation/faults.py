@@ -24,8 +24,14 @@ USUAL_RATES: Mapping[str, float] = {
     "connection lost": 0.003,
     "no answer": 0.004,
     "unload": 0.004,
-    "acknowledgement lost": 0.1,
+    "acknowledgement lost": 0.3,
     "broker ends": 0.01,
+    "checkpoint lost": 0.008,
+    "checkpoint put back": 0.01,
+    "clock jumps": 0.03,
+    "settings edited": 0.2,
+    "write hangs": 0.003,
+    "crash after a late write": 0.5,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.
