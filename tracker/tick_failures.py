@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from conf.errors import DelayLakeError, one_line
 from tracker.commands.kinds import ANSWER
 from tracker.context import SequencesExhaustedError
-from tracker.messages import MESSAGES, concat, int64, message_ids, position_texts, where, with_columns
+from tracker.messages import MESSAGES, concat, empty_table, int64, message_ids, position_texts, where, with_columns
 from tracker.shard import Shard
 from tracker.store import Key, StateLostError, Store
 from tracker.tick import Effects, Tick, TickInput
@@ -127,7 +127,7 @@ class _Attempt:
     store: BufferedStore
     effects: Effects | None = None  # None: it failed
     error: Exception | None = None
-    due: pa.Table = field(default_factory=MESSAGES.empty_table)  # the rows that were due, if it came so far
+    due: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # the rows that were due, if it came so far
 
 
 class _Contained:
@@ -140,7 +140,7 @@ class _Contained:
         self._input = tick_input
         self._why = ""  # one line, a sentence without its subject
         self._whys: dict[Row, str] = {}  # likewise, of the rows that have been found
-        self._due = MESSAGES.empty_table()
+        self._due = empty_table(MESSAGES)
         self._tries = 0
 
     def attempt(self, left_out: Sequence[Row]) -> _Attempt:
