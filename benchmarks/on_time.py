@@ -188,9 +188,11 @@ def main() -> None:
         job = Job(Path(folder), broker.settings, routes)
         try:
             job.start()
-            before = sum(cpu_seconds(job).values())
+            before = cpu_seconds(job)
             ours = run(broker.settings, sources, [f"{source}-a" for source in sources], rate, seconds, native=False)
-            ours["job_cpu_seconds"] = round(sum(cpu_seconds(job).values()) - before, 1)
+            used = {name: round(seconds - before.get(name, 0), 1) for name, seconds in cpu_seconds(job).items()}
+            ours["job_cpu_seconds"] = round(sum(used.values()), 1)
+            ours["job_cpu_seconds_by_process"] = used
             ours["batch_millis_p50"] = median_of(job, "batch_millis_p50", seconds)
             ours["taken_per_second_p50"] = median_of(job, "taken_per_second", seconds)
             ours["lookahead_millis_p50"] = median_of(job, "lookahead_millis", seconds)

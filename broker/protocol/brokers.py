@@ -21,7 +21,7 @@ from broker.position import Position
 from broker.protocol.byte_budget import Share
 from broker.protocol.connection import REQUEST_SECONDS, Address, Connection
 from broker.protocol.consumer import EntryConsumer
-from broker.protocol.producer import EntryProducer
+from broker.protocol.producer import Begin, EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LookupAnswer, Schema
 from conf.partitions import partition_name
@@ -52,6 +52,7 @@ class Brokers:
         self._connections: dict[Address, Connection] = {}
         self._locks: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
         self._failures: dict[Address, tuple[float, PulsarError]] = {}  # when and why the last connection failed
+        self._found: dict[str, Connection] = {}  # by topic partition the connection that was found last
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -97,6 +98,32 @@ class Brokers:
         """
         return EntryProducer(lambda: self._connection_for(topic), topic, name, schema, on_progress)
 
+    def begin_producing(
+        self,
+        topic: str,
+        name: str,
+        on_progress: Callable[[], None],
+        on_opened: Callable[[EntryProducer, PulsarError | None], None],
+    ) -> EntryProducer | None:
+        """Begins to open a producer without waiting, where the broker of the topic has been asked for before.
+
+        Args:
+            topic, name, on_progress: as of `EntryProducer`.
+            on_opened: as of `Begin`.
+
+        Returns:
+            the producer; None: the broker is not known, and `on_opened` is not called.
+        """
+        connection = self._known_connection(topic)
+        if connection is None:
+            return None
+        try:
+            return EntryProducer(
+                lambda: self._connection_for(topic), topic, name, None, on_progress, Begin(connection, on_opened)
+            )
+        except PulsarError:
+            return None
+
     def partitions(self, topic: str) -> int:
         """Returns the number of a topic's partitions; 0: it is not partitioned.
 
@@ -138,9 +165,14 @@ class Brokers:
             else:
                 connection = self._to(_address(url))
             if answer.kind == LookupAnswer.CONNECT:
+                self._found[topic] = connection
                 return connection
             authoritative = answer.authoritative
         raise PulsarError(f"looking for the broker of {topic} does not end: {_MAX_REDIRECTS} redirections")
+
+    def _known_connection(self, topic: str) -> Connection | None:
+        connection = self._found.get(topic)
+        return connection if connection is not None and connection.error is None else None
 
     def _service(self) -> Connection:
         """Returns a connection to the first host of the service URL that answers."""

@@ -329,6 +329,10 @@ class Answer:
         self._request_id = request_id
         self._answer = answer
 
+    def when_done(self, take: Callable[[Future[Any]], None]) -> None:
+        """Calls a function when the answer is there, or an error; in the connection's thread: it must not block."""
+        self._answer.add_done_callback(take)
+
     def wait(self, seconds: float) -> Any:
         """Waits for the answer; raises as `Connection.request`."""
         try:

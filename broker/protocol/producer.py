@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.client import NoAnswerError, PulsarError
 from broker.protocol.building import LargeMessage
@@ -26,6 +27,18 @@ class EntryTooLargeError(PulsarError):
     """An entry is larger than the broker takes."""
 
 
+class Begin(NamedTuple):
+    """Where a producer is opened without waiting.
+
+    Attributes:
+        connection: to the broker that had the topic lately. If it has it no more, it refuses the producer.
+        on_opened: called once, with the producer and None, or the error; in the connection's thread: it must not block.
+    """
+
+    connection: Connection
+    on_opened: Callable[[EntryProducer, PulsarError | None], None]
+
+
 class EntryProducer:
     """A producer of one topic partition. When it has lost its broker, it looks for it again, and sends again.
 
@@ -37,9 +50,10 @@ class EntryProducer:
         name: the producer's name, by which the broker recognizes what is sent again; empty: the broker gives it one.
         schema: of its messages; None: they have none.
         on_progress: called in another thread when an entry was answered, or the producer was lost; must not block.
+        begin: where to open it, without waiting; None: it waits until the broker that has the topic has opened it.
 
     Raises:
-        PulsarError: the broker refuses, or does not answer.
+        PulsarError: the broker refuses, or does not answer; with `begin` only where the connection has ended.
     """
 
     def __init__(
@@ -49,6 +63,7 @@ class EntryProducer:
         name: str,
         schema: Schema | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        begin: Begin | None = None,
     ) -> None:
         self.topic = topic
         self.name = name.encode()
@@ -62,7 +77,10 @@ class EntryProducer:
         self._link: _Link | None = None
         self._epoch = 0  # how often it has been opened
         self._is_closed = threading.Event()
-        self._open()
+        if begin is None:
+            self._open()
+        else:
+            self._begin(begin)
 
     @property
     def is_open(self) -> bool:
@@ -216,19 +234,52 @@ class EntryProducer:
         self._on_progress()
 
     def _open(self) -> None:
-        connection = self._find()
-        link = _Link(self, connection)
-        with self._lock:
-            self._link = link
+        link = self._new_link(self._find())
         try:
-            answer = self._ask(link)
+            answer = link.connection.request(Command.PRODUCER, "producer", **self._fields(link))
         except PulsarError as error:
             if isinstance(error, NoAnswerError):
                 link.close()  # the broker may still make it, and then nobody else could have the name
-            connection.detach(link.producer_id)
-            with self._lock:
-                self._link = None
+            self._forget(link)
             raise
+        self._take_answer(link, answer)
+
+    def _begin(self, begin: Begin) -> None:
+        link = self._new_link(begin.connection)
+
+        def take(answer: Future[ProducerAnswer]) -> None:
+            try:
+                self._take_answer(link, answer.result())
+            except PulsarError as error:
+                self._forget(link)
+                begin.on_opened(self, error)
+            else:
+                begin.on_opened(self, None)
+
+        try:
+            link.connection.ask(Command.PRODUCER, "producer", **self._fields(link)).when_done(take)
+        except PulsarError:
+            self._forget(link)
+            raise
+
+    def _new_link(self, connection: Connection) -> _Link:
+        link = _Link(self, connection)
+        with self._lock:
+            self._link = link
+        return link
+
+    def _forget(self, link: _Link) -> None:
+        link.connection.detach(link.producer_id)
+        with self._lock:
+            if self._link is link:
+                self._link = None
+
+    def _take_answer(self, link: _Link, answer: ProducerAnswer) -> None:
+        """Takes the broker's word that it has opened the producer on a connection.
+
+        Raises:
+            DisconnectedError: the broker has closed it meanwhile.
+        """
         with self._lock:
             if self._link is link:
                 link.is_open = True
@@ -236,27 +287,23 @@ class EntryProducer:
                 self.name = self.name or bytes(answer.producer_name)
                 self.schema_version = bytes(answer.schema_version) if self._schema is not None else b""
                 self._sending.producer = self.name
-                self._sending.open(link.producer_id, answer.last_sequence_id, connection.max_message_bytes)
+                self._sending.open(link.producer_id, answer.last_sequence_id, link.connection.max_message_bytes)
                 self._write_ready(link)  # a lost connection says so itself
         if not link.is_open:
             link.close()
             if not self._is_closed.is_set():
                 raise DisconnectedError(f"the broker has closed the producer of {self.topic}")
 
-    def _ask(self, link: _Link) -> ProducerAnswer:
+    def _fields(self, link: _Link) -> dict[str, Any]:
         fields: dict[str, Any] = {} if self._schema is None else {"schema": self._schema}
         if self.name:
             fields["producer_name"] = self.name.decode()
-        answer: ProducerAnswer = link.connection.request(
-            Command.PRODUCER,
-            "producer",
-            topic=self.topic,
-            producer_id=link.producer_id,
-            epoch=self._epoch,
-            is_named_by_client=self._is_named,
-            **fields,
-        )
-        return answer
+        return fields | {
+            "topic": self.topic,
+            "producer_id": link.producer_id,
+            "epoch": self._epoch,
+            "is_named_by_client": self._is_named,
+        }
 
 
 def check_size(entry: Outgoing, most: int) -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP, Effect
-from tracker.messages import concat, where
+from tracker.messages import concat, empty_table, where
 from tracker.schemas import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.subscriptions import ALSO_LATER
 from tracker.wire.delaylake_pb2 import Result
@@ -39,7 +39,7 @@ def later_commands(
     Returns:
         (commands, pauses): the commands as COMMAND_ROWS, with an ANSWER for each pause.
     """
-    found, pause_changes = [COMMAND_ROWS.empty_table()], []
+    found, pause_changes = [empty_table(COMMAND_ROWS)], []
     for topic, of_topic in changed.items():
         if of_topic["handed_out"] < 0:
             continue  # a new topic, which has had no commands

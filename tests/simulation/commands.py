@@ -44,7 +44,9 @@ class Operators:
         self._scheduler, self._cluster = scheduler, cluster
         self._oracle, self._accounts = oracle, oracle.accounts
         self._settings, self._until, self._per_second, self._trace = settings, until, per_second, trace
-        self._random = random.Random(f"commands {scheduler.random.random()}")
+        self._name = f"commands {scheduler.random.random()}"
+        self._random = random.Random(self._name)
+        self._n_asked = 0
         self._topic_of = {s.name: route.source for route in settings.routes for s in route.subscriptions}
         self._sent: list[tuple[Command, ControlCommand]] = []
         self._retries: dict[tuple[str, str], int] = {}
@@ -62,9 +64,15 @@ class Operators:
                 for position in self._oracle.schedules.of_subscription(name):
                     self._send_schedule("RESUME_SCHEDULE", position, name)
             return
-        for _ in range(self._random.choice([1, 1, 1, 2, 4])):
-            self._ask_one(self._random.choice(_OPERATIONS))
+        # What is asked next is drawn before this one: it stays as it is where this one is left out.
         self._scheduler.after(self._random.expovariate(self._per_second), self._ask)
+        between = self._random
+        for _ in range(between.choice([1, 1, 1, 2, 4])):
+            self._n_asked += 1
+            self._random = random.Random(f"{self._name} {self._n_asked}")
+            if self._cluster.faults.is_done("ask"):
+                self._ask_one(self._random.choice(_OPERATIONS))
+        self._random = between
 
     def _ask_one(self, operation: str) -> None:
         chance, now = self._random, self._now()
@@ -153,6 +161,8 @@ class Operators:
             return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
         now = self._now()
         own = [(p, a) for (p, n), a in self._accounts.accounts.items() if n == name][-60:]
+        if own and operation not in ("RETRY", "RESTORE") and chance.random() < 0.15:
+            return own[-1][0]  # which may not have come to the job
         if operation == "RETRY":
             fitting = [
                 p

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-# (kind, number of the opportunity): names a fault of a seed.
+# (kind, number of the opportunity): names a fault of a seed, or something that a user does.
 Fault = tuple[str, int]
 
 # How often a fault falls on an opportunity. The first ones fall before a side effect of a process.
@@ -23,8 +23,14 @@ USUAL_RATES: Mapping[str, float] = {
     "connection lost": 0.003,
     "no answer": 0.004,
     "unload": 0.004,
-    "acknowledgement lost": 0.1,
+    "acknowledgement lost": 0.3,
     "broker ends": 0.01,
+    "checkpoint lost": 0.008,
+    "checkpoint put back": 0.01,
+    "clock jumps": 0.03,
+    "settings edited": 0.2,
+    "write hangs": 0.003,
+    "crash after a late write": 0.5,
 }
 
 
@@ -33,9 +39,10 @@ class Faults:
     """The faults of one simulation.
 
     Attributes:
-        left_out: faults that do not fall, though the seed says so.
+        left_out: faults that do not fall, though the seed says so, and what users leave.
         are_over: no more fall.
         fallen: those that have, in their order.
+        done: what users have done.
     """
 
     seed: int
@@ -43,7 +50,17 @@ class Faults:
     left_out: Collection[Fault] = frozenset()
     are_over: bool = False
     fallen: list[Fault] = field(default_factory=list)
+    done: list[Fault] = field(default_factory=list)
     opportunities: Counter[str] = field(default_factory=Counter)
+
+    def is_done(self, kind: str) -> bool:
+        """Whether a user does something that comes next by the seed."""
+        number = self.opportunities[kind]
+        self.opportunities[kind] += 1
+        if (kind, number) in self.left_out:
+            return False
+        self.done.append((kind, number))
+        return True
 
     def is_now(self, kind: str) -> bool:
         """Whether a fault of a kind falls on this opportunity."""

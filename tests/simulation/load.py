@@ -52,8 +52,9 @@ class Producers:
         self._scheduler, self._cluster, self._oracle = scheduler, cluster, oracle
         self._routes = {r.source: frozenset(s.name for s in r.subscriptions) for r in settings.routes}
         self._until, self._per_second, self._trace = until, per_second, trace
-        self._random = random.Random(f"load {scheduler.random.random()}")
-        self._n = 0
+        self._name = f"load {scheduler.random.random()}"
+        self._random = random.Random(self._name)
+        self._n_entries = self._n = 0
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
         self.last_due = 0
@@ -62,6 +63,15 @@ class Producers:
     def _publish(self) -> None:
         if self._scheduler.now > self._until:
             return
+        # The next one is drawn before this one: it stays as it is where this one is left out.
+        self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
+        self._n_entries += 1
+        between, self._random = self._random, random.Random(f"{self._name} {self._n_entries}")
+        if self._cluster.faults.is_done("publish"):
+            self._publish_entry()
+        self._random = between
+
+    def _publish_entry(self) -> None:
         source = self._random.choice(sorted(self._routes))
         now = round((EPOCH_SECONDS + self._scheduler.now) * 1000)
         n = self._random.choice([1, 1, 1, 3])
@@ -78,7 +88,6 @@ class Producers:
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
         self._cluster.publish(source, entry.data, n)
-        self._scheduler.after(self._random.expovariate(self._per_second), partial(self._publish))
 
     def _expected(self, source: str, position: str, now: int, is_alone: bool) -> Expected:
         chance = self._random

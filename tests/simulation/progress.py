@@ -35,9 +35,14 @@ class Progress:
                 written.write("\n")  # the last line may be of a run that was killed while it wrote
 
     def add(self, result: Result) -> None:
-        """Adds a result, without its history."""
+        """Adds a result, without its history and what users did."""
         if self._file is not None:
-            found = vars(result) | {"code": self._code, "history": [], "fallen_at": list(result.fallen_at.items())}
+            found = vars(result) | {
+                "code": self._code,
+                "history": [],
+                "done": [],
+                "fallen_at": list(result.fallen_at.items()),
+            }
             with self._file.open("a") as file:
                 file.write(json.dumps(found) + "\n")
 

@@ -432,14 +432,26 @@ class Future(Generic[_T]):
         self._done = Event()
         self._result: _T | None = None
         self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Future[_T]], object]] = []
 
     def set_result(self, result: _T) -> None:
         self._result = result
-        self._done.set()
+        self._end()
 
     def set_exception(self, error: BaseException) -> None:
         self._error = error
+        self._end()
+
+    def add_done_callback(self, callback: Callable[[Future[_T]], object]) -> None:
+        if self.done():
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def _end(self) -> None:
         self._done.set()
+        for callback in self._callbacks:
+            callback(self)
 
     def done(self) -> bool:
         return self._done.is_set()
@@ -471,6 +483,9 @@ class ThreadPoolExecutor:
     def __init__(self, max_workers: int = 1, thread_name_prefix: str = "pool") -> None:
         self._name = thread_name_prefix
         self._turn = Lock()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        pass
 
     def submit(self, work: Callable[..., _T], *args: Any) -> Future[_T]:
         future: Future[_T] = Future()

@@ -181,4 +181,7 @@ def main(options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # Not the functions of this `__main__`: Spark's processes import the classes by the name of their module.
+    from tests.simulation import spark_script
+
+    spark_script.main(sys.argv[1:])

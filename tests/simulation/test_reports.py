@@ -41,7 +41,7 @@ def test_a_summary_says_how_often_each_kind_point_and_pair_came() -> None:
     assert told["total"] == {"faults": 5, "points": 8}
     assert told["faults_per_cpu_second"] == 5.0
     lines = summary.to_text().splitlines()
-    assert lines[0] == "2 seeds, 5 faults, 20 messages, 4 starts, 0 undecided, 1 s of CPU, 5.0 faults/s"
+    assert lines[0] == "2 seeds, 5 faults, 20 messages, 4 starts, 0 rebuilds, 1 s of CPU, 5.0 faults/s"
     assert [line.split() for line in lines if line.startswith(("crash", "fsync"))] == [
         ["crash", "3", "2"],
         ["fsync", "6", "3"],

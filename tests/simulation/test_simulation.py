@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.planted import NOT_FOUND, PLANTED
+from tests.simulation.faults import USUAL_RATES
+from tests.simulation.planted import NOT_FOUND, PLANTED, RATES
+from tests.simulation.shrinking import shrink
 from tests.simulation.world import Plan, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +50,22 @@ def find(name: str) -> str:
     spent, seed = 0.0, 0
     with PLANTED[name]():
         while spent < _CPU_SECONDS:
-            result = simulate(Plan(seed, seconds=30.0))
+            result = simulate(Plan(seed, seconds=30.0, rates={**USUAL_RATES, **RATES.get(name, {})}))
             spent, seed = spent + result.seconds, seed + 1
             if result.broken:
                 return f"{name} | {seed} | {spent:.1f} | {result.broken}"
     return ""
+
+
+@pytest.mark.chaos
+def test_what_breaks_is_shown_without_what_has_nothing_to_do_with_it() -> None:
+    with PLANTED["cancels are not kept"]():
+        found = next(result for seed in range(40) if (result := simulate(Plan(seed, seconds=30.0))).broken)
+        shortest = shrink(Plan(found.seed, seconds=30.0), found)
+    assert shortest.broken
+    assert len(shortest.fallen) <= 3
+    assert len(shortest.done) <= 8
+    assert len(shortest.history) < 80
 
 
 @pytest.mark.chaos

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.repeats import ANSWERS, ANSWERS_KEPT_MILLIS, KEPT_MILLIS, OTHER_BODY
-from tracker.messages import FIRST_IMPORTED_LEDGER, typed
+from tracker.messages import FIRST_IMPORTED_LEDGER, empty_table, typed
 from tracker.requests import OPERATION, request_id_of
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
@@ -31,7 +31,7 @@ def find_first_answers(tables: Tables, version: int | None, request_ids: Collect
         the answers, as ANSWERS.
     """
     if not request_ids:
-        return ANSWERS.empty_table()
+        return empty_table(ANSWERS)
     names = (
         *("request_id", "topic", "subscription", "partition", "ledger_id", "entry_id", "batch_index", "operation"),
         *("schedule_key", "superseded_by", "occurrence"),

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from streaming.release.attempt import Assignment
 from streaming.release.driver.transitions import RemainderState
 from streaming.release.naming import Recipient
 from tracker.in_flight import IN_ORDER, SENDING
-from tracker.messages import MESSAGES, Int64Array, int64, order_keys
+from tracker.messages import MESSAGES, Int64Array, empty_table, int64, order_keys
 from tracker.packing import row_sizes
 from tracker.payload_refs import files_of
 from tracker.shaping.token_bucket import spans
@@ -136,8 +137,8 @@ class SentRelease:
     """A release that is SENT: rows to be written to tables, and what remains of it."""
 
     release: LaneRelease
-    deliveries: pa.Table = field(default_factory=DELIVERIES.empty_table)  # rows of the table `deliveries`
-    refused: pa.Table = field(default_factory=MESSAGES.empty_table)  # messages that the client does not take
+    deliveries: pa.Table = field(default_factory=partial(empty_table, DELIVERIES))  # rows of the table `deliveries`
+    refused: pa.Table = field(default_factory=partial(empty_table, MESSAGES))  # messages that the client does not take
     remainders: list[Remainder] = field(default_factory=list)  # messages for unwritable destinations
 
 

@@ -12,7 +12,7 @@ from streaming.release.task.planning.send_plan import Plan, PlannedSend
 from streaming.release.task.planning.sending_order import Pending
 from streaming.release.task.traces import Delivery
 from tracker.in_flight import PLANNED
-from tracker.messages import MESSAGES, Int64Array, has_occurrences, position_texts, typed
+from tracker.messages import MESSAGES, Int64Array, empty_table, has_occurrences, position_texts, typed
 from tracker.properties import position_of
 from warehouse.schemas import DELIVERIES
 
@@ -29,7 +29,7 @@ def delivery_rows(pending: Pending, taken: Int64Array, sent_at: Sequence[int]) -
     is_delivery = np.array([line.subscription is not None for line in lines], np.bool_)
     taken = taken[is_delivery[pending.columns.line[taken]]]
     if not len(taken):
-        return DELIVERIES.empty_table()
+        return empty_table(DELIVERIES)
     names = [name for name in MESSAGES.names if name in (*DELIVERIES.names, "shaped_from")]
     tables = [typed(plan.rows, MESSAGES).select(names) for plan in pending.plans]
     begins = np.cumsum([0, *(table.num_rows for table in tables)])

@@ -76,6 +76,8 @@ class Line:
         topic: the destination, or its partition.
         key: the producer's name in the plan.
         create: makes the producer, which sets `wake` when there is progress; may wait for the broker.
+        begin: begins to make it without waiting, and calls its argument as `Begin.on_opened`; returns None where it has
+            not begun. Without it `create` does it, in a thread.
         patience_seconds: how long the line waits for a broker that does not answer.
         max_id: the highest sequence id that the job can have used under this name.
         ids: the sequence ids of the line's messages, ascending. The job has used no others of their ticks.
@@ -93,6 +95,7 @@ class Line:
     key: str
     create: Callable[[], Producer]
     patience_seconds: float
+    begin: Callable[[Callable[[EntryProducer, PulsarError | None], None]], EntryProducer | None] | None = None
     max_id: int = 0
     ids: list[int] = field(default_factory=list)
     n_bytes: int = 0
@@ -129,6 +132,7 @@ class Line:
     _progress_at: float = field(default_factory=lambda: time.monotonic())
     _last_seen: tuple[int, int] = (-2, 0)  # the producer's last sequence id then, and number of answers
     _is_closed: bool = False
+    _begun: EntryProducer | None = None  # the producer that `begin` has begun to make
     _wait_closed: Callable[[float], None] | None = None
     _making_since: float | None = None  # since when the broker is asked for the producer; None: it is not
     _why_not_made: str = ""  # the last error of that
@@ -163,11 +167,25 @@ class Line:
         return sum(n_bytes for _, n_bytes in self._unanswered)
 
     def open(self) -> None:
-        """Begins to make the producer, in a thread of its own."""
+        """Begins to make the producer; where that may wait, in a thread of its own."""
+        self._making_since = time.monotonic()
+        if self.begin is not None:
+            self._begun = self.begin(self._opened)
+        if self._begun is None:
+            self._open_in_thread()
+
+    def _opened(self, producer: EntryProducer, error: PulsarError | None) -> None:
+        """Takes a producer that was begun; after an error it is made as if it had not been."""
+        if error is None:
+            self._making_since = None
+            self._take(producer)
+        elif not self._is_closed:
+            self._open_in_thread()
+
+    def _open_in_thread(self) -> None:
         threading.Thread(target=self._open, name=f"producer {self.key}", daemon=True).start()
 
     def _open(self) -> None:
-        self._making_since = time.monotonic()
         while not self._is_closed:
             producer: Producer | None = None
             try:
@@ -188,24 +206,29 @@ class Line:
                     return
                 time.sleep(_BUSY_SECONDS)
                 continue
-            if self._is_foreign(before) or (self.is_first_attempt and bool(self.ids) and before >= self.ids[0]):
-                producer.close()
-                self._found_foreign(before)
-                return
-            if self._may_be_in_part(producer, before) and self.large[before].key not in self.arrived_keys:
-                producer.close()
-                self.is_partly_sent = True
-                self.fail(f"{self.topic} has some chunks only of message {before} of {self.key}")
-                return
-            self.remembered = before
-            self.resume_after = max(self.resume_after, before)
-            self.opened_at = time.time_ns() // 1_000_000
-            self._progress_at = time.monotonic()
-            self.producer = producer
-            if self._is_closed:
-                producer.close()
-            self.wake.set()
+            self._take(producer)
             return
+
+    def _take(self, producer: Producer) -> None:
+        """Takes a producer that the broker has opened, or fails the line; does not block."""
+        before = producer.last_sequence_id
+        if self._is_foreign(before) or (self.is_first_attempt and bool(self.ids) and before >= self.ids[0]):
+            producer.close()
+            self._found_foreign(before)
+            return
+        if self._may_be_in_part(producer, before) and self.large[before].key not in self.arrived_keys:
+            producer.close()
+            self.is_partly_sent = True
+            self.fail(f"{self.topic} has some chunks only of message {before} of {self.key}")
+            return
+        self.remembered = before
+        self.resume_after = max(self.resume_after, before)
+        self.opened_at = time.time_ns() // 1_000_000
+        self._progress_at = time.monotonic()
+        self.producer = producer
+        if self._is_closed:
+            producer.close()
+        self.wake.set()
 
     def _may_be_in_part(self, producer: Producer, last: int) -> bool:
         """Whether the broker may have some chunks only of the message with its last sequence id.
@@ -330,8 +353,9 @@ class Line:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.producer is not None:  # else the thread that makes the producer closes it
-            self._wait_closed = self.producer.close()
+        producer = self.producer or self._begun  # else the thread that makes the producer closes it
+        if producer is not None:
+            self._wait_closed = producer.close()
 
     def wait_closed(self) -> None:
         """Waits until the broker has ended the producer of a line that has not failed."""

@@ -75,6 +75,8 @@ def lines_of(settings: Settings, attempt: Attempt, pending: Pending, connections
             # sequence id may be that of messages which the broker dropped as repetitions of somebody else's.
             line.read_arrived_keys = functools.partial(_arrived, settings, topic, producer, since)
             line.resume_after = -1
+        elif attempt.is_first and not planned.is_dead and planned.schema_version is None:
+            line.begin = functools.partial(brokers.begin_producing, topic, name, wake.set)
         lines.append(line)
     for one, number in zip(pending.sends, pending.columns.line.tolist(), strict=True):
         one.line = lines[number]

@@ -21,6 +21,7 @@ _BUILT_AT_ONCE = 20  # messages, which takes 0.1 ms; a message that comes due me
 _BUILT_BYTES = 8 << 20  # of payloads that are built and not handed over, about: the others are read when they are due
 _SENT_AT_ONCE = 500  # messages, or one entry, until the lines are looked after again
 _POLL_SECONDS = 0.01
+_LOOK_SECONDS = 0.05  # between two looks at the lines with which nothing goes on: there may be hundreds
 _LONGEST_REST_SECONDS = 0.5  # between two checks of the watch
 
 
@@ -138,7 +139,8 @@ def _entries(sends: Sequence[Send], after: Sequence[int]) -> list[_Entry]:
 class _Sending:
     """The state of a task's entries: each is not due yet, waits in its line, or has been handed over.
 
-    Arguments are as of `send_on_time`. Entries are named by their index in `entries`.
+    Arguments are as of `send_on_time`. Entries are named by their index in `entries`. A line is busy while an entry
+    waits in it, or one that was handed over has not arrived. Each round looks at these lines alone.
     """
 
     def __init__(
@@ -153,6 +155,8 @@ class _Sending:
         self._build = build
         self._on_refused = on_refused
         self._lines = list({id(entry.line): entry.line for entry in entries}.values())
+        self._busy: dict[Line, None] = {}
+        self._look_at = 0.0  # when all lines are looked after again, seconds, monotonic
         # Messages are built while there is time: once they are due, only handing over is left.
         self._n_built = 0
         self._built_bytes = 0
@@ -166,15 +170,29 @@ class _Sending:
 
     def look_after_lines(self) -> None:
         """Finds out which lines have failed, and closes them at once, so that no more of them is sent."""
-        for line in self._lines:
-            for refused in line.look_after():
-                self._refuse_later(line, refused)
-            if line.has_failed and line.producer is not None:
-                line.close()
+        now = time.monotonic()
+        is_time = now >= self._look_at
+        if is_time:
+            self._look_at = now + _LOOK_SECONDS
+        for line in self._lines if is_time else list(self._busy):
+            self._look_after(line)
+            if line in self._busy and _is_done(line):
+                del self._busy[line]
+
+    def _look_after(self, line: Line) -> None:
+        for refused in line.look_after():
+            self._refuse_later(line, refused)
+        if line.has_failed and line.producer is not None:
+            line.close()
+
+    def _begin_busy(self, line: Line) -> None:
+        if line not in self._busy:
+            self._busy[line] = None
+            self._look_after(line)  # it may have failed since the last look
 
     def send_overdue(self, now: int) -> None:
         """Hands over entries that wait in their lines, in order over all lines, because several may share a topic."""
-        lines = self._lines
+        lines = list(self._busy)
         ready = [(line.waiting[0], n) for n, line in enumerate(lines) if self._is_ready(line)]
         heapq.heapify(ready)
         left = _SENT_AT_ONCE * len(ready)
@@ -194,10 +212,11 @@ class _Sending:
         entries, begin = self._entries, self._n_due
         if begin >= len(entries) or entries[begin].at > now:
             return False
-        behind = {line.topic for line in self._lines if line.waiting and not line.error}
+        behind = {line.topic for line in self._busy if line.waiting and not line.error}
         left, i = _SENT_AT_ONCE, begin
         while left > 0 and i < len(entries) and entries[i].at <= now:
             line = entries[i].line
+            self._begin_busy(line)
             left -= len(entries[i].places)
             if not line.error:
                 if line.takes_messages and line.topic not in behind and self._may_go(i) and self._has_place(i):
@@ -217,7 +236,7 @@ class _Sending:
 
     def is_any_ready(self) -> bool:
         """Whether a line can take an entry that waits in it."""
-        return any(self._is_ready(line) for line in self._lines)
+        return any(self._is_ready(line) for line in self._busy)
 
     def build_some(self) -> bool:
         """Builds some of the next messages; returns False if all are built, or as many bytes as are built ahead."""
@@ -241,13 +260,13 @@ class _Sending:
         if self._are_lines_done():
             time.sleep(left)
         else:
-            paces = [pace for line in self._lines if line.waiting and (pace := self._entries[line.waiting[0]].pace)]
+            paces = [pace for line in self._busy if line.waiting and (pace := self._entries[line.waiting[0]].pace)]
             wake.wait(min([left, _POLL_SECONDS, *(pace.wait_seconds or _POLL_SECONDS for pace in paces)]))
             wake.clear()
 
     def _are_lines_done(self) -> bool:
         """Whether all that was handed over has arrived, and nothing waits, in the lines that have not failed."""
-        return all(line.has_failed or (not line.waiting and line.has_arrived()) for line in self._lines)
+        return all(map(_is_done, self._busy))
 
     def _is_ready(self, line: Line) -> bool:
         if not line.waiting or not line.takes_messages:
@@ -324,3 +343,8 @@ class _Sending:
                 if entry.line is line and self._sends[place].sequence_id == refused.entry.sequence_id:
                     entry.is_gone = True
                     self._on_refused(place, str(refused.error))
+
+
+def _is_done(line: Line) -> bool:
+    """Whether a line has failed, or nothing waits in it, and all that was handed over has arrived."""
+    return line.has_failed or (not line.waiting and line.has_arrived())

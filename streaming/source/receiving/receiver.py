@@ -29,7 +29,7 @@ from streaming.source.receiving.entry_indexes import EntryIndexes
 from streaming.source.receiving.received_rows import ReceivedRows
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import MOST_KEPT, Acceptance
-from tracker.messages import LEFT_OUT, MESSAGES, concat, has_keys
+from tracker.messages import LEFT_OUT, MESSAGES, concat, empty_table, has_keys
 
 _log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Receiver:
             TimeoutError: the entries have not come in time.
         """
         if last <= after:
-            return MESSAGES.empty_table()
+            return empty_table(MESSAGES)
         if not self.wait_for(last, timeout_seconds):
             raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
         with self._changed:
@@ -394,7 +394,7 @@ class Receiver:
         if len(builder):
             self._keep(builder)
         elif builder.parts:
-            self._events.on_entries(MESSAGES.empty_table(), builder.parts)
+            self._events.on_entries(empty_table(MESSAGES), builder.parts)
         self._note_all_kept()
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             consumer.pause()
@@ -496,7 +496,7 @@ class Receiver:
             self._events.on_passed(min(all_read.up_to, all_read.topic_end))
             with self._changed:
                 self._acknowledgements.saw(all_read.up_to)
-                self._received.add(MESSAGES.empty_table(), 0, all_read.up_to)
+                self._received.add(empty_table(MESSAGES), 0, all_read.up_to)
                 self._changed.notify_all()
             self._events.on_received(0)
         return entry

@@ -104,6 +104,9 @@ class FakeBrokers:
     def produce(self, topic: str, name: str = "", schema: Any = None, on_progress: Any = None) -> Any:
         return FakeProducer(self, topic, name.encode(), self.last.get((topic, name), -1))
 
+    def begin_producing(self, *_: Any) -> None:
+        return None
+
     def partition_names(self, topic: str) -> list[str]:
         return [topic]
 

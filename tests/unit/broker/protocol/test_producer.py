@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.client import NoAnswerError
+from broker.client import NoAnswerError, PulsarError
 from broker.protocol import producer
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingEntry, OutgoingMessage, encoded_property, large_message, single_entry
@@ -175,6 +176,45 @@ def test_one_that_is_refused_at_once_or_not_answered_raises(broker: Broker) -> N
         brokers.produce(TOPIC, "p")
     wait_until(lambda: bool(broker.of(Command.CLOSE_PRODUCER)), 5, "the name is given away again")
     brokers.close()
+
+
+def test_one_that_is_begun_does_not_wait_and_asks_nobody_for_a_broker_that_is_known(
+    broker: Broker, brokers: Brokers
+) -> None:
+    opened: queue.Queue[tuple[EntryProducer, PulsarError | None]] = queue.Queue()
+
+    def begin() -> EntryProducer | None:
+        return brokers.begin_producing(TOPIC, "p", lambda: None, lambda *answer: opened.put(answer))
+
+    assert begin() is None, "nobody knows its broker"
+    brokers.produce(TOPIC, "p").close()(5)
+    producer = begin()
+    assert producer is not None
+    assert opened.get(timeout=60) == (producer, None)
+    send(producer, 1)
+    assert (broker.arrived, producer.last_sequence_id) == ([1], 1)
+    assert len(broker.of(Command.LOOKUP)) == 1
+    broker.refuses_producers = [ServerError.ServiceNotReady]
+    refused = begin()
+    one, error = opened.get(timeout=60)
+    assert (one, str(error)) == (refused, "ServiceNotReady: no")
+    assert not one.is_open
+
+
+def test_one_that_is_closed_before_the_broker_answers_is_closed_there(broker: Broker, brokers: Brokers) -> None:
+    opened: queue.Queue[tuple[EntryProducer, PulsarError | None]] = queue.Queue()
+    brokers.produce(TOPIC, "p").close()(5)
+    broker.is_silent = True
+    producer = brokers.begin_producing(TOPIC, "p", lambda: None, lambda *answer: opened.put(answer))
+    assert producer is not None
+    assert not producer.is_open
+    producer.close()(5)
+    assert len(broker.of(Command.CLOSE_PRODUCER)) == 2
+    brokers.close()
+    one, error = opened.get(timeout=60)
+    assert one is producer
+    assert isinstance(error, DisconnectedError)
+    assert brokers.begin_producing(TOPIC, "p", lambda: None, lambda *_: None) is None
 
 
 def test_one_that_is_closed_does_not_come_again(

@@ -17,6 +17,7 @@ from broker.protocol.producer import EntryTooLargeError
 from broker.protocol.sending import RefusedEntry
 from broker.protocol.session import RefusedError
 from broker.protocol.wire.pulsar_pb2 import ServerError
+from streaming.release.task import send_on_time as send_on_time_module
 from streaming.release.task.producer_line import Line
 from streaming.release.task.send_on_time import send_on_time
 from streaming.release.task.shared_paces import Pace
@@ -511,6 +512,83 @@ def test_a_topic_that_is_terminated_when_all_has_arrived_fails_no_line() -> None
     watch.join()
     assert [line.error for line in lines] == ["", ""]
     assert early.entries == late.entries == list(range(1, 21))
+
+
+def test_lines_with_which_nothing_goes_on_are_not_looked_after_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a message of one of hundreds of topics would cost a look at each of the others."""
+    topics = [Topic() for _ in range(100)]
+    lines, _ = lines_to(topics, n=1, patience_seconds=60)
+    for line in lines:
+        line.open()
+    wait_until(lambda: all(line.producer is not None for line in lines), 20, "they are open")
+    n_looks = 0
+    look_after = Line.look_after
+
+    def counted(line: Line) -> list[RefusedEntry]:
+        nonlocal n_looks
+        n_looks += 1
+        return look_after(line)
+
+    monkeypatch.setattr(Line, "look_after", counted)
+    monkeypatch.setattr(send_on_time_module, "_LOOK_SECONDS", 1e9)
+    begin = now() + 20
+    items = [Item(begin + i, 1, 1, line) for i, line in enumerate(lines)]
+    build = lambda i: OutgoingMessage(1, b"x")  # noqa: E731
+    send_on_time(items, build, lambda i, why: None, lines[0].wake, PauseWatch(lambda: None))
+    assert all(topic.entries == [1] for topic in topics)
+    assert n_looks <= 5 * len(lines)
+
+
+def test_what_has_failed_while_nothing_went_on_gets_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_on_time_module, "_LOOK_SECONDS", 1e9)
+    lines, items = lines_to([Topic(), Topic()], n=2, patience_seconds=60)
+    failing = lines[0]
+    items[2].at += 300
+    items[3].at += 300
+
+    def build(i: int) -> OutgoingMessage:
+        return OutgoingMessage(items[i].sequence_id, b"x")
+
+    def end() -> None:
+        wait_until(lambda: failing.producer is not None and failing.producer.last_sequence_id == 1, 20, "it is there")
+        assert isinstance(failing.producer, FakeProducer)
+        failing.producer.error = refusal(ServerError.TopicTerminatedError)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    for line in lines:
+        line.open()
+    send_on_time(items, build, lambda i, why: None, lines[0].wake, PauseWatch(lambda: None))
+    ending.join()
+    assert [(line.has_failed, line.arrived_to) for line in lines] == [(True, 1), (False, 2)]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_producer_that_is_begun_and_refused_is_made_as_if_it_had_not_been(is_refused: bool) -> None:
+    [line], items = lines_to([topic := Topic()], patience_seconds=60)
+    error = refusal(ServerError.ServiceNotReady) if is_refused else None
+
+    def begin(on_opened: Any) -> Any:
+        producer = topic.create()
+        threading.Timer(0.05, on_opened, [producer, error]).start()
+        return producer
+
+    line.begin = begin
+    run([line], items)
+    assert not line.has_failed
+    assert topic.entries == list(range(1, 21))
+    assert len(topic.producers) == 1 + is_refused
+
+
+def test_a_producer_that_is_begun_and_not_answered_fails_its_line_and_is_closed() -> None:
+    topic, well = Topic(), Topic()
+    lines, items = lines_to([topic, well])
+    lines[0].begin = lambda on_opened: topic.create()
+    run(lines, items)
+    assert [line.has_failed for line in lines] == [True, False]
+    assert "no producer" in lines[0].error
+    assert (topic.n_open, topic.entries) == (0, [])
+    assert well.entries == list(range(1, 21))
 
 
 class LateProducer(FakeProducer):

@@ -130,6 +130,9 @@ class Client:
         self.looked_up.append(topic)
         raise RefusedError(ServerError.AuthorizationError, b"no rights")
 
+    def begin_producing(self, *_: Any) -> None:
+        return None
+
     def produce(self, topic: str, *_: Any) -> EntryProducer:
         self.opened.append(topic)
         raise RefusedError(ServerError.TopicTerminatedError, b"")
