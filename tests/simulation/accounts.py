@@ -255,8 +255,8 @@ class Accounts:
             require(is_told, f"{command.id} was sent {command.n_sent} times, and no repeat is answered")
         left = self._recorded - self._told - self._told_again
         if self.n_rebuilds:  # what is refused comes again where it was not acknowledged, and is answered anew
-            is_told = self._told | self._told_again
-            left = Counter({key: n for key, n in left.items() if not (key[2] in _REFUSED and is_told[key])})
+            told = self._told | self._told_again
+            left = Counter({key: n for key, n in left.items() if not (key[2] in _REFUSED and told[key])})
         require(not left, f"{left.total()} outcomes were never told, as {next(iter(left), '')}")
 
     # How answers change accounts.

@@ -611,8 +611,6 @@ RATES: dict[str, dict[str, float]] = {
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
 NOT_FOUND = frozenset(
     {
-        "the epoch is not checked before a commit",
-        "nor before anything is sent",
         "what is not answered counts as arrived",
         "durable before it is confirmed",
         "durable before it is settled",
