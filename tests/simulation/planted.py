@@ -612,6 +612,7 @@ RATES: dict[str, dict[str, float]] = {
 NOT_FOUND = frozenset(
     {
         "what is not answered counts as arrived",
+        "a rebuild waits for nobody",
         "durable before it is confirmed",
         "durable before it is settled",
         "a command's barrier is one entry short",
