@@ -32,13 +32,20 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.rebuilt import MOVED, NOT_TO_DELIVER, REBUILT_KEPT_MILLIS
-from tracker.schemas import COMMAND_ROWS, REBUILD_ID
+from tracker.schemas import COMMAND_ROWS, REBUILD_ID, SEQUENCE_BITS
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import TRUE, NamedQueries, Sql
 from warehouse.pending import EFFECT, IS_CANCEL, IS_RESTORE, are_cancelled
 from warehouse.schemas import DELAYED_INDEX
 
-_SQL = NamedQueries(__file__, waiting=WAITING, effect=EFFECT, is_cancel=IS_CANCEL, is_restore=IS_RESTORE)
+_SQL = NamedQueries(
+    __file__,
+    waiting=WAITING,
+    effect=EFFECT,
+    is_cancel=IS_CANCEL,
+    is_restore=IS_RESTORE,
+    sequence_bits=SEQUENCE_BITS,
+)
 
 _ENTRY = ["ledger_id", "entry_id"]
 _MESSAGE = [*_ENTRY, "message"]

@@ -35,8 +35,8 @@ class Offset:
     Fields of the same name mean the same as in `tracker.tick.Tick`. An offset with tick 0 is before the first batch.
 
     Attributes:
-        marks: seal epochs that are not durable yet, each as [number, tick that ended it, time]; messages that were due
-            before that time, ms since the epoch, were not sealed.
+        marks: seal epochs that are not durable yet, each as [number, tick, time]; messages that were due before that
+            time, ms since the epoch, were not sealed, and are dispatched by that tick if they wait for a place.
         lanes: as `release.lanes` in the settings.
         batch_millis: as `release.batch_millis` in the settings.
     """

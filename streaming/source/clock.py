@@ -142,6 +142,9 @@ class Clock:
             last.marks,
             last.index_version,
         )
+        if feedback.next_due is not None:
+            # What was due by a mark and waits for a place under a rate goes out in this tick at the earliest.
+            marks = [[epoch, tick if feedback.next_due < due else marked, due] for epoch, marked, due in marks]
         confirmed = max(last.confirmed, feedback.confirmed)
         is_new_run = last.run_id != self._settings.run_id
         is_seal_due = at.seconds >= self._next_seal or furthest_cutoff >= last.near_until
@@ -160,7 +163,7 @@ class Clock:
                 large = self._large(last, feedback, index.large_due(version, rule, last.large_to, load), rule)
             near = near if is_set_back else max(last.near_until, near)
             marks = [*marks, [seal_epoch, tick, last.near_until]]
-            # A message that was due by then and waits for a place under a rate is neither delivered nor sealed.
+            # A message that was due by then and waits for a place is neither delivered nor sealed.
             settled_until = feedback.settled + 1
             if feedback.next_due is not None:
                 settled_until = min(settled_until, feedback.next_due)

@@ -127,6 +127,23 @@ class Accounts:
         self._recorded: Counter[tuple[Any, ...]] = Counter()
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
+        self.n_rebuilds = 0
+        self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
+        self.ahead_millis = self._behind_millis = 0  # the most that any machine's clock was
+
+    @property
+    def skew_millis(self) -> int:
+        return self.ahead_millis + self._behind_millis
+
+    @property
+    def dispatched_millis(self) -> int:
+        """Nothing is dispatched so long before it is due, by the clock of the world."""
+        return DISPATCHED_MILLIS + self.skew_millis
+
+    def note_clock(self, ahead_millis: int) -> None:
+        """A machine's clock is ahead by so much; negative: behind."""
+        self.ahead_millis = max(self.ahead_millis, ahead_millis)
+        self._behind_millis = max(self._behind_millis, -ahead_millis)
 
     def add_message(self, position: str, message: Expected, sent_at: int) -> None:
         """A message is in a source topic, and is not rejected."""
@@ -174,27 +191,48 @@ class Accounts:
         due = account.times[min(n, len(account.times)) - 1]
         soonest = account.sent_at if account.is_debounced else due
         soonest = min([soonest, *(_soonest(one, due) for one in unanswered)])
-        require(now >= soonest, f"{name} has got {position} {soonest - now} ms early")
+        early = soonest - now - self.ahead_millis
+        require(early <= 0, f"{name} has got {position} {early} ms early")
         paused_at = self._paused_at.get((topic, name))
         if paused_at is not None and not account.is_moved and not unanswered:
-            is_late = account.due > paused_at + DISPATCHED_MILLIS
+            is_late = account.due > paused_at + self.dispatched_millis
             require(not is_late, f"{name} has got {position}, due {account.due - paused_at} ms after its pause")
 
     def recorded(self, row: dict[str, Any]) -> None:
         """An outcome is in the table, and no loss of power takes it."""
+        if row["issued_by"] == "rebuild":
+            self._check_rebuilt(row)
+            return
         self._recorded[_outcome_key(row)] += 1
         self.results[f"{row['operation']} {row['result']}"] += 1
         if row["operation"] != "SCHEDULE" and row["result"] != "SUPERSEDED":
             self._apply(row)
 
+    def _check_rebuilt(self, row: dict[str, Any]) -> None:
+        """A rebuild moves messages again that come again: an answer to it has the time that an earlier one had."""
+        position, name, due = row["position"], row["subscription"], row["deliver_at"]
+        account = self.accounts[position, name]
+        is_right = row["result"] != "APPLIED" or due == account.due or account.due < due <= row["applied_at"]
+        require(is_right, f"a rebuild has {position} of {name} due at {due}, and not at {account.due}")
+
     def told(self, row: dict[str, Any]) -> None:
         """An outcome is on the outcome topic: the table has it before."""
-        if row["is_repeat"] and row["request_id"] in self.commands:
-            self.commands[row["request_id"]].n_told_again += 1
-            return
         key = _outcome_key(row)
+        if row["request_id"].startswith("rebuild-"):
+            return
+        is_of_command = row["request_id"] in self.commands
+        if row["is_repeat"] and is_of_command:
+            self.commands[row["request_id"]].n_told_again += 1
+        if row["is_repeat"] and self.n_rebuilds:  # which tells the last answers again: they may not have been told
+            self._told_again[key] += row["n_named"] or 1
+        if row["is_repeat"] and (is_of_command or self.n_rebuilds):
+            return
         self._told[key] += row["n_named"] or 1
         require(self._told[key] <= self._recorded[key], f"told, and not in `outcomes`: {key}")
+
+    def is_gone(self, entry: str) -> bool:
+        """Whether outcomes say that nobody gets any message of an entry."""
+        return all(account.is_gone for (position, _), account in self.accounts.items() if _entry_of(position) == entry)
 
     def check_end(self) -> None:
         """Nothing waits any more: each message has come as often as it is to, each command is answered."""
@@ -202,7 +240,8 @@ class Accounts:
             n, expected = len(account.came_at), account.n_expected
             require(n == expected, f"{name} has got {position} {n} times, and not {expected}")
             for came_at, due in zip(account.came_at, account.times, strict=False):
-                require(came_at >= due, f"{name} has got {position} {due - came_at} ms early")
+                early = due - came_at - self.ahead_millis
+                require(early <= 0, f"{name} has got {position} {early} ms early")
         for command in self.commands.values():
             for entry, index in command.named or [("-1:-1", -1)]:
                 for name in sorted(command.subscriptions):
@@ -213,7 +252,7 @@ class Accounts:
             is_refused = any(results[-1] == "NOT_ALLOWED" for results in command.answers.values())
             is_told = command.n_sent == 1 or command.n_told_again > 0 or is_refused
             require(is_told, f"{command.id} was sent {command.n_sent} times, and no repeat is answered")
-        left = self._recorded - self._told
+        left = self._recorded - self._told - self._told_again
         require(not left, f"{left.total()} outcomes were never told, as {next(iter(left), '')}")
 
     # How answers change accounts.
@@ -257,7 +296,7 @@ class Accounts:
             ]
             is_named_again = command.named.count((entry, index)) > 1
             # What is refused whole is answered anew, and its request id is not remembered.
-            is_named_again |= result == "NOT_ALLOWED" and len(answers) < command.n_sent
+            is_named_again |= result == "NOT_ALLOWED" and len(answers) < command.n_sent + self.n_rebuilds
             is_last = bool(answers) and answers[-1] != "WAITING" and not is_named_again
             require(not is_last, f"{command.id} {operation} {entry}:{index} of {name}: {answers}, and then {result}")
             answers.append(result)
@@ -295,10 +334,14 @@ class Accounts:
         operation, result, at = row["operation"], row["result"], row["applied_at"]
         is_gone = account.is_gone
         n_before = len(account.earlier)
-        is_past = account.due < at  # nobody needs to know any more that it was cancelled
+        # Once all is dispatched that is due so early nobody needs to know any more that it was cancelled.
+        is_past = account.due < at + self.dispatched_millis
         match result:
             case "EXPIRED":
-                require(0 < account.ends_at <= at, f"{what} before its end, by {account.ends_at - at} ms")
+                require(
+                    0 < account.ends_at <= at + self.skew_millis,
+                    f"{what} before its end, by {account.ends_at - at} ms",
+                )
                 require(not account.is_cancelled and len(account.came_at) <= n_before, what)
                 account.is_expired = True
             case "APPLIED" if operation in _CANCELS:
@@ -322,7 +365,7 @@ class Accounts:
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
             case "TOO_LATE" if operation != "RESTORE":
                 require(not account.is_cancelled or is_past, f"{what}, though it was cancelled")
-                early = account.due - at - DISPATCHED_MILLIS
+                early = account.due - at - self.dispatched_millis
                 require(early <= 0, f"{what}, {early} ms before anything is dispatched")
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")
@@ -334,7 +377,8 @@ class Accounts:
         asked = command.value if row["operation"] == "RESCHEDULE" else account.due + command.value
         due = row["deliver_at"]
         # The time is never before now, by the clock of the tick.
-        is_right = due == asked if asked > row["applied_at"] else asked <= due <= row["applied_at"]
+        at, skew = row["applied_at"], self.skew_millis
+        is_right = due == asked if asked > at + skew else asked <= due <= at + skew
         require(is_right or account.is_moved, f"{what} to {due}, and not to {asked}")
         account.due, account.is_moved = due, True
 

@@ -15,6 +15,7 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,7 @@ _NEXT_SECONDS = 1e-7  # between two things that come one after the other
 LOST_AFTER_SECONDS = (30.0, 60.0)  # after which a broker drops a connection that is silent: `keepAliveIntervalSeconds`
 _FORGETS_SECONDS = 6 * 3600  # a producer's name
 _UNSIGNED = (1 << 64) - 1
+_BROKERS = 2
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ class Reader:
 
 @dataclass(eq=False)
 class Topic:
-    """A topic, with one durable subscription."""
+    """A topic, with one durable subscription. Readers that are not durable are beside it."""
 
     name: str
     ledger: int
     entries: list[Entry] = field(default_factory=list)
     n_acknowledged: int = 0  # so many entries, from the first on
     reader: Reader | None = None
+    plain_readers: list[Reader] = field(default_factory=list)
     producers: dict[str, tuple[Link, int]] = field(default_factory=dict)
     last_ids: dict[str, int] = field(default_factory=dict)  # by producer
     seen_at: dict[str, float] = field(default_factory=dict)  # likewise, seconds
@@ -117,8 +120,11 @@ class Cluster:
         topic.is_open = False
         self._end_producers(topic, [*topic.producers])
         if topic.reader is not None:
-            reader, topic.reader = topic.reader, None
+            topic.plain_readers.append(topic.reader)
+            topic.reader = None
+        for reader in topic.plain_readers:
             reader.link.tell(reader.id, Command(type=Command.CLOSE_CONSUMER, close_consumer={"consumer_id": reader.id}))
+        topic.plain_readers = []
         self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(setattr, topic, "is_open", True))
 
     def crash(self, seconds: float) -> None:
@@ -144,6 +150,7 @@ class Cluster:
                     topic.seen_at[name] = self.scheduler.now
             if topic.reader is not None and topic.reader.link is link:
                 topic.reader = None
+            topic.plain_readers = [reader for reader in topic.plain_readers if reader.link is not link]
 
     def produce(self, link: Link, topic: Topic, name: str, producer_id: int) -> int:
         """Gives a connection a producer's name; returns its last sequence id."""
@@ -169,9 +176,12 @@ class Cluster:
         return entry.position
 
     def feed(self, topic: Topic) -> None:
-        """Sends a consumer what it has asked for."""
-        reader = topic.reader
-        while reader is not None and reader.permits > 0 and reader.next < len(topic.entries):
+        """Sends consumers what they have asked for."""
+        for reader in [*topic.plain_readers, *([topic.reader] if topic.reader is not None else [])]:
+            self._feed(topic, reader)
+
+    def _feed(self, topic: Topic, reader: Reader) -> None:
+        while reader.permits > 0 and reader.next < len(topic.entries):
             entry = topic.entries[reader.next]
             reader.next += 1
             reader.permits -= entry.n_messages
@@ -309,9 +319,13 @@ class Link:
 
     def _flow(self, consumer_id: int, permits: int) -> None:
         topic = self._topics.get(consumer_id)
-        if topic is not None and (reader := topic.reader) is not None and reader.link is self:
+        if topic is not None and (reader := self._reader(topic, consumer_id)) is not None:
             reader.permits += permits
             self._cluster.feed(topic)
+
+    def _reader(self, topic: Topic, consumer_id: int) -> Reader | None:
+        readers = [*topic.plain_readers, *([topic.reader] if topic.reader is not None else [])]
+        return next((one for one in readers if (one.link, one.id) == (self, consumer_id)), None)
 
     def _sent(self, send: Any, data: bytes) -> None:
         topic = self._topics.get(send.producer_id)
@@ -354,26 +368,33 @@ class Link:
             return None
         if kind == Command.SUBSCRIBE:
             topic = self._open(fields["topic"])
+            if not fields["durable"]:
+                first = fields["start_message_id"]
+                start = Position(_signed(first["ledger_id"]), _signed(first["entry_id"]))
+                following = sum(entry.position <= start for entry in topic.entries)
+                topic.plain_readers.append(Reader(self, fields["consumer_id"], following))
+                self._topics[fields["consumer_id"]] = topic
+                return None
             if topic.reader is not None:
                 raise RefusedError(ServerError.ConsumerBusy, b"the subscription is exclusive")
             topic.reader = Reader(self, fields["consumer_id"], topic.n_acknowledged)
             self._topics[fields["consumer_id"]] = topic
             return None
         found = self._topics.get(fields["consumer_id"])
-        if (
-            found is None
-            or found.reader is None
-            or (found.reader.link, found.reader.id) != (self, fields["consumer_id"])
-        ):
+        reader = None if found is None else self._reader(found, fields["consumer_id"])
+        if found is None or reader is None:
             raise RefusedError(ServerError.ServiceNotReady, b"no such consumer")
         topic = found
         if kind == Command.CLOSE_CONSUMER:
-            topic.reader = None
+            if topic.reader is reader:
+                topic.reader = None
+            else:
+                topic.plain_readers.remove(reader)
             return None
         if kind == Command.GET_LAST_MESSAGE_ID:
             return LastMessageId(id={"ledger_id": topic.end.ledger_id, "entry_id": topic.end.entry_id & _UNSIGNED})
         if kind == Command.ACK:
-            if not cluster.faults.is_now("acknowledgement lost"):
+            if reader is topic.reader and not cluster.faults.is_now("acknowledgement lost"):
                 [last] = fields["ids"]
                 cluster.acknowledge(topic, Position(last["ledger_id"], last["entry_id"]))
             return None
@@ -384,6 +405,10 @@ class Link:
         if not topic.is_open:
             raise RefusedError(ServerError.ServiceNotReady, b"the topic is being loaded")
         return topic
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number > _UNSIGNED >> 1 else number
 
 
 def _tell_end(attached: list[Any], answers: list[Future[Any]], error: PulsarError) -> None:
@@ -410,13 +435,22 @@ class Answer:
             raise NoAnswerError("the broker does not answer a request") from None
 
 
+def _broker_of(topic: str) -> int:
+    return zlib.crc32(topic.encode()) % _BROKERS
+
+
 class SimulatedBrokers(Brokers):
-    """A process's connection to the cluster, as `Brokers` has several."""
+    """A process's connections to the cluster, which has two brokers: what comes by one may overtake the other's."""
 
     def __init__(self, cluster: Cluster, process: Process) -> None:
         self._cluster, self._process = cluster, process
-        self._link: Link | None = None
+        self._links: dict[int, Link] = {}  # by broker
         self._is_closed = False
+
+    @property
+    def links(self) -> list[Link]:
+        """The connections that there are, or were."""
+        return list(self._links.values())
 
     def _connection_for(self, topic: str) -> Any:
         if self._is_closed:
@@ -424,12 +458,15 @@ class SimulatedBrokers(Brokers):
         if not self._cluster.is_up:
             self._cluster.scheduler.wait(0.1)
             raise NoAnswerError("the broker does not answer")
-        if self._link is None or self._link.error is not None:
-            self._link = Link(self._cluster, self._process)
-        return self._link
+        number = _broker_of(topic)
+        link = self._links.get(number)
+        if link is None or link.error is not None:
+            link = self._links[number] = Link(self._cluster, self._process)
+        return link
 
     def _known_connection(self, topic: str) -> Any:
-        return self._link if not self._is_closed and self._link is not None and self._link.error is None else None
+        link = self._links.get(_broker_of(topic))
+        return None if self._is_closed or link is None or link.error is not None else link
 
     def subscribe(self, topic: str, subscription: str, **limits: Any) -> EntryConsumer:
         return EntryConsumer(self._connection_for(topic), topic, subscription, **limits)
@@ -444,8 +481,9 @@ class SimulatedBrokers(Brokers):
 
     def close(self) -> None:
         self._is_closed = True
-        if self._link is not None and self._link.error is None:
-            self._link.close()
+        for link in self.links:
+            if link.error is None:
+                link.close()
 
 
 class Admin:
@@ -465,6 +503,14 @@ class Admin:
 
     def health(self) -> bool:
         return self._cluster.is_up
+
+    def partitions(self, topic: str) -> int | None:
+        if not self._cluster.is_up:
+            raise PulsarError("the broker does not answer")
+        return 0 if topic in self._cluster.topics else None
+
+    def entry_published_at(self, topic: str, time: int) -> tuple[int, int] | None:
+        return None  # as where the broker does not say: all entries are read
 
     def message_index(self, topic: str, ledger: int, entry: int) -> int | None:
         return None

@@ -161,6 +161,8 @@ class Operators:
             return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
         now = self._now()
         own = [(p, a) for (p, n), a in self._accounts.accounts.items() if n == name][-60:]
+        if own and operation not in ("RETRY", "RESTORE") and chance.random() < 0.15:
+            return own[-1][0]  # which may not have come to the job
         if operation == "RETRY":
             fitting = [
                 p

@@ -24,12 +24,14 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._forced_content: dict[int, bytes] = {}  # by inode
-        self._forced_names: dict[Path, dict[str, int]] = {}  # of each folder, with their inodes
+        # Of each folder its inode, and the names in it with theirs.
+        self._forced_names: dict[Path, tuple[int, dict[str, int]]] = {}
 
     def force(self, path: Path) -> None:
         """Does what fsync does with a file or folder."""
         if path.is_dir():
-            self._forced_names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
+            names = {entry.name: entry.inode() for entry in os.scandir(path)}
+            self._forced_names[path] = path.stat().st_ino, names
         else:
             self._forced_content[path.stat().st_ino] = path.read_bytes()
 
@@ -45,7 +47,9 @@ class Disk:
         changed: list[str] = []
         for name, _, files in sorted(os.walk(self.folder)):
             folder = Path(name)
-            forced = self._forced_names.get(folder, {})
+            inode, forced = self._forced_names.get(folder, (0, {}))
+            if inode != folder.stat().st_ino:
+                forced = {}  # of another folder, which had this name
             for file in sorted({*files, *forced}):
                 if (folder / file).is_dir():
                     continue
@@ -73,8 +77,15 @@ class Disk:
             file.write_bytes(before)
             inode = file.stat().st_ino
             self._forced_content[inode] = before
-            self._forced_names[file.parent][file.name] = inode
+            self._forced_names[file.parent][1][file.name] = inode
         return before != now
+
+    def force_all(self, folder: Path) -> None:
+        """Forces a folder with all that is in it, as who copies a checkpoint does."""
+        for name, folders, files in os.walk(folder, topdown=False):
+            for one in (*files, *folders):
+                self.force(Path(name) / one)
+        self.force(folder)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -82,13 +82,28 @@ class Oracle:
         row = {field.name: getattr(outcome, field.name) for field in outcome.DESCRIPTOR.fields}
         self.accounts.told(row | {"result": Result.Name(outcome.result)})
 
-    def stored(self, table: str, rows: pa.Table) -> None:
-        """Rows are in a table, and no loss of power takes them."""
+    def replaced(self, table: str, rows: pa.Table) -> None:
+        """A rebuild has written a table anew: it has these rows alone."""
+        self.durable[table] = set()
+        self._note_durable(table, rows)
+        if table == "rejects":
+            self.rejected.replaced(rows["position"].to_pylist())
+
+    def rebuilt(self) -> None:
+        """The checkpoint was rebuilt."""
+        self.accounts.n_rebuilds += 1
+        self.rejected.rebuilt()
+
+    def _note_durable(self, table: str, rows: pa.Table) -> None:
         if table in ("delayed_index", "entries", "rejects", "deliveries"):
             names = ("ledger_id", "entry_id")
             for ledger, entry in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self.durable[table].add(f"{ledger}:{entry}")
                 self.taken_at.setdefault(f"{ledger}:{entry}", self.now())
+
+    def stored(self, table: str, rows: pa.Table) -> None:
+        """Rows are in a table, and no loss of power takes them."""
+        self._note_durable(table, rows)
         if table == "rejects":
             for position, reason in zip(rows["position"].to_pylist(), rows["reason"].to_pylist(), strict=True):
                 self.rejected.recorded(position, reason)
@@ -119,7 +134,7 @@ class Oracle:
         for entry in entries:
             self.acknowledged += 1
             tables = ("delayed_index", "rejects", "deliveries", "outcomes")
-            if not any(entry in self.durable[table] for table in tables):
+            if not any(entry in self.durable[table] for table in tables) and not self.accounts.is_gone(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
             if entry not in self.durable["entries"]:
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and `entries` does not have it for good")

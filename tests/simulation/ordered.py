@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, require
+from tests.simulation.accounts import Accounts, require
 from tests.simulation.expected import Arrival, Expected
 
 
@@ -32,7 +32,9 @@ class Order:
         known_at = self._known_at(arrival)
         for other in came if known_at is not None else ():
             assert known_at is not None
-            is_late = other.deliver_at > arrival.deliver_at and known_at < other.deliver_at - DISPATCHED_MILLIS
+            is_late = (
+                other.deliver_at > arrival.deliver_at and known_at < other.deliver_at - self._accounts.dispatched_millis
+            )
             require(
                 not is_late,
                 f"{arrival.subscription} has got {arrival.position}, due {other.deliver_at - arrival.deliver_at} ms "

@@ -15,6 +15,8 @@ import pyarrow as pa
 import streaming.source.reader
 import warehouse.delta.commits
 from broker.protocol.sending import Sending
+from checkpoint_from_tables.rebuild import changes, rebuild
+from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.release.driver.releases import Progress, Releases
@@ -28,7 +30,9 @@ from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
+from streaming.source.intake import Intake
 from streaming.source.receiving.receiver import Receiver
+from tests.simulation import rebuilding
 from tests.simulation.broker import Cluster
 from tracker import expiry, requests
 from tracker.buckets.time_slots import SLOT_MILLIS
@@ -204,7 +208,11 @@ def _deduplication_off() -> Planted:
         return original(self, topic, name, entry, data)
 
     original = Cluster.store
-    return mock.patch.object(Cluster, "store", store)
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(Cluster, "store", store))
+    # Nor does such a broker know a producer's last id.
+    stack.enter_context(_after(Cluster, "produce", lambda *_: -1))
+    return stack
 
 
 def _two_lanes_with_one_name() -> Planted:
@@ -388,6 +396,65 @@ def _expired_in_silence() -> Planted:
     return mock.patch.object(Expiring, "note_expired", _nothing)
 
 
+def _a_replaced_offset_is_taken() -> Planted:
+    return mock.patch.object(Checkpoint, "_check_offset", _nothing)
+
+
+def _who_hung_in_a_write_goes_on() -> Planted:
+    return mock.patch.object(Intake, "parts", _without_pauses(Intake.parts))
+
+
+def _without_pauses(original: Callable[..., Any]) -> Callable[..., Any]:
+    def parts(self: Intake, *args: Any) -> Any:
+        with mock.patch.object(self, "_pauses"):
+            return original(self, *args)
+
+    return parts
+
+
+def _a_rebuild_reads_no_destination() -> Planted:
+    return mock.patch.object(rebuild, "write_missing_deliveries", return_value=0)
+
+
+def _a_rebuild_waits_for_nobody() -> Planted:
+    return mock.patch.object(rebuilding, "_wait_for_overtaken", _nothing)
+
+
+def _a_rebuild_keeps_what_comes_again() -> Planted:
+    return mock.patch.object(rebuild, "_remove_not_durable", _nothing)
+
+
+def _a_rebuild_forgets_deliveries() -> Planted:
+    def without(found: Any, *_: Any) -> Any:
+        return found.slice(0, 0)
+
+    return _after(rebuild, "_delivered_rows", without)
+
+
+def _a_rebuild_forgets_cancels() -> Planted:
+    return _after(changes.Commands, "changes", lambda found, *_: replace(found, cancelled=found.cancelled.slice(0, 0)))
+
+
+def _a_rebuild_forgets_pauses() -> Planted:
+    return mock.patch.object(rebuild, "_paused", return_value={})
+
+
+def _a_rebuild_forgets_waiting_commands() -> Planted:
+    return _after(rebuild, "find_waiting", lambda found, *_: found.slice(0, 0))
+
+
+def _a_rebuild_forgets_request_ids() -> Planted:
+    return mock.patch.object(rebuild, "find_bodies", return_value={})
+
+
+def _an_old_checkpoint_is_gone_on_from() -> Planted:
+    stack = contextlib.ExitStack()
+    for module in (crash_recovery, start_checks):
+        stack.enter_context(mock.patch.object(module, "check_not_behind", _nothing))
+    stack.enter_context(_after(crash_recovery, "_read_warehouse", lambda found, *_: replace(found, epoch=0)))
+    return stack
+
+
 def _none_yields_to_another_of_its_key() -> Planted:
     return mock.patch.object(KeyedMessages, "supersede_messages", return_value=empty_table(OUTCOME_ROWS))
 
@@ -499,6 +566,17 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "postponed from now on": _postponed_from_now_on,
     "expired before the end": _expired_before_the_end,
     "expired in silence": _expired_in_silence,
+    "an offset that another job has replaced is taken": _a_replaced_offset_is_taken,
+    "who hung in the write of an offset makes its batch": _who_hung_in_a_write_goes_on,
+    "a rebuild reads no destination": _a_rebuild_reads_no_destination,
+    "a rebuild waits for nobody": _a_rebuild_waits_for_nobody,
+    "a rebuild keeps rows of what comes again": _a_rebuild_keeps_what_comes_again,
+    "a rebuild forgets deliveries": _a_rebuild_forgets_deliveries,
+    "a rebuild forgets cancels": _a_rebuild_forgets_cancels,
+    "a rebuild forgets pauses": _a_rebuild_forgets_pauses,
+    "a rebuild forgets commands that wait": _a_rebuild_forgets_waiting_commands,
+    "a rebuild forgets request ids": _a_rebuild_forgets_request_ids,
+    "an old copy of the checkpoint is gone on from": _an_old_checkpoint_is_gone_on_from,
     "no message yields to another one of its schedule key": _none_yields_to_another_of_its_key,
     "the first message of a schedule key is not kept": _the_first_of_a_key_is_not_kept,
     "debounced without a limit": _debounced_without_limit,
@@ -513,6 +591,17 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "commands for a schedule change nothing": _commands_for_a_schedule_change_nothing,
     "an occurrence is counted twice": _an_occurrence_is_counted_twice,
     "an occurrence is left out": _an_occurrence_is_left_out,
+}
+
+# Of what only some faults show, these fall more often.
+_LOST = {"checkpoint lost": 0.04}
+RATES: dict[str, dict[str, float]] = {
+    "offset and input not forced to the disk": {"power loss": 0.006, "slow": 0.05},
+    "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},
+    "an offset that another job has replaced is taken": {"write hangs": 0.03},
+    "who hung in the write of an offset makes its batch": {"write hangs": 0.03},
+    "an old copy of the checkpoint is gone on from": {"checkpoint put back": 0.06},
+    **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
 }
 
 # Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.

@@ -7,27 +7,37 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 
+from tests.simulation.faults import rates_of_seed
 from tests.simulation.world import Plan, Result, simulate
 
 
-def _run_seed(seed: int) -> Result:
-    result = simulate(Plan(seed))
+def plan_of(seed: int, rates: str) -> Plan:
+    """Returns what is simulated for a seed.
+
+    Args:
+        rates: `usual`; or `many`: some kinds of fault fall far more often, other ones in each seed.
+    """
+    return Plan(seed, rates=rates_of_seed(seed)) if rates == "many" else Plan(seed)
+
+
+def _run_plan(plan: Plan) -> Result:
+    result = simulate(plan)
     return result if result.broken else replace(result, history=[])
 
 
-def run_seeds(seeds: Iterable[int], processes: int) -> Generator[Result, None, None]:
-    """Simulates seeds, each as soon as a process has time; yields results as they come."""
+def run_plans(plans: Iterable[Plan], processes: int) -> Generator[Result, None, None]:
+    """Simulates plans, each as soon as a process has time; yields results as they come."""
     if processes == 1:
-        yield from map(_run_seed, seeds)
+        yield from map(_run_plan, plans)
         return
-    left = iter(seeds)
+    left = iter(plans)
     # Not forked: threads of libraries would be missing in the other process.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         running: set[Future[Result]] = set()
         try:
             while True:
-                while len(running) < 2 * processes and (seed := next(left, None)) is not None:
-                    running.add(pool.submit(_run_seed, seed))
+                while len(running) < 2 * processes and (plan := next(left, None)) is not None:
+                    running.add(pool.submit(_run_plan, plan))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -19,14 +19,15 @@ class Progress:
 
     Args:
         file: to which results are added; None: they are kept nowhere.
+        rates: how often faults fall.
 
     Attributes:
-        results: of earlier runs of the same code.
+        results: of earlier runs of the same code, with the same rates.
     """
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, rates: str) -> None:
         self._file = file
-        self._code = _digest_code() if file else ""
+        self._code = f"{_digest_code()} {rates}" if file else ""
         self.results: list[Result] = []
         if file is not None and file.exists():
             lines = file.read_text().splitlines()

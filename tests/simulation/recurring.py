@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, BrokenGuaranteeError, require
+from tests.simulation.accounts import Accounts, BrokenGuaranteeError, require
 from tests.simulation.expected import Arrival, Repeat
 
 
@@ -79,9 +79,10 @@ class Schedules:
         if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "RESTORE"}:
             return
         due = one.time_of(number)
-        require(now >= due, f"{what} {due - now} ms early")
+        early = due - now - self._accounts.ahead_millis
+        require(early <= 0, f"{what} {early} ms early")
         for since, why in ((one.ended_at, "end"), (one.paused_at, "pause")):
-            is_after = since is not None and arrival.deliver_at > since + DISPATCHED_MILLIS
+            is_after = since is not None and arrival.deliver_at > since + self._accounts.dispatched_millis
             require(not is_after, f"{what}, due {arrival.deliver_at - (since or 0)} ms after its {why}")
 
     def answered(self, row: Mapping[str, Any]) -> None:

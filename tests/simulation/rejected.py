@@ -25,6 +25,9 @@ class Rejected:
         self._recorded: Counter[str] = Counter()
         self._put_aside: Counter[str] = Counter()
         self._answers: dict[str, str] = {}  # by position of a message with a request id
+        self._may_repeat: set[str] = set()  # positions that the topic had at a rebuild, and the table did not
+        self.n_rebuilds = 0
+        self.n_repeated = 0  # positions that the topic has twice, as it may
 
     def recorded(self, position: str, reason: str) -> None:
         """A row of `rejects` is in the table for good."""
@@ -40,7 +43,20 @@ class Rejected:
         message = self._expected.get(position)
         require(message is not None and bool(message.rejected_for), f"{position} is in the topic of rejects")
         self._put_aside[position] += 1
+        if self._put_aside[position] > 1 and position in self._may_repeat:
+            self._may_repeat.remove(position)
+            self._put_aside[position] = 1
+            self.n_repeated += 1
         require(self._put_aside[position] == 1, f"{position} is in the topic of rejects twice")
+
+    def replaced(self, positions: list[str]) -> None:
+        """A rebuild has written the table anew, with the rows of these positions."""
+        self._recorded = Counter(positions)
+
+    def rebuilt(self) -> None:
+        """The checkpoint was rebuilt: what comes again, and only the topic has, is put aside again."""
+        self.n_rebuilds += 1
+        self._may_repeat |= {position for position in self._put_aside if not self._recorded[position]}
 
     def answered(self, row: Mapping[str, Any]) -> None:
         """A message with a request id is answered in `outcomes`."""
@@ -49,7 +65,9 @@ class Rejected:
         what = f"SCHEDULE {position}: {result}"
         if message is None or "requestId" not in message.properties:
             raise BrokenGuaranteeError(what)
-        require(position not in self._answers, f"{what}, and {self._answers.get(position)} before")
+        # After a rebuild what is not durable comes again, and is answered alike.
+        is_again = position in self._answers and not (self.n_rebuilds and self._answers[position] == result)
+        require(not is_again, f"{what}, and {self._answers.get(position)} before")
         is_right = result in _SCHEDULED and message.rejected_for.startswith(_SCHEDULED[result] or " ")
         require(is_right or (result == "APPLIED" and not message.rejected_for), f"{what}, not {message.rejected_for}")
         if result == "ALREADY_APPLIED":

@@ -35,7 +35,7 @@ class Summary:
     messages: int = 0
     starts: int = 0
     cpu_seconds: float = 0.0
-    undecided: int = 0
+    rebuilds: int = 0
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
@@ -48,7 +48,7 @@ class Summary:
         self.pairs.update(itertools.pairwise(kinds))
         self.messages += result.messages
         self.starts += result.starts
-        self.undecided += result.is_undecided
+        self.rebuilds += result.rebuilds
         self.cpu_seconds += result.seconds
         if result.broken:
             self.broken[result.seed] = result.broken
@@ -73,7 +73,7 @@ class Summary:
         at_points = sorted({kind for _, kind in self.faults_at}, key=kinds.index)
         parts = [
             f"{self.seeds} seeds, {self.faults.total()} faults, {self.messages} messages, {self.starts} starts,"
-            f" {self.undecided} undecided, {self.cpu_seconds:.0f} s of CPU, {self.faults_per_second:.1f} faults/s",
+            f" {self.rebuilds} rebuilds, {self.cpu_seconds:.0f} s of CPU, {self.faults_per_second:.1f} faults/s",
             _table(["fault", "times", "seeds"], ([kind, self.faults[kind], self.seeds_with[kind]] for kind in kinds)),
             _table(
                 ["side effect", "reached", *at_points],

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.accounts import DISPATCHED_MILLIS, Accounts, Command, require
+from tests.simulation.accounts import Accounts, Command, require
 from tests.simulation.expected import Arrival, ScheduleKey
 
 
@@ -62,7 +62,9 @@ class ScheduleKeys:
         for one in self._by_key[command.topic, command.schedule_key] if command.schedule_key else ():
             account = self._accounts.accounts[one.position, name]
             waits = (
-                self._is_taken(one, command.sent_at) and not account.is_gone and account.due > at + DISPATCHED_MILLIS
+                self._is_taken(one, command.sent_at)
+                and not account.is_gone
+                and account.due > at + self._accounts.dispatched_millis
             )
             is_certain = not account.is_moved and self._accounts.is_named_only_by(one.position, command)
             require(not (waits and is_certain), f"{command.id} of {name}: NOT_FOUND, and {one.position} waits")
@@ -111,14 +113,14 @@ class ScheduleKeys:
         for other in self._others(arrival.topic, one):
             is_newer = other.number > one.number
             if is_newer and other.key.mode != "keep":
-                is_wrong = self._is_taken(other, account.due - DISPATCHED_MILLIS)
+                is_wrong = self._is_taken(other, account.due - self._accounts.dispatched_millis)
             else:
                 before = self._yields_to.get((other.position, arrival.subscription))
                 waits_at = self._accounts.accounts[other.position, arrival.subscription].due
                 is_wrong = (
                     not is_newer
                     and one.key.mode == "keep"
-                    and self._is_taken(one, waits_at - DISPATCHED_MILLIS)
+                    and self._is_taken(one, waits_at - self._accounts.dispatched_millis)
                     and (before is None or before.number > one.number)
                 )
             name = arrival.subscription

@@ -484,6 +484,9 @@ class ThreadPoolExecutor:
         self._name = thread_name_prefix
         self._turn = Lock()
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        pass
+
     def submit(self, work: Callable[..., _T], *args: Any) -> Future[_T]:
         future: Future[_T] = Future()
 

@@ -8,6 +8,7 @@ runs again; one that the driver takes for lost may go on all the same.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Process, Scheduler
 
 _OUTPUT = to_arrow_schema(OUTPUT_SCHEMA)
+_SNAPSHOT_BATCHES = 10  # each tenth batch has its whole state, the others what they change
 
 
 class LostTaskError(Exception):
@@ -74,6 +76,8 @@ class Query:
         sink: the function for `foreachBatch`.
         point: called before and after each side effect.
         faults: that fall on tasks.
+        name: no other query has it.
+        before_rename: called with the path of an offset just before it is there: the file system may hang then.
     """
 
     def __init__(
@@ -85,8 +89,10 @@ class Query:
         sink: Callable[[Any, int], None],
         point: Callable[[str], None],
         faults: Faults,
+        name: str = "query",
+        before_rename: Callable[[Path], None] = lambda file: None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._name, self._before_rename = folder, name, before_rename
         self._reader, self._operator, self._keys, self._sink = reader, operator, keys, sink
         self._point, self._faults = point, faults
         self._states: dict[int, dict[tuple[Any, ...], tuple[bytes]]] = {}  # of the last batch, by key
@@ -127,8 +133,10 @@ class Query:
         file = self._folder / part / name
         if part != "state" and file.exists():
             raise ConcurrentUpdateError(f"{part} {name}")
-        temporary = file.with_name(f"{name}.part")
+        temporary = file.with_name(f"{name}.{self._name}.part")
         temporary.write_bytes(content)
+        if part == "offsets":
+            self._before_rename(file)
         temporary.replace(file)
         self._point(f"{part}: after")
 
@@ -163,7 +171,8 @@ class Query:
             repeated = list(self._operator(again).apply(key, iter(rows)))
             assert again.values == state.values, f"batch {number} has left another state when it ran again"
             assert _told(repeated) == _told(output), f"batch {number} has other rows when it ran again"
-        self._write("state", f"{number}-{key}", pickle.dumps(state.values))
+        before_digest = _digest(before) if number % _SNAPSHOT_BATCHES else ""
+        self._write("state", f"{number}-{key}", pickle.dumps((before_digest, state.values)))
         self._states[key] = state.values
         return output
 
@@ -172,13 +181,30 @@ class Query:
             return {}
         if self._loaded == number:
             return self._states[key]
+        before_digest, found = self._stored_state(number, key)
+        # Spark reads the changes of each batch since the last snapshot, whoever has written them.
+        while before_digest:
+            number -= 1
+            wanted = before_digest
+            try:
+                before_digest, before = self._stored_state(number, key)
+            except StateDamagedError:
+                break  # as if the next one were a snapshot
+            assert _digest(before) == wanted, f"the state of batch {number} is not the one that the next one changed"
+        return found
+
+    def _stored_state(self, number: int, key: int) -> tuple[str, dict[tuple[Any, ...], tuple[bytes]]]:
         try:
-            found: dict[tuple[Any, ...], tuple[bytes]] = pickle.loads(
+            found: tuple[str, dict[tuple[Any, ...], tuple[bytes]]] = pickle.loads(
                 (self._folder / "state" / f"{number}-{key}").read_bytes()
             )
-        except (FileNotFoundError, EOFError, pickle.UnpicklingError) as error:
+        except (FileNotFoundError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise StateDamagedError(f"the state of batch {number}: {error}") from error
         return found
+
+
+def _digest(state: dict[tuple[Any, ...], tuple[bytes]]) -> str:
+    return hashlib.blake2b(repr(sorted(state.items(), key=repr)).encode(), digest_size=8).hexdigest()
 
 
 def _told(rows: list[Any]) -> list[Any]:

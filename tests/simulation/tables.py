@@ -10,6 +10,7 @@ DataFusion's, `_sql` translates. `test_fakes.py` compares with the real thing.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,11 +47,17 @@ class CommitProperties:
 
 @dataclass
 class Commit:
-    """A version of a table."""
+    """A version of a table.
+
+    Attributes:
+        rows: that it appends; None: none.
+        replaces: its rows are all that the table has.
+    """
 
     rows: pa.Table | None
     transactions: dict[str, int]
     is_forced: bool = False
+    replaces: bool = False
 
 
 @dataclass
@@ -75,8 +82,10 @@ class Log:
         """The rows of a version, of all columns."""
         if version not in self._rows:
             before = max((v for v in self._rows if v < version), default=-1)
-            parts = [commit.rows for commit in self.commits[before + 1 : version + 1] if commit.rows is not None]
-            known = [self._rows[before]] if before >= 0 else []
+            new = self.commits[before + 1 : version + 1]
+            last = max((i for i, commit in enumerate(new) if commit.replaces), default=-1)
+            parts = [commit.rows for commit in new[max(last, 0) :] if commit.rows is not None]
+            known = [self._rows[before]] if before >= 0 and last < 0 else []
             together = pa.concat_tables([*known, *parts]) if known or parts else self.schema.empty_table()
             self._rows[version] = together.combine_chunks()
             if len(self._rows) > 8:
@@ -98,9 +107,19 @@ class Log:
             self.commits[version].is_forced = True
         while self.forced_to < self.newest and self.commits[self.forced_to + 1].is_forced:
             self.forced_to += 1
-            rows = self.commits[self.forced_to].rows
-            if rows is not None:
+            commit = self.commits[self.forced_to]
+            if commit.rows is not None:
+                rows = self._added(self.forced_to) if commit.replaces else commit.rows
                 self.on_forced(self.name, rows)
+
+    def _added(self, version: int) -> pa.Table:
+        """The rows that a version has and the one before does not have."""
+        before = Counter(map(repr, self.rows(version - 1).to_pylist()))
+        is_new = []
+        for row in map(repr, self.rows(version).to_pylist()):
+            is_new.append(not before[row])
+            before[row] -= before[row] > 0
+        return self.rows(version).filter(pa.array(is_new, pa.bool_()))
 
     def lose(self, kept: int) -> None:
         """Loses the versions after one."""

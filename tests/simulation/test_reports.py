@@ -41,7 +41,7 @@ def test_a_summary_says_how_often_each_kind_point_and_pair_came() -> None:
     assert told["total"] == {"faults": 5, "points": 8}
     assert told["faults_per_cpu_second"] == 5.0
     lines = summary.to_text().splitlines()
-    assert lines[0] == "2 seeds, 5 faults, 20 messages, 4 starts, 0 undecided, 1 s of CPU, 5.0 faults/s"
+    assert lines[0] == "2 seeds, 5 faults, 20 messages, 4 starts, 0 rebuilds, 1 s of CPU, 5.0 faults/s"
     assert [line.split() for line in lines if line.startswith(("crash", "fsync"))] == [
         ["crash", "3", "2"],
         ["fsync", "6", "3"],
@@ -51,17 +51,24 @@ def test_a_summary_says_how_often_each_kind_point_and_pair_came() -> None:
 
 def test_results_are_kept_whole_but_for_the_history(tmp_path: Path) -> None:
     file, found = tmp_path / "progress", result(1, "crash", "slow", broken="early")
-    Progress(file).add(found)
+    Progress(file, "usual").add(found)
     with file.open("a") as written:
         written.write('{"seed": 2, "bro')  # of a run that was killed
-    Progress(file).add(result(3))
-    [first, second] = Progress(file).results
+    Progress(file, "usual").add(result(3))
+    [first, second] = Progress(file, "usual").results
     assert vars(first) == vars(found) | {"history": []}
     assert second.seed == 3
 
 
 def test_results_of_other_code_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "progress"
-    Progress(file).add(result(1))
+    Progress(file, "usual").add(result(1))
     monkeypatch.setattr("tests.simulation.progress._digest_code", lambda: "other")
-    assert Progress(file).results == []
+    assert Progress(file, "usual").results == []
+
+
+def test_results_with_other_rates_do_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "progress"
+    Progress(file, "usual").add(result(1))
+    assert len(Progress(file, "usual").results) == 1
+    assert Progress(file, "many").results == []

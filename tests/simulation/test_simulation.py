@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.planted import NOT_FOUND, PLANTED
+from tests.simulation.faults import USUAL_RATES
+from tests.simulation.planted import NOT_FOUND, PLANTED, RATES
 from tests.simulation.shrinking import shrink
 from tests.simulation.world import Plan, simulate
 
@@ -49,7 +50,7 @@ def find(name: str) -> str:
     spent, seed = 0.0, 0
     with PLANTED[name]():
         while spent < _CPU_SECONDS:
-            result = simulate(Plan(seed, seconds=30.0))
+            result = simulate(Plan(seed, seconds=30.0, rates={**USUAL_RATES, **RATES.get(name, {})}))
             spent, seed = spent + result.seconds, seed + 1
             if result.broken:
                 return f"{name} | {seed} | {spent:.1f} | {result.broken}"

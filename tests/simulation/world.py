@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
+import shutil
 import sys
 import tempfile
 import time
@@ -19,11 +19,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import deltalake
+
 import broker.protocol.byte_budget
 import streaming.checkpoint.checkpoint
 import streaming.crash_recovery
 import streaming.free_memory
 import streaming.release.driver.releaser
+import streaming.release.last_sent
 import streaming.release.task.process_clients
 import streaming.release.task.producers
 import streaming.release.task.send_on_time
@@ -33,45 +36,40 @@ import streaming.source.receivers
 import warehouse.delta.commits
 import warehouse.delta.tables
 import warehouse.durable
+from broker.client import PulsarError
 from broker.position import Position
 from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
 from conf.settings import Settings, local_path
-from status.alerts import Alerts
-from streaming.batch_schema import shard_keys
-from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.payload_files import PayloadSweep
-from streaming.checkpoint.prepared import last_routes
-from streaming.crash_recovery import begin
-from streaming.operator.processor import Operator
-from streaming.release.driver.releaser import Releaser, Run
-from streaming.release.feedback import FeedbackFile
-from streaming.sinks.batch_sink import BatchSink
-from streaming.sinks.outcomes import OutcomePublisher
-from streaming.source.reader import SourceReader
 from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
-from tests.simulation.broker import Admin, Client, Cluster, Entry, SimulatedBrokers, Topic
+from tests.simulation.broker import Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
+from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
+from tests.simulation.rebuilding import Rebuild, rebuild_names
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
-from tests.simulation.spark import Context, Query, State, StateDamagedError
+from tests.simulation.spark import StateDamagedError
 from tracker.wire.delaylake_pb2 import ControlOutcome
+from warehouse.delta.commits import last_transactions
 from warehouse.delta.fencing import FencedError
+from warehouse.delta.opening import open_table as real_open_table
+from warehouse.delta.snapshot import query_builder, run_sql
 from warehouse.delta.tables import Tables
 from warehouse.durable import sync, write_durably
 from warehouse.schemas import FENCED
 
 NAMESPACE = "persistent://public/default"
-_PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming"}
+_PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
 _BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
+_JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
 
@@ -114,7 +112,7 @@ class Result:
     seconds: float
     messages: int
     starts: int
-    is_undecided: bool = False
+    rebuilds: int = 0
     fallen_at: Counter[tuple[str, str]] = field(default_factory=Counter)
     done: list[Fault] = field(default_factory=list)
 
@@ -172,8 +170,14 @@ class World:
         self.machines = 1  # that have had the disk with the checkpoint
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
         self._connection_numbers = itertools.count(1_000)
+        self.names = itertools.count(1)  # of checkpoints that are made anew
+        self.rebuilds: dict[Process, Rebuild] = {}  # that run
+        self.needs_rebuild = ""  # why
+        self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
+        self.kept: Path | None = None  # a copy of the checkpoint
+        self.clock_ahead = 0.0  # the clock of the job's machine, seconds
+        self.stopped_at: dict[Process, float] = {}  # jobs that stand still, or did, seconds
         self.broken: str = ""
-        self.is_undecided = False
         self.is_over = False
         self._looked_at = 0.0
 
@@ -275,9 +279,37 @@ class World:
         for (of, _), brokers in list(self.connections.items()):
             if of is process:
                 del self.connections[of, _]
-                if brokers._link is not None:
-                    brokers._link.leave()
+                for link in brokers.links:
+                    link.leave()
         self.scheduler.kill(process)
+
+    def may_hang(self, offset: Path) -> None:
+        """A job is about to rename a file to its offset: on a shared file system it may hang, and another one begins.
+
+        It goes on when the other one has made its own offset of this number.
+        """
+        process = self.scheduler.process
+        if process is None or process is not self.job or not self.faults.is_now("write hangs"):
+            return
+        self.trace(f"{process.name} hangs before offset {offset.name}")
+        process.is_paused = True
+        self.stopped_at[process] = self.scheduler.now
+        self.others.append(process)
+        self.job = None
+        self.scheduler.after(0.5, self._start_on_the_same_volume)
+        self._drop_later(process)
+        self._go_on_after(process, offset, self.scheduler.now + 60.0)
+        self.scheduler.wait(0.0)
+
+    def _go_on_after(self, process: Process, offset: Path, ends_at: float) -> None:
+        if not offset.exists() and self.scheduler.now < ends_at:
+            self.scheduler.after(0.05, partial(self._go_on_after, process, offset, ends_at))
+            return
+        chance = self.scheduler.random
+        seconds = chance.choice([0.0, 0.3, 1.0])
+        self.scheduler.after(seconds, partial(self.scheduler.resume, process))
+        if self.faults.is_now("crash after a late write"):
+            self.scheduler.after(seconds + chance.choice([0.01, 0.3]), self._end_job)
 
     def pause(self, process: Process) -> None:
         """Stops a process; a job may be taken over meanwhile. It goes on later, and does not know.
@@ -287,19 +319,23 @@ class World:
         """
         process.is_paused = True
         chance = self.scheduler.random
+        self.stopped_at[process] = self.scheduler.now
         if process is self.job and chance.random() < _TAKEN_OVER:
             self.others.append(process)
             self.job = None
-            self.scheduler.after(chance.choice([0.5, 10.0]), self._start_elsewhere)
-        for (of, _), brokers in self.connections.items():
-            if of is process and brokers._link is not None:
-                after = chance.uniform(30.0, 60.0)
-                self.scheduler.after(after, partial(self._drop_silent, process, brokers))
+            start = chance.choice([self._start_elsewhere, self._start_on_copy, self._start_on_the_same_volume])
+            self.scheduler.after(chance.choice([0.5, 10.0]), start)
+        self._drop_later(process)
         self.scheduler.after(chance.choice([1.0, 8.0, 40.0, 100.0]), partial(self.scheduler.resume, process))
 
-    def _drop_silent(self, process: Process, brokers: SimulatedBrokers) -> None:
-        if process.is_paused and brokers._link is not None and brokers._link.error is None:
-            brokers._link.cut(DisconnectedError("the connection was silent"))
+    def _drop_later(self, process: Process) -> None:
+        for link in [link for (of, _), brokers in self.connections.items() if of is process for link in brokers.links]:
+            after = self.scheduler.random.uniform(30.0, 60.0)
+            self.scheduler.after(after, partial(self._drop_silent, process, link))
+
+    def _drop_silent(self, process: Process, link: Link) -> None:
+        if process.is_paused and link.error is None:
+            link.cut(DisconnectedError("the connection was silent"))
 
     def lose_power(self) -> None:
         """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
@@ -311,11 +347,57 @@ class World:
         if chance.random() < 0.5:
             for file in self.disk.lose_power(chance):
                 self.trace(f"  lost or torn: {file}")
+                self.may_refuse = True
 
-    def lose_checkpoint(self, why: str) -> None:
-        """Spark has found its state damaged: the simulation ends, and says nothing of what was to come."""
-        self.trace(f"the checkpoint is lost: {why}")
-        self.is_undecided = True
+    def lose_checkpoint(self) -> None:
+        """The job ends, and its checkpoint is gone."""
+        self.trace("the checkpoint is removed")
+        self._end_job()
+        shutil.rmtree(self.checkpoint / "query", ignore_errors=True)
+        self.may_refuse = True
+
+    def put_checkpoint_back(self) -> None:
+        """The job ends, and its checkpoint is as it was some time ago; else it is copied, to be put back later."""
+        query = self.checkpoint / "query"
+        if self.kept is None:
+            if query.exists() and not self.needs_rebuild:
+                self.kept = self.disk.folder / "kept"
+                shutil.rmtree(self.kept, ignore_errors=True)
+                shutil.copytree(query, self.kept)
+                self.disk.force_all(self.kept)
+            return
+        self.trace("an older copy of the checkpoint is put back")
+        self._end_job()
+        shutil.rmtree(query, ignore_errors=True)
+        self.kept.rename(query)
+        self.disk.force_all(query)
+        self.kept, self.may_refuse = None, True
+
+    def _end_job(self) -> None:
+        if self.job is not None:
+            self.end(self.job)
+
+    def running_until(self) -> int | None:
+        """When a job was last seen to run that may go on, ms since the epoch; None: there is none."""
+        seen = [self.stopped_at[one] if one.is_paused else self.scheduler.now for one in self.others]
+        return round((EPOCH_SECONDS + max(seen)) * 1000) if seen else None
+
+    def rebuild_of(self) -> Rebuild:
+        """The rebuild that the running process does."""
+        process = self.scheduler.process
+        assert process is not None
+        return self.rebuilds[process]
+
+    def is_rebuilding(self) -> bool:
+        """Whether the running process is a rebuild."""
+        return self.scheduler.process in self.rebuilds
+
+    def set_clock(self, ahead_seconds: float) -> None:
+        """Sets the clock of the job's machine."""
+        self.clock_ahead = ahead_seconds
+        self.oracle.accounts.note_clock(round(ahead_seconds * 1000))
+        if self.job is not None:
+            self.job.ahead_seconds = ahead_seconds
 
     # The job.
 
@@ -323,30 +405,73 @@ class World:
         """Starts the job, unless it runs."""
         if self.job is None and not self.is_over:
             self.starts += 1
-            self.job = process = Process(f"job {self.starts}")
+            if self.faults.is_now("settings edited"):
+                self._edit_settings()
+            what, main = ("rebuild", self._rebuild) if self.needs_rebuild else ("job", self._main)
+            self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
             self.trace(f"{process.name} starts")
-            self.scheduler.start(process, "main", partial(self._main, process))
+            self.scheduler.start(process, "main", partial(main, process))
+
+    def _edit_settings(self) -> None:
+        """Changes what may be changed between two starts, but for routes."""
+        chance, before = self.scheduler.random, self.settings
+        edited = {
+            "release": {"lanes": chance.choice([1, 2, 3])},
+            "ingest": {"batch_interval_millis": chance.choice([300, 600, 1_200])},
+            "tracker": {
+                "max_seal_interval_millis": chance.choice([1_500, 4_000]),
+                "load_ahead_millis": chance.choice([6_000, 15_000]),
+            },
+        }
+        self.trace(f"the settings are edited: {edited}")
+        parts = {name: getattr(before, name).model_copy(update=values) for name, values in edited.items()}
+        self.settings = before.model_copy(update=parts)
+
+    def _start_on_the_same_volume(self) -> None:
+        """Starts the job on another machine, whose file system has given it the lock of one that stands still."""
+        self.trace("another machine gets the lock")
+        self.may_refuse = True
+        self.start()
 
     def _start_elsewhere(self) -> None:
         """Starts the job on another machine, which gets the checkpoint's disk."""
         if self.job is None and not self.is_over:
-            folder = self.disk.folder / f"machine {self.machines}"
-            self.machines += 1
+            folder = self._new_machine()
             self.trace(f"the disk is moved to {folder.name}")
             self.disk.move(self.checkpoint, folder)
-            self.settings = self.settings.model_copy(update={"checkpoint": f"file:{folder}"})
-            self.start()
+            self._start_in(folder)
+
+    def _start_on_copy(self) -> None:
+        """Starts the job on another machine with a copy of the checkpoint; the paused one still has its own."""
+        if self.job is None and not self.is_over:
+            folder = self._new_machine()
+            self.trace(f"the checkpoint is copied to {folder.name}")
+            shutil.copytree(self.checkpoint, folder)
+            self.disk.force_all(folder)
+            self._start_in(folder)
+
+    def _new_machine(self) -> Path:
+        self.machines += 1
+        return self.disk.folder / f"machine {self.machines - 1}"
+
+    def _start_in(self, checkpoint: Path) -> None:
+        self.settings = self.settings.model_copy(update={"checkpoint": f"file:{checkpoint}"})
+        self.start()
 
     def _main(self, process: Process) -> None:
         why = "it has ended by itself"
         try:
             JobStart(self, process).run()
-        except (FencedError, StateDamagedError) as error:
+        except FencedError as error:
             why = str(error)
+        except StateDamagedError as error:
+            why = str(error)
+            self._refused(process, why)
         except DelayLakeError as error:
-            if " is damaged " in str(error):  # by a loss of power
-                self.lose_checkpoint(str(error))
-            else:
+            why = str(error)
+            if "delaylake rebuild" in why and self.may_refuse:
+                self._refused(process, why)
+            elif process is self.job:
                 self.break_off(f"{process.name} can't start: {error}")
         except AssertionError as error:
             self.break_off(str(error))
@@ -354,6 +479,28 @@ class World:
             why = str(error)
             if process not in self.others:
                 self.break_off(f"{process.name} has lost its disk: {error}")
+        self.trace(f"{process.name} ends: {why}")
+        self.end(process)
+
+    def _refused(self, process: Process, why: str) -> None:
+        """A job says that it can't go on from its checkpoint."""
+        if process is self.job:
+            self.needs_rebuild = why
+
+    def _rebuild(self, process: Process) -> None:
+        self.rebuilds[process] = rebuild = Rebuild(self)
+        self.kept = None
+        why = "it is done"
+        try:
+            found = rebuild.run()
+            self.trace(f"{process.name}: {found}")
+            self.needs_rebuild, self.may_refuse = "", False
+            self.oracle.rebuilt()
+        except (DelayLakeError, PulsarError, NotADirectoryError) as error:
+            why = str(error).replace(str(rebuild.copy.folder), "the copy")
+        finally:
+            del self.rebuilds[process]
+            rebuild.copy.remove()
         self.trace(f"{process.name} ends: {why}")
         self.end(process)
 
@@ -405,7 +552,7 @@ class World:
             time.process_time() - began,
             len(self.oracle.expected),
             self.starts,
-            self.is_undecided,
+            self.oracle.accounts.n_rebuilds,
             self.fallen_at,
             self.faults.done,
         )
@@ -431,6 +578,7 @@ class World:
         scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds)
         self.faults.are_over = True
         self.trace("no more faults")
+        self.set_clock(0.0)
         last_due = max(producers.last_due, operators.last_due) / 1000 - EPOCH_SECONDS
         ends_at = max(scheduler.now, last_due) + _QUIET_SECONDS
         scheduler.run(lambda: self._has_ended() or self._is_done() or scheduler.now > ends_at)
@@ -441,7 +589,7 @@ class World:
                 self.break_off(str(error))
 
     def _has_ended(self) -> bool:
-        return bool(self.broken) or self.is_undecided
+        return bool(self.broken)
 
     def _n_acknowledged(self) -> int:
         return sum(self.cluster.topic(route.source).n_acknowledged for route in self.settings.routes)
@@ -460,85 +608,15 @@ class World:
             seconds = self.scheduler.random.choice([0.5, 5.0, 30.0])
             self.trace(f"the broker ends, for {seconds} s")
             self.cluster.crash(seconds)
+        if self.faults.is_now("checkpoint lost"):
+            self.lose_checkpoint()
+        if self.faults.is_now("checkpoint put back"):
+            self.put_checkpoint_back()
+        if self.plan.seed % 4 == 3 and self.faults.is_now("clock jumps"):
+            ahead = self.scheduler.random.choice([0.0, self.clock_ahead]) + self.scheduler.random.choice(_JUMPS_SECONDS)
+            self.trace(f"the clock is {ahead} s ahead")
+            self.set_clock(ahead)
         self.scheduler.after(1.0, self._each_second)
-
-
-class JobStart:
-    """A start of `delaylake run`: what `streaming.query.DelayedDelivery` does, on a simulated Spark."""
-
-    def __init__(self, world: World, process: Process) -> None:
-        self._world, self._process = world, process
-        self._settings = world.settings
-        self._number = world.starts
-        self._tables = Tables(self._settings.warehouse)
-        self._checkpoint = Checkpoint(world.checkpoint)
-
-    def run(self) -> None:
-        begin(self._settings, self._tables, self._checkpoint)
-        self._world.point("begun")
-        for number in range(10):
-            if self._run_once(number):
-                return
-            self._tables.check_epoch()
-            self._world.scheduler.wait(1.0)
-
-    def _run_once(self, number: int) -> bool:
-        world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
-        folder = world.disk.folder / f"run {self._number} {number}"
-        folder.mkdir()
-        keys = shard_keys(settings.tracker.shard_count)
-        payloads = PayloadSweep(checkpoint.payload_folder)
-        run = Run(
-            checkpoint.app_id,
-            FeedbackFile(folder / "feedback.json"),
-            last_routes(checkpoint.folder),
-            folder,
-            checkpoint.release_folder,
-            payloads,
-        )
-        context: Any = Context(world.scheduler, world.faults, world.begin_executor)
-        releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
-        run_id = f"run{self._number}.{number}"
-        outcomes = OutcomePublisher(settings, checkpoint.app_id)
-        sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
-        reader = SourceReader(
-            {
-                "settings": settings.model_dump_json(),
-                "run": run_id,
-                "feedback": str(folder / "feedback.json"),
-                "troubles": str(folder / "troubles.json"),
-                "shard_keys": json.dumps(keys),
-                "epoch": str(checkpoint.epoch),
-            }
-        )
-        tracker = settings.tracker.model_dump_json()
-
-        def operator(state: State) -> Operator:
-            return Operator(state, keys, tracker, settings.warehouse)
-
-        query = Query(checkpoint.folder / "query", reader, operator, keys, sink, world.point, world.faults)
-        ended: list[str] = []
-
-        def run_query() -> None:
-            try:
-                query.run()
-                ended.append("")
-            except AssertionError as error:
-                world.break_off(str(error))
-            except StateDamagedError as error:
-                world.lose_checkpoint(str(error))
-            except Exception as error:
-                ended.append(f"{type(error).__name__}: {error}")
-
-        world.scheduler.start(self._process, "query", run_query)
-        while not ended and releaser.failure is None:
-            world.scheduler.wait(0.2)
-        world.trace(f"{self._process.name}: the query ends: {ended or releaser.failure}")
-        releaser.stop_ticks()
-        releaser.stop()
-        reader.stop()
-        outcomes.close()
-        return False
 
 
 @contextlib.contextmanager
@@ -564,6 +642,17 @@ _FUTURES = {
 }
 
 
+# Functions of the tables: those of delta-rs, and those that stand in for them.
+_OF_TABLES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "CommitProperties": (deltalake.CommitProperties, fake_tables.CommitProperties),
+    "Transaction": (deltalake.Transaction, fake_tables.Transaction),
+    "write_deltalake": (deltalake.write_deltalake, fake_tables.write_deltalake),
+    "query_builder": (query_builder, fake_tables.query_builder),
+    "run_sql": (run_sql, fake_tables.run_sql),
+    "last_transactions": (last_transactions, lambda table: table.transactions()),
+}
+
+
 def _replaced_names() -> list[tuple[ModuleType, str, Any]]:
     """Clocks, threads and queues of the service's modules."""
     found: list[tuple[ModuleType, str, Any]] = []
@@ -582,10 +671,15 @@ def _replaced_names() -> list[tuple[ModuleType, str, Any]]:
 def _world_names(world: World) -> dict[Any, dict[str, Any]]:
     """Everything else outside the process: brokers, tables, disk."""
 
-    def open_table(where: str, name: str, version: int | None = None) -> fake_tables.Table:
+    def open_table(where: str, name: str, version: int | None = None) -> Any:
+        if world.is_rebuilding():
+            return real_open_table(where, name, version)
         return fake_tables.Table(world.logs[name], world.point, version)
 
     def force_version(name: str, version: int) -> None:
+        if world.is_rebuilding():
+            world.rebuild_of().copy.committed(name)
+            return
         world.logs[name].force(version)
         world.point(f"commit {name}: forced")
 
@@ -596,13 +690,31 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
     def process_brokers(settings: Settings, number: int = 0) -> SimulatedBrokers:
         return world.brokers(number)
 
+    def of_tables(name: str) -> Callable[..., Any]:
+        """A function of the tables: of a rebuild the real one."""
+        real, fake = _OF_TABLES[name]
+        return lambda *args, **named: (real if world.is_rebuilding() else fake)(*args, **named)
+
+    def new_name() -> Any:
+        return SimpleNamespace(hex=f"{world.plan.seed:08x}{next(world.names):04x}")
+
     admin: Callable[..., Admin] = lambda *_: Admin(world.cluster)  # noqa: E731
+    new_brokers: Callable[..., SimulatedBrokers] = lambda *_, **__: world.new_brokers()  # noqa: E731
     return {
+        **rebuild_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
-        streaming.checkpoint.checkpoint: {"sync": lambda files: sync(sorted(files))},
-        streaming.crash_recovery: {"read_marker": lambda _: None, "drop_wrong_hint": lambda _: None},
+        streaming.checkpoint.checkpoint: {
+            "sync": lambda files: sync(sorted(files)),
+            "uuid": SimpleNamespace(uuid4=new_name),
+        },
+        streaming.crash_recovery: {
+            "read_marker": lambda _: None,
+            "drop_wrong_hint": lambda _: None,
+            "AdminClient": admin,
+        },
         streaming.free_memory: {"_resident_pages": lambda: 0},
         streaming.release.driver.releaser: {"AdminClient": admin},
+        streaming.release.last_sent: {"AdminClient": admin, "Brokers": new_brokers, "read_schemas": lambda _: []},
         streaming.release.task.producers: {"AdminClient": admin},
         streaming.release.task.process_clients: {
             "brokers": process_brokers,
@@ -610,7 +722,11 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "forget_brokers": world.forget_brokers,
         },
         streaming.release.task.send_on_time: {"set": sim.OrderedSet},
-        streaming.sinks.outcomes: {"connect": lambda _: Client(world.new_brokers())},
+        streaming.sinks.outcomes: {
+            "connect": lambda _: Client(world.new_brokers()),
+            "AdminClient": admin,
+            "Brokers": new_brokers,
+        },
         streaming.source.intake: {"DiskRoom": lambda *_: SimpleNamespace(why_short=lambda: None)},
         streaming.source.receivers: {
             "connect": lambda _: Client(world.new_brokers()),
@@ -619,17 +735,17 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "SourceWatch": mock.Mock(),
         },
         warehouse.delta.commits: {
-            "CommitProperties": fake_tables.CommitProperties,
-            "Transaction": fake_tables.Transaction,
+            "CommitProperties": of_tables("CommitProperties"),
+            "Transaction": of_tables("Transaction"),
             "_sync_version": force_version,
         },
         warehouse.delta.tables: {
             "open_table": open_table,
-            "write_deltalake": fake_tables.write_deltalake,
-            "query_builder": fake_tables.query_builder,
-            "run_sql": fake_tables.run_sql,
+            "write_deltalake": of_tables("write_deltalake"),
+            "query_builder": of_tables("query_builder"),
+            "run_sql": of_tables("run_sql"),
             "appended": lambda *_: None,
-            "last_transactions": lambda table: table.transactions(),
+            "last_transactions": of_tables("last_transactions"),
         },
         Tables: {"create": lambda self, *_, **__: None},
         warehouse.durable: {"_sync": force, "set": sim.OrderedSet},

@@ -22,6 +22,7 @@ from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
 from tracker.packing import unpack
+from tracker.schemas import SEQUENCE_BITS
 from tracker.shard import Shard
 from tracker.store import MemoryStore
 from tracker.tick import Effects, TickInput
@@ -264,6 +265,25 @@ def told_by_the_first_batch(settings: Settings, folder: Path) -> list[tuple[Any,
         told += [row for output in outputs for row in unpack(output.body).to_pylist()]
     names = ("request_id", "entry_id", "subscription", "result", "reason", "superseded_by", "is_repeat")
     return sorted(tuple(row[name] for name in names) for row in told)
+
+
+@pytest.mark.parametrize(("result", "is_cancelled"), [("TOO_LATE", False), ("APPLIED", True)])
+def test_a_cancel_that_waited_counts_in_a_rebuild_only_if_it_was_applied_at_last(
+    settings: Settings, tmp_path: Path, result: str, is_cancelled: bool
+) -> None:
+    """The delayed index has its row from when it began to wait. The message it came too late for may not be sent."""
+    tables = Tables(settings.warehouse)
+    tables.create()
+    waits, comes = (tick << SEQUENCE_BITS for tick in (7, 8))
+    answered(tables, "r", 0, "WAITING", operation="CANCEL", deliver_at=DUE, sequence=waits + 1)
+    answered(tables, "r", 0, result, operation="CANCEL", sequence=comes, batch_id=8)
+    row = {"operation": "CANCEL", "topic": TOPIC, "partition": -1, "ledger_id": 1, "batch_index": -1}
+    row |= {"subscription": "b", "deliver_at": DUE}
+    rows = [row | {"entry_id": 0, "sequence": waits + 2}, row | {"entry_id": 1, "sequence": waits + 3}]
+    tables.append("delayed_index", pa.Table.from_pylist(rows, schema=SCHEMAS["delayed_index"]), {})
+    found = of_all_shards(prepared(settings, tmp_path / "checkpoint", NOW))
+    cancelled = {(row["entry_id"], row["subscription"]) for row in found.cancelled.to_pylist()}
+    assert cancelled == ({(0, 1), (1, 1)} if is_cancelled else {(1, 1)})
 
 
 def test_what_an_earlier_version_let_wait_without_its_time_is_not_guessed(settings: Settings, tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""A start of `delaylake run` in a simulation: what `streaming.query.DelayedDelivery` does, on a simulated Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from status.alerts import Alerts
+from streaming.batch_schema import shard_keys
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.payload_files import PayloadSweep
+from streaming.checkpoint.prepared import last_routes
+from streaming.crash_recovery import begin, check_broker, check_sent
+from streaming.operator.processor import Operator
+from streaming.release.driver.releaser import Releaser, Run
+from streaming.release.feedback import FeedbackFile
+from streaming.sinks.batch_sink import BatchSink
+from streaming.sinks.outcomes import OutcomePublisher
+from streaming.source.reader import SourceReader
+from tests.simulation.scheduler import Process
+from tests.simulation.spark import Context, Query, State, StateDamagedError
+from warehouse.delta.tables import Tables
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class JobStart:
+    """A start of the job.
+
+    Args:
+        process: in which it runs.
+    """
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+        self._settings = world.settings
+        self._number = world.starts
+        self._tables = Tables(self._settings.warehouse)
+        self._checkpoint = Checkpoint(world.checkpoint)
+
+    def run(self) -> None:
+        begin(self._settings, self._tables, self._checkpoint)
+        check_sent(self._settings, self._checkpoint)
+        self._world.point("begun")
+        for number in range(10):
+            self._checkpoint.check_offsets()
+            check_broker(self._settings, self._checkpoint)
+            if self._run_once(number):
+                return
+            self._tables.check_epoch()
+            self._world.scheduler.wait(1.0)
+
+    def _run_once(self, number: int) -> bool:
+        world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
+        folder = world.disk.folder / f"run {self._number} {number}"
+        folder.mkdir()
+        keys = shard_keys(settings.tracker.shard_count)
+        payloads = PayloadSweep(checkpoint.payload_folder)
+        run = Run(
+            checkpoint.app_id,
+            FeedbackFile(folder / "feedback.json"),
+            last_routes(checkpoint.folder),
+            folder,
+            checkpoint.release_folder,
+            payloads,
+        )
+        context: Any = Context(world.scheduler, world.faults, world.begin_executor)
+        releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
+        run_id = f"run{self._number}.{number}"
+        outcomes = OutcomePublisher(settings, checkpoint.app_id)
+        sink = BatchSink(tables, releaser, outcomes, checkpoint, run_id, lambda status: None, payloads)
+        reader = SourceReader(
+            {
+                "settings": settings.model_dump_json(),
+                "run": run_id,
+                "feedback": str(folder / "feedback.json"),
+                "troubles": str(folder / "troubles.json"),
+                "shard_keys": json.dumps(keys),
+                "epoch": str(checkpoint.epoch),
+            }
+        )
+        tracker = settings.tracker.model_dump_json()
+
+        def operator(state: State) -> Operator:
+            return Operator(state, keys, tracker, settings.warehouse)
+
+        query = Query(
+            checkpoint.folder / "query",
+            reader,
+            operator,
+            keys,
+            sink,
+            world.point,
+            world.faults,
+            run_id,
+            world.may_hang,
+        )
+        ended: list[str] = []
+        is_damaged: list[StateDamagedError] = []
+
+        def run_query() -> None:
+            try:
+                query.run()
+                ended.append("")
+            except AssertionError as error:
+                world.break_off(str(error))
+            except StateDamagedError as error:
+                is_damaged.append(error)
+                ended.append(str(error))
+            except Exception as error:
+                ended.append(f"{type(error).__name__}: {error}")
+
+        world.scheduler.start(self._process, "query", run_query)
+        while not ended and releaser.failure is None:
+            world.scheduler.wait(0.2)
+        world.trace(f"{self._process.name}: the query ends: {ended or releaser.failure}")
+        releaser.stop_ticks()
+        releaser.stop()
+        reader.stop()
+        outcomes.close()
+        if is_damaged:
+            raise is_damaged[0]
+        return False
