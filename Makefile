@@ -72,7 +72,7 @@ attack: setup ## everybody sends for the worst beside honest traffic, and figure
 
 # The order of sets is a part of what is simulated.
 SIMULATE = PYTHONHASHSEED=0 $(PY) $(if $(COVERAGE),-m coverage run) -m tests.simulation --seed $(or $(SEED),0) \
-  --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES) --processes $(or $(PROCESSES),2) --rates $(or $(RATES),many) \
+  --faults $(if $(filter file,$(origin FAULTS)),20000,$(FAULTS)) --minutes $(MINUTES) --processes $(or $(PROCESSES),2) --rates $(or $(RATES),usual) \
   --output $(or $(OUTPUT),text) $(if $(PROGRESS),--progress $(PROGRESS))
 
 simulate: setup ## the service in one thread with a simulated clock, each failure by its seed: SEED=n FAULTS=n MINUTES=n PROCESSES=n PROGRESS=file OUTPUT=json COVERAGE=1

@@ -103,6 +103,9 @@ class Oracle:
         """The checkpoint was rebuilt."""
         self.accounts.n_rebuilds += 1
         self.rejected.rebuilt()
+        # What is not durable comes again, and is not known until then. Its times are those of the first rows.
+        for entry in self.taken_at.keys() - self.durable["entries"]:
+            del self.taken_at[entry]
 
     def _note_durable(self, table: str, rows: pa.Table) -> None:
         if table in ("delayed_index", "entries", "rejects", "deliveries"):

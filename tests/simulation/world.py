@@ -69,6 +69,7 @@ NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
 _BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
 _RATE = {"messages_per_second": 5, "burst": 5}  # more than come, but for what was missed
+_FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
@@ -176,7 +177,7 @@ class World:
         self.starts = 0
         self.machines = 1  # that have had the disk with the checkpoint
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
-        self._connection_numbers = itertools.count(1_000)
+        self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
         self.rebuilds: dict[Process, Rebuild] = {}  # that run
         self.needs_rebuild = ""  # why
@@ -532,8 +533,10 @@ class World:
         return self.connections[key]
 
     def forget_brokers(self, number: int | None = None) -> None:
+        # As the real one does: no connections that somebody else has made for himself, such as those of the source.
         process = self.scheduler.process
-        for key in [key for key in self.connections if key[0] is process and number in (None, key[1])]:
+        kept = [key for key in self.connections if key[0] is process and key[1] < _FIRST_OWN]
+        for key in [key for key in kept if number in (None, key[1])]:
             self.connections.pop(key).close()
 
     def new_brokers(self) -> SimulatedBrokers:

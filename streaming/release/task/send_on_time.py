@@ -21,7 +21,7 @@ _BUILT_AT_ONCE = 20  # messages, which takes 0.1 ms; a message that comes due me
 _BUILT_BYTES = 8 << 20  # of payloads that are built and not handed over, about: the others are read when they are due
 _SENT_AT_ONCE = 500  # messages, or one entry, until the lines are looked after again
 _POLL_SECONDS = 0.01
-_LOOK_SECONDS = 0.05  # between two looks at the lines with which nothing goes on: there may be hundreds
+_LOOK_SECONDS = 0.2  # between two looks at the lines with which nothing goes on: there may be hundreds
 _LONGEST_REST_SECONDS = 0.5  # between two checks of the watch
 
 
