@@ -87,7 +87,7 @@ class ScheduleKeys:
         )
         account.is_cancelled = True
         self._yields_to[one.position, name] = other
-        if other is newer and other.key.limit:
+        if other is newer:
             self._limit(one, other, account.due, row["applied_at"])
 
     def _limit(self, one: Keyed, other: Keyed, due: int, at: int) -> None:
@@ -99,7 +99,7 @@ class ScheduleKeys:
         # What has been parked, or came to another subscription, counts as delivered, and the limit begins again.
         is_begun = due <= at or any(account.came_at or account.is_moved for account in self._of(one))
         for account in self._of(other):
-            if not account.came_at and not account.is_moved:
+            if other.key.limit and not account.came_at and not account.is_moved:
                 account.due = min(account.due, limit)
             account.is_moved = account.is_moved or is_begun
 
