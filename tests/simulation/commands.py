@@ -108,6 +108,8 @@ class Operators:
             self._retries[position, name] = self._retries.get((position, name), 0) + 1
         siblings = [n for n, topic in sorted(self._topic_of.items()) if topic == self._topic_of[name]]
         names = set(siblings) if operation != "RETRY" and chance.random() < 0.3 else {name}
+        if len(names) > 1 and chance.random() < 0.4:
+            names.add("*")  # also those that come later
         if operation == "CANCEL":
             named = [(entry, -1) for entry, _ in named]  # it has no batch index
             account = self._accounts.accounts.get((position, name))
@@ -137,7 +139,11 @@ class Operators:
         """Sends another command under a request id that has come before; it names another message."""
         topic = self._topic_of[name]
         # What is refused whole leaves no request id.
-        sent = [c for c, _ in self._sent[-20:] if c.topic == topic and c.operation not in ("RESTORE", "SKIP")]
+        sent = [
+            c
+            for c, _ in self._sent[-20:]
+            if c.topic == topic and c.operation not in ("RESTORE", "SKIP") and "*" not in c.subscriptions
+        ]
         position = self._choose("SKIP", name)
         if not sent or position is None:
             return
@@ -179,7 +185,7 @@ class Operators:
     def _send(
         self, operation: str, named: list[tuple[str, int]], names: set[str], value: int, schedule_key: str = ""
     ) -> None:
-        topic = self._topic_of[min(names)]
+        topic = self._topic_of[max(names)]  # names are after "*"
         command = Command(
             f"r{len(self._accounts.commands)}",
             operation,
@@ -190,7 +196,8 @@ class Operators:
             self._now(),
             schedule_key=schedule_key,
         )
-        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=sorted(names))
+        asked = ["*"] if "*" in names else sorted(names)
+        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=asked)
         entries = [_entry(entry, index) for entry, index in named]
         if schedule_key:
             entries = [SkipEntry(schedule_key=schedule_key)]

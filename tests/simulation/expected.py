@@ -57,6 +57,19 @@ class Expected:
     key: str = ""
 
 
+@dataclass
+class Chunked:
+    """A message in chunks.
+
+    Attributes:
+        since: when its first chunk was published, ms since the epoch.
+        last: the entry of its last chunk; empty: that has not been published.
+    """
+
+    since: int
+    last: str = ""
+
+
 class Arrival(NamedTuple):
     """A message at a destination.
 
@@ -65,6 +78,7 @@ class Arrival(NamedTuple):
         topic: the source topic.
         deliver_at: `delaylake.deliverAt`, ms since the epoch.
         occurrence: `delaylake.occurrence`; 0: it does not recur.
+        sent_at: the publish time, ms since the epoch.
     """
 
     position: str
@@ -72,3 +86,5 @@ class Arrival(NamedTuple):
     topic: str
     deliver_at: int
     occurrence: int
+    payload: bytes
+    sent_at: int

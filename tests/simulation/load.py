@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from broker.protocol.building import OutgoingMessage, batch_entry, encoded_property, single_entry
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from conf.settings import Settings
 from tests.simulation.broker import Cluster
-from tests.simulation.expected import Expected, Repeat, ScheduleKey
+from tests.simulation.expected import Chunked, Expected, Repeat, ScheduleKey
 from tests.simulation.oracle import Oracle
 from tests.simulation.scheduler import EPOCH_SECONDS, Scheduler
+from tests.support.clients.raw_producer import entry as raw_entry
 
 _ENDS_MILLIS = (200, 2_000, 20_000)  # from when a message is due on
 _DUE_MILLIS = (-2_000, 0, 300, 900, 2_500, 4_000, 8_000, 20_000, 45_000)  # from when it is published on
 _DEBOUNCE_MILLIS = (1_500, 6_000, 15_000)
 SCHEDULE_KEYS = ("k0", "k1", "k2", "k3")
 _KINDS = {"plain": 0.7, "keyed": 0.15, "requested": 0.05, "again": 0.05, "bad": 0.03, "recurring": 0.02}
+_IN_CHUNKS = 0.04  # of the messages that are alone in their entry
+_BETWEEN_CHUNKS_SECONDS = (0.0, 0.1, 1.0, 4.0)
 _KEYS = ("", "", "", "x", "y")  # the messages' own, for their order
 _INTERVALS_SECONDS = (2, 3, 5, 6)  # of those that recur: each divides a minute
 
@@ -29,6 +34,16 @@ _BAD = (
     {"repeat": "61 * * * *"},
     {"requestId": ""},
 )
+
+
+class _InChunks(NamedTuple):
+    """A message that is published in chunks, of which the last one has a number, from 0."""
+
+    chance: random.Random
+    source: str
+    uuid: str
+    last: int
+    whole: Chunked
 
 
 class Producers:
@@ -73,8 +88,13 @@ class Producers:
 
     def _publish_entry(self) -> None:
         source = self._random.choice(sorted(self._routes))
-        now = round((EPOCH_SECONDS + self._scheduler.now) * 1000)
+        now = self._now()
         n = self._random.choice([1, 1, 1, 3])
+        if n == 1 and self._random.random() < _IN_CHUNKS:
+            self._n += 1
+            last = 2 if self._random.random() < 0.9 else 3
+            self._publish_chunk(_InChunks(self._random, source, f"user-{self._n}", last, Chunked(now)), 0)
+            return
         topic = self._cluster.topic(source)
         following = topic.end.next
         messages, said = [], []
@@ -88,6 +108,32 @@ class Producers:
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
         self._cluster.publish(source, entry.data, n)
+
+    def _now(self) -> int:
+        return round((EPOCH_SECONDS + self._scheduler.now) * 1000)
+
+    def _publish_chunk(self, message: _InChunks, number: int) -> None:
+        """Publishes a chunk of a message, and the next one later; of four chunks the last one is never published."""
+        if number == 3:
+            return
+        chance, source, uuid, last, whole = message
+        position = self._cluster.topic(source).end.next
+        metadata = MessageMetadata(producer_name=b"user", sequence_id=self._n, publish_time=self._now())
+        metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), number, last + 1
+        self._oracle.chunks[str(position)] = whole
+        if number == last:
+            due = self._now() + chance.choice(_DUE_MILLIS)
+            content = b"".join(f"{uuid} {part}".encode() for part in "abcd"[: last + 1])
+            expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, content)
+            whole.last = str(position)
+            self._oracle.sent(f"{position}:-1:-1", expected)
+            self.last_due = max(self.last_due, due)
+            metadata.properties.add(key=b"deliverAt", value=str(due).encode())
+        self._trace(f"published {position} to {source.rpartition('/')[2]}: chunk {number} of {uuid}")
+        self._cluster.publish(source, raw_entry(metadata, f"{uuid} {'abcd'[number]}".encode()))
+        if number < last:
+            following = partial(self._publish_chunk, message, number + 1)
+            self._scheduler.after(chance.choice(_BETWEEN_CHUNKS_SECONDS), following)
 
     def _expected(self, source: str, position: str, now: int, is_alone: bool) -> Expected:
         chance = self._random

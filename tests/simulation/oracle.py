@@ -14,12 +14,15 @@ from typing import Any
 import pyarrow as pa
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
-from tests.simulation.expected import Arrival, Expected
+from tests.simulation.expected import Arrival, Chunked, Expected
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
+from tests.simulation.shaped import Rates
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
+
+_GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
 
 
 @dataclass
@@ -39,10 +42,12 @@ class Oracle:
     recorded: Counter[tuple[str, str]] = field(default_factory=Counter)  # rows of `deliveries`
     taken_at: dict[str, int] = field(default_factory=dict)  # by entry: since when a table has it, ms since the epoch
     acknowledged: int = 0
+    chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
     def __post_init__(self) -> None:
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
+        self.rates = Rates()
         self.schedules = Schedules(self.accounts)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
@@ -58,7 +63,8 @@ class Oracle:
             return
         self.accounts.add_message(position, expected, self.now())
         if expected.schedule_key is not None:
-            self.keys.sent(position, expected.topic, expected.schedule_key, expected.due, self.now())
+            asked = int(expected.properties["deliverAt"])
+            self.keys.sent(position, expected.topic, expected.schedule_key, asked, self.now())
 
     def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
@@ -69,7 +75,11 @@ class Oracle:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which is not for it")
         if message.rejected_for:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, and not: {message.rejected_for}")
+        if arrival.payload != message.payload:
+            raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
+        if not self.accounts.skew_millis and not self.accounts.n_rebuilds:
+            self.rates.arrived(subscription, arrival.sent_at)
         if message.repeat is not None:
             self.schedules.arrived(arrival, self.now())
             return
@@ -122,11 +132,13 @@ class Oracle:
     def _answered(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.accounts.recorded(row)
+            if row["subscription"] == "*":  # for subscriptions that come later
+                continue
             if self.schedules.has(row["position"]):
                 self.schedules.answered(row)
             elif row["operation"] == "SCHEDULE":
                 self.rejected.answered(row)
-            elif row["result"] == "SUPERSEDED" and row["subscription"] != "*":  # which is for those that come later
+            elif row["result"] == "SUPERSEDED":
                 self.keys.superseded(row)
                 self.durable["outcomes"].add(f"{row['ledger_id']}:{row['entry_id']}")  # often no other table has it
             elif row["result"] == "NOT_FOUND" and (command := self.accounts.commands.get(row["request_id"])):
@@ -136,6 +148,10 @@ class Oracle:
         """Entries of a source topic are acknowledged: the broker may delete them."""
         for entry in entries:
             self.acknowledged += 1
+            if (message := self.chunks.get(entry)) is not None:
+                entry = message.last  # with which the message is whole
+                if not entry and self.now() - message.since >= _GIVEN_UP_MILLIS:
+                    continue
             tables = ("delayed_index", "rejects", "deliveries", "outcomes")
             if not any(entry in self.durable[table] for table in tables) and not self.accounts.is_gone(entry):
                 raise BrokenGuaranteeError(f"{entry} is acknowledged, and no table has it for good")
@@ -149,5 +165,6 @@ class Oracle:
         self.schedules.check_end()
         if left := [key for key in self.came if self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
-        if n_acknowledged < len({position.rpartition(":")[0] for position in self.expected}):
+        entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
+        if n_acknowledged < len(entries):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")

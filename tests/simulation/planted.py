@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
+from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.sending import Sending
 from checkpoint_from_tables.rebuild import changes, rebuild
 from streaming import crash_recovery, start_checks
@@ -25,12 +26,14 @@ from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release, sending_order
 from streaming.release.task.planning.plan_release import _Release
+from streaming.release.task.shared_paces import Pace
 from streaming.sinks import batch_sink, outcomes
 from streaming.sinks.batch_sink import BatchSink
 from streaming.sinks.outcomes import OutcomePublisher
 from streaming.source.batch_end import Acknowledgements
 from streaming.source.clock import Clock
 from streaming.source.intake import Intake
+from streaming.source.receiving import acknowledgements as receiver_acknowledgements
 from streaming.source.receiving.receiver import Receiver
 from tests.simulation import rebuilding
 from tests.simulation.broker import Cluster
@@ -53,6 +56,7 @@ from tracker.properties import Mode
 from tracker.recurrence.columns import NEVER
 from tracker.requests import MessageRequests
 from tracker.schemas import OUTCOME_ROWS
+from tracker.shaping.shaper import Shaper
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
@@ -523,6 +527,31 @@ def _an_occurrence_is_left_out() -> Planted:
     return _after(Occurrences, "_next_times", lambda times, self, current: np.where(current.numbers == 3, NEVER, times))
 
 
+def _chunks_acknowledged_before_their_message_is_whole() -> Planted:
+    return mock.patch.object(ChunkAssembler, "may_be_acknowledged", None)
+
+
+def _chunks_acknowledged_before_their_message_is_durable() -> Planted:
+    return mock.patch.object(receiver_acknowledgements.Acknowledgements, "add_chunked", _nothing)
+
+
+def _chunks_without_the_first() -> Planted:
+    def without_first(whole: Whole | None, *_: Any) -> Whole | None:
+        return whole and replace(whole, payload=(whole.payload or b"")[1:])
+
+    return _after(ChunkAssembler, "add", without_first)
+
+
+def _what_is_late_is_sent_at_once() -> Planted:
+    return mock.patch.object(Pace, "take", return_value=True)
+
+
+@contextlib.contextmanager
+def _places_for_all_at_once() -> Iterator[None]:
+    with mock.patch.object(Shaper, "__bool__", return_value=False), mock.patch.object(Pace, "take", return_value=True):
+        yield
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -591,6 +620,11 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "commands for a schedule change nothing": _commands_for_a_schedule_change_nothing,
     "an occurrence is counted twice": _an_occurrence_is_counted_twice,
     "an occurrence is left out": _an_occurrence_is_left_out,
+    "a chunk is acknowledged before its message is whole": _chunks_acknowledged_before_their_message_is_whole,
+    "and before it is durable": _chunks_acknowledged_before_their_message_is_durable,
+    "chunks are put together without the first": _chunks_without_the_first,
+    "what is late is sent at once": _what_is_late_is_sent_at_once,
+    "a rate gives places to all at once": _places_for_all_at_once,
 }
 
 # Of what only some faults show, these fall more often.

@@ -104,7 +104,8 @@ class Schedules:
             case "RESTORE":
                 one.ended_at, one.was_restored = None, True
             case "PAUSE_SCHEDULE":
-                if self._last_resume.get((position, name), -1) < self._accounts.commands[row["request_id"]].sent_at:
+                command = self._accounts.commands.get(row["request_id"])  # a rebuild tells of pauses under its own ids
+                if command is not None and self._last_resume.get((position, name), -1) < command.sent_at:
                     one.paused_at = row["applied_at"]
             case "RESUME_SCHEDULE" | "RESCHEDULE":
                 pass

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.accounts import Accounts, Command, require
+from tests.simulation.accounts import Account, Accounts, Command, require
 from tests.simulation.expected import Arrival, ScheduleKey
 
 
@@ -17,14 +17,14 @@ class Keyed:
 
     Attributes:
         number: in the order in which the topic has them.
-        due: as its sender said, ms since the epoch.
+        asked: when it is due without a limit, ms since the epoch.
         since: when the first message of its key was published, ms since the epoch.
     """
 
     position: str
     key: ScheduleKey
     number: int
-    due: int
+    asked: int
     since: int
 
     @property
@@ -46,9 +46,9 @@ class ScheduleKeys:
         self._by_key: dict[tuple[str, str], list[Keyed]] = defaultdict(list)  # by topic and key, in their order
         self._yields_to: dict[tuple[str, str], Keyed] = {}  # by position and subscription
 
-    def sent(self, position: str, topic: str, key: ScheduleKey, due: int, now: int) -> None:
+    def sent(self, position: str, topic: str, key: ScheduleKey, asked: int, now: int) -> None:
         """A message with a key is in a source topic."""
-        one = Keyed(position, key, len(self._messages), due, now)
+        one = Keyed(position, key, len(self._messages), asked, now)
         self._messages[position] = one
         self._by_key[topic, key.name].append(one)
 
@@ -96,11 +96,15 @@ class ScheduleKeys:
             return
         limit = one.since + other.key.limit
         other.since = one.since
-        for account in self._accounts.accounts_of(other.position):
-            # What has been parked counts as delivered to it, and the limit begins again.
-            account.is_moved = account.is_moved or due <= at
+        # What has been parked, or came to another subscription, counts as delivered, and the limit begins again.
+        is_begun = due <= at or any(account.came_at or account.is_moved for account in self._of(one))
+        for account in self._of(other):
             if not account.came_at and not account.is_moved:
                 account.due = min(account.due, limit)
+            account.is_moved = account.is_moved or is_begun
+
+    def _of(self, one: Keyed) -> list[Account]:
+        return self._accounts.accounts_of(one.position)
 
     def arrived(self, arrival: Arrival) -> None:
         """A message has come to a destination: its key has no other that was to be delivered in its place."""
@@ -110,6 +114,8 @@ class ScheduleKeys:
         account = self._accounts.accounts[arrival.position, arrival.subscription]
         if account.is_moved or self._accounts.is_named(arrival.position):
             return
+        is_in_time = arrival.deliver_at <= account.due or arrival.deliver_at != one.asked
+        require(is_in_time, f"{one.position} has come {arrival.deliver_at - account.due} ms after the limit of its key")
         for other in self._others(arrival.topic, one):
             is_newer = other.number > one.number
             if is_newer and other.key.mode != "keep":

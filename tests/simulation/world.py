@@ -68,6 +68,7 @@ from warehouse.schemas import FENCED
 NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
 _BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
+_RATE = {"messages_per_second": 5, "burst": 5}  # more than come, but for what was missed
 _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
@@ -152,14 +153,20 @@ class World:
                     "source": f"{NAMESPACE}/orders",
                     "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b", "order": "key"}],
                 },
-                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive"}]},
+                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive", "rate": _RATE}]},
             ],
         )
         subscriptions = [s for route in self.settings.routes for s in route.subscriptions]
         self.oracle = Oracle(
             lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000),
-            Accounts(frozenset(s.name for s in subscriptions if s.type.is_cumulative)),
+            Accounts(
+                frozenset(s.name for s in subscriptions if s.type.is_cumulative),
+                frozenset(s.name for s in subscriptions if s.rate is not None),
+            ),
         )
+        self.oracle.rates.most = {
+            s.name: int(s.rate.messages_per_second) + s.rate.most_at_once for s in subscriptions if s.rate
+        }
         self.oracle.order.subscriptions = frozenset(s.name for s in subscriptions if s.order == "key")
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
@@ -217,7 +224,17 @@ class World:
                     continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
                 due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
-                self.oracle.arrived(Arrival(position, name, source, int(due), int(occurrence)))
+                self.oracle.arrived(
+                    Arrival(
+                        position,
+                        name,
+                        source,
+                        int(due),
+                        int(occurrence),
+                        message.payload or b"",
+                        envelope.metadata.publish_time,
+                    )
+                )
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
 
@@ -452,6 +469,7 @@ class World:
             self._start_in(folder)
 
     def _new_machine(self) -> Path:
+        self.oracle.rates.are_several_machines = True
         self.machines += 1
         return self.disk.folder / f"machine {self.machines - 1}"
 
