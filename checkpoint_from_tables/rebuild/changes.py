@@ -15,7 +15,7 @@ from broker.position import Position
 from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
 from checkpoint_from_tables.rebuild.waiting_commands import WAITING
-from tracker.commands.kinds import RESCHEDULE, RETRY
+from tracker.commands.kinds import RESCHEDULE, RESTORE, RETRY
 from tracker.ends import moved_ends
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
 from tracker.messages import (
@@ -62,7 +62,7 @@ class Changes:
     Attributes:
         cancelled: cancelled messages, as NOT_TO_DELIVER.
         moved: moved messages, as MOVED.
-        waiting: commands for messages that come in again, as COMMAND_ROWS.
+        waiting: commands for messages that come in again, as COMMAND_ROWS; those that restore come first.
         unsealed: moves of messages in the delayed index that lack a DELAY row for the move. `was_due` is that of the
             move's row, ms since the epoch; `expired_at` is the end of the row before it.
         retried: moves to retries that are to be delivered, of messages that have been delivered before.
@@ -82,12 +82,14 @@ class Commands:
     Attributes:
         moves: the last move of each message and subscription.
         done: messages, and whole entries, that were cancelled or skipped and not restored.
+        restored: messages that were restored, of whole entries in `done` whose sizes no table has.
         delays: the DELAY rows of all entries that commands have changed.
         now: ms since the epoch.
     """
 
     moves: pa.Table
     done: pa.Table
+    restored: pa.Table
     delays: pa.Table
     now: int
 
@@ -101,7 +103,8 @@ class Commands:
         is_open = ~is_sealed & ~is_done & (int64(moves, "is_time_known") > 0)
         is_there = is_among(moves, remaining, _MESSAGE)
         unsealed = _with_last_rows(where(moves, is_open & is_there), delays)
-        waiting = _reschedules(where(moves, is_open & ~is_there))
+        restores = _restores(where(self.restored, ~_are_delivered(self.restored, delivered)))
+        waiting = pa.concat_tables([restores, _reschedules(where(moves, is_open & ~is_there))])
         stays = ~is_open | is_there
         retried = where(moves, stays & (int64(moves, "attempt") > 0) & ~is_done)
         moves = where(moves, stays)
@@ -139,8 +142,8 @@ def find_commands(
     moves = _resumed(_last_moves(moves), now)
     delays = _delays_of(tables, names, durable, (cancelled, answered, restored, moves), on_progress)
     done = pa.concat_tables([where(cancelled, _is_in_time(cancelled, delays, now)), answered])
-    done = _without_restored(done, restored, delays)
-    return Commands(moves, done, delays, now)
+    done, restored = _without_restored(done, restored, delays)
+    return Commands(moves, done, restored, delays, now)
 
 
 def not_to_deliver(rows: pa.Table, now: int) -> pa.Table:
@@ -256,22 +259,35 @@ def _is_in_time(cancelled: pa.Table, delays: pa.Table, now: int) -> BoolArray:
     return in_time
 
 
-def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> pa.Table:
+def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Returns `done` without messages that were restored later.
 
-    If only some messages of a cancelled entry were restored, each of the others gets a row of its own.
+    If only some messages of a cancelled entry were restored, each of the others gets a row of its own. Where no table
+    has the entry's size, its row stays.
+
+    Returns:
+        these rows; the restored messages of entries whose rows stay, once for each subscription.
     """
     entry = ["subscription", *_ENTRY]
     is_concerned = is_among(done, restored, entry)
     concerned = where(done, is_concerned)
-    if not concerned.num_rows:
-        return done
-    sizes = np.ones(concerned.num_rows, np.int64)
+    sizes = np.zeros(concerned.num_rows, np.int64)
     row, pairs = _pairs(concerned, delays, ["batch_size"])
     np.maximum.at(sizes, row, int64(pairs, "batch_size"))
-    sizes[int64(concerned, "batch_index") >= 0] = 1
-    row = np.repeat(np.arange(concerned.num_rows), sizes)
-    single = concerned.take(pa.array(row))
+    are_single, are_restored_single = (int64(rows, "batch_index") >= 0 for rows in (concerned, restored))
+    has_size = are_single | (sizes > 0)
+    sizes[are_single] = 1
+
+    whole, wholly_restored = where(concerned, ~has_size), where(restored, ~are_restored_single)
+    whole = where(whole, are_cancelled(whole, where(concerned, ~are_single), wholly_restored, ["subscription"]))
+    again = where(restored, are_restored_single & is_among(restored, whole, entry) & (int64(restored, "attempt") == 0))
+    again = where(again, ~are_cancelled(again, concerned, restored, ["subscription"]))
+    last = again.group_by([*entry, "batch_index", "message", "source", "attempt"], use_threads=False)
+    again = last.aggregate([("sequence", "max")]).rename_columns({"sequence_max": "sequence"})
+
+    of_known, sizes = where(concerned, has_size), sizes[has_size]
+    row = np.repeat(np.arange(of_known.num_rows), sizes)
+    single = of_known.take(pa.array(row))
     place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     index = int64(single, "batch_index")
     message = np.maximum(index, place)
@@ -279,7 +295,7 @@ def _without_restored(done: pa.Table, restored: pa.Table, delays: pa.Table) -> p
         single, message=pa.array(message), batch_index=pa.array(np.where(sizes[row] > 1, message, index))
     )
     left = where(single, are_cancelled(single, concerned, restored, ["subscription"]))
-    return pa.concat_tables([where(done, ~is_concerned), left])
+    return pa.concat_tables([where(done, ~is_concerned), whole, left]), again
 
 
 def _with_last_rows(moves: pa.Table, delays: pa.Table) -> pa.Table:
@@ -317,6 +333,15 @@ def _are_done(moves: pa.Table, delivered: Delivered) -> BoolArray:
     for number, found in chain(delivered.find(moves), delivered.missed(rows)):
         are_done |= found & (numbers == number)
     return are_done
+
+
+def _are_delivered(restored: pa.Table, delivered: Delivered) -> BoolArray:
+    """Returns a mask of the restored messages that have been delivered."""
+    numbers = int64(restored, "subscription")
+    are_delivered = np.zeros(restored.num_rows, np.bool_)
+    for number, found in delivered.find(restored):
+        are_delivered |= found & (numbers == number)
+    return are_delivered
 
 
 def write_moves(
@@ -373,22 +398,42 @@ def _moved_rows(rows: pa.Table, moves: pa.Table, names: Mapping[str, Sequence[st
 
 def _reschedules(moves: pa.Table) -> pa.Table:
     """Returns moves as COMMAND_ROWS: commands that reschedule or retry the messages again."""
-    n = moves.num_rows
     is_retry = pc.greater(moves["attempt"], 0)
     values = {
-        **{name: moves[name] for name in ("ledger_id", "entry_id", "batch_index", "deliver_at")},
-        "topic": moves["source"],
-        "request_id": pc.binary_join_element_wise(REBUILD_ID, moves["sequence"].cast(pa.string()), ""),
+        "deliver_at": moves["deliver_at"],
         "kind": pc.if_else(is_retry, RETRY, RESCHEDULE),
         "operation": pc.if_else(is_retry, RETRY.upper(), RESCHEDULE.upper()),
         "attempt": pc.if_else(is_retry, moves["attempt"], None),
         "reason": moves["reason"],
+    }
+    return _commands_again(moves, values)
+
+
+def _restores(restored: pa.Table) -> pa.Table:
+    """Returns restored messages as COMMAND_ROWS: commands that restore them when their entries come again."""
+    n = restored.num_rows
+    values = {"deliver_at": pa.repeat(0, n), "kind": pa.repeat(RESTORE, n), "operation": pa.repeat(RESTORE.upper(), n)}
+    return _commands_again(restored, values)
+
+
+def _commands_again(changed: pa.Table, values: Mapping[str, pa.Array]) -> pa.Table:
+    """Returns COMMAND_ROWS for messages that were changed and come again, each for its subscription.
+
+    Args:
+        changed: the messages, with `source` and the sequences of the changes.
+        values: the columns that say what the commands do.
+    """
+    n = changed.num_rows
+    own = {
+        **{name: changed[name] for name in ("ledger_id", "entry_id", "batch_index")},
+        "topic": changed["source"],
+        "request_id": pc.binary_join_element_wise(REBUILD_ID, changed["sequence"].cast(pa.string()), ""),
         "partition": pa.repeat(-1, n),
-        "subscriptions": pa.array(1 << int64(moves, "subscription")),
+        "subscriptions": pa.array(1 << int64(changed, "subscription")),
         "issued_by": pa.repeat("rebuild", n),
         "issued_at": pa.repeat(0, n),
     }
-    return typed(values, COMMAND_ROWS)
+    return typed({**own, **values}, COMMAND_ROWS)
 
 
 def _numbers_of(rows: pa.Table) -> pa.Array:

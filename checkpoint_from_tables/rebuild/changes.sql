@@ -24,8 +24,9 @@ WHERE w.result = 'WAITING'
 SELECT :changed, CAST(0 AS BIGINT) AS deliver_at FROM outcomes WHERE :is_cancel AND ledger_id >= 0
 
 -- restored --
-SELECT :changed FROM delayed_index WHERE operation = 'RESTORE'
-UNION ALL SELECT :changed FROM outcomes WHERE :is_restore
+-- `attempt` is that of a retry, which restores its message, too.
+SELECT :changed, topic AS source, coalesce(attempt, 0) AS attempt FROM delayed_index WHERE operation = 'RESTORE'
+UNION ALL SELECT :changed, topic AS source, coalesce(attempt, 0) AS attempt FROM outcomes WHERE :is_restore
 
 -- moves --
 -- A MOVE row does not have the time to which the message was moved; the other rows do. Recurring messages are left out.

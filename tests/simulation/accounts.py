@@ -211,11 +211,15 @@ class Accounts:
             self._apply(row)
 
     def _check_rebuilt(self, row: dict[str, Any]) -> None:
-        """A rebuild moves messages again that come again: an answer to it has the time that an earlier one had."""
+        """A rebuild moves and restores messages again that come again: as an earlier answer has said."""
         position, name, due = row["position"], row["subscription"], row["deliver_at"]
         if _entry_of(position) in self._recurring:
             return
         account = self.accounts[position, name]
+        if row["operation"] == "RESTORE":
+            is_gone = row["result"] == "APPLIED" and account.is_gone
+            require(not is_gone, f"a rebuild has restored {position} of {name}, which is cancelled or expired")
+            return
         is_right = row["result"] != "APPLIED" or due == account.due or account.due < due <= row["applied_at"]
         require(is_right, f"a rebuild has {position} of {name} due at {due}, and not at {account.due}")
 

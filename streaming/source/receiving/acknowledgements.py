@@ -35,6 +35,7 @@ class Acknowledgements:
         self._chunked: list[tuple[Position, Position]] = []
         self._entries = EntrySet()  # the entries after `_acknowledged` that have come
         self._acknowledged = START
+        self._durable = START  # all up to it are durable
         self._seen = START
         self._taken_in_to = after  # entries up to this one were ingested before, and are dropped when they come again
 
@@ -87,6 +88,7 @@ class Acknowledgements:
         A failure is only logged: a later acknowledgement covers these entries, too.
         """
         with self._lock:
+            self._durable = max(self._durable, last)
             last = self._allowed(last)
         if last <= self._acknowledged:
             return
@@ -97,9 +99,13 @@ class Acknowledgements:
             return
         with self._lock:
             # The acknowledgement may be lost with the connection: then its entries come again, and are dropped.
-            self._acknowledged = last
+            self._acknowledged = max(self._acknowledged, last)
             self._taken_in_to = max(self._taken_in_to, last)
             self._chunked = [message for message in self._chunked if message[0] > last]
+
+    def acknowledge_rest(self, consumer: EntryConsumer) -> None:
+        """Acknowledges what an incomplete chunked message has held up, once that is given up."""
+        self.acknowledge(consumer, self._durable)
 
     def repeat(self, consumer: EntryConsumer, end: Position) -> None:
         """Repeats the acknowledgement of a topic's last entry, in case it was lost: no later one would cover it.

@@ -17,10 +17,11 @@ from conf.settings import Settings
 from streaming.batch_schema import InputKind, OutputKind, input_rows
 from streaming.operator.processor import Operator
 from streaming.source.reader import SourceReader
-from tests.support.tracker.messages import TOPIC, command, commands, handed_out, messages, tick_at
+from tests.support.tracker.messages import TOPIC, batches, command, commands, handed_out, messages, tick_at
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
+from tracker.in_flight import SUBSCRIPTION_MASK
 from tracker.packing import unpack
 from tracker.schemas import SEQUENCE_BITS
 from tracker.shard import Shard
@@ -178,6 +179,39 @@ def test_what_waits_is_applied_after_a_rebuild_as_it_would_have_been(
     assert rebuilt.published == undisturbed.published
     assert rebuilt.handed_out == undisturbed.handed_out
     assert {now for _, _, now in rebuilt.handed_out} == {NOW + 5, DUE, DUE + 20}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_cancelled_again", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("restored", [(), (0,), (1,), (0, 1), (0, 1, 2), (-1,)])
+def test_what_was_restored_of_a_cancelled_entry_is_delivered_though_no_table_has_its_size(
+    settings: Settings, tmp_path: Path, restored: tuple[int, ...], size: int, is_cancelled_again: bool, is_late: bool
+) -> None:
+    """An entry of which nothing was sealed comes again. Which messages it has is known only then."""
+    tables = Tables(settings.warehouse)
+    tables.create()
+    entry = messages([(1, 0, DUE)]) if size == 1 else batches([(1, 0, i, size, DUE) for i in range(size)])
+    restored = tuple(i for i in restored if i < size)
+    asked = [command("cancel", 1, 0, [0, 1], cancel_at=DUE)]
+    asked += [command(f"restore {i}", 1, 0, [1], batch_index=i, kind=RESTORE) for i in restored]
+    asked += [command("cancel again", 1, 0, [1], batch_index=0, cancel_at=DUE)] if is_cancelled_again else []
+    job = Job(MemoryStore(), tick=1, ingested_through=0)
+    for batch in ({"messages": entry}, *({"commands": commands([one])} for one in asked)):
+        effects = job.step(NOW, **batch)
+        tables.append("outcomes", outcomes_to_rows(effects.outcomes, job.tick, NOW), {"test": job.tick})
+
+    now = DUE + 20 if is_late else NOW
+    found = prepared(settings, tmp_path / "checkpoint", now)
+    assert found.offset is not None
+    job = Job(MemoryStore(), found.offset.tick, found.offset.ingested_through)
+    job.step(now, rebuilt=of_all_shards(found))
+    after = [job.step(now, messages=entry), job.step(DUE), job.step(DUE + 20)]
+    sent = [row for one in after for release in one.releases for row in release.rows.to_pylist()]
+    left = set(range(size)) if restored == (-1,) else set(restored)
+    left -= {0} if is_cancelled_again else set()
+    assert sorted(max(row["batch_index"], 0) for row in sent) == sorted(left)
+    assert {row[SUBSCRIPTION_MASK] for row in sent} <= {0b10}
 
 
 def test_many_commands_that_wait_come_back_in_the_order_in_which_they_came(settings: Settings) -> None:

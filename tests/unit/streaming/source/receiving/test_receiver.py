@@ -387,6 +387,15 @@ class TestWhatNoConsumerGets:
         assert harness.receiver.rows(START, Position(5, 20), 0).num_rows == 0
 
 
+class _Clock:
+    """Stands in for the module `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class TestChunkedMessages:
     def acknowledged(self, harness: Harness, entry: int) -> list[Position]:
         consumer = FakeConsumer([])
@@ -445,12 +454,57 @@ class TestChunkedMessages:
         assert "a chunked message that begins with 5:1" in caplog.text
         assert self.acknowledged(harness, 3) == [(5, 3)]
 
+    def test_what_follows_it_is_acknowledged_also_where_nothing_more_comes(self) -> None:
+        harness = Harness()
+        harness.receive([*one(0), *chunk(1, "a", 0, 2), *one(2)])
+        assert self.acknowledged(harness, 2) == [(5, 0)]
+        harness.receiver._chunked._max_seconds = -1.0
+        consumer = harness.receive([])
+        assert consumer.acknowledged == [(5, 2)]
+
     def test_it_is_given_up_also_where_the_topic_is_never_idle(self) -> None:
         harness = Harness()
         harness.receive([*one(0), *chunk(1, "a", 0, 2), *one(2)])
         harness.receiver._chunked._max_seconds = -1.0
         consumer = FakeConsumer([*one(3), *one(4)])
         harness.receiver.receive(consumer)
+        assert harness.receiver._chunked.may_be_acknowledged is None
+
+    @pytest.mark.parametrize("stands_at", ["the first wait", "a later one", "an answer"])
+    def test_none_is_given_up_because_the_process_stood_still(
+        self, monkeypatch: pytest.MonkeyPatch, stands_at: str
+    ) -> None:
+        """As a paused process does: its last chunk is in the topic, and comes after the pause."""
+        clock = _Clock()
+        monkeypatch.setattr(streaming.source.receiving.receiver, "time", clock)
+
+        class Standing(FakeConsumer):
+            def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+                is_first, entry = len(self.script) == 2, super().receive(timeout_seconds)
+                if {"the first wait": is_first, "a later one": entry is None, "an answer": not is_first}[stands_at]:
+                    clock.now += 600.0
+                return entry
+
+        harness = Harness()
+        harness.receive(chunk(0, "a", 0, 2, payload=b"1"))
+        consumer = Standing([None, *chunk(1, "a", 1, 2, payload=b"2")])
+        while consumer.script:
+            harness.receiver.receive(consumer)
+        assert harness.take()["payload"].to_pylist() == [b"12"]
+
+    def test_one_is_given_up_after_a_minute_and_a_half_in_which_nothing_stood_still(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = _Clock()
+        monkeypatch.setattr(streaming.source.receiving.receiver, "time", clock)
+        harness = Harness()
+        harness.receive(chunk(0, "a", 0, 2))
+        for _ in range(180):
+            assert harness.receiver._chunked.may_be_acknowledged is not None
+            clock.now += 0.5
+            harness.receiver.receive(FakeConsumer([]))
+        clock.now += 0.5
+        harness.receiver.receive(FakeConsumer([]))
         assert harness.receiver._chunked.may_be_acknowledged is None
 
     def test_a_new_consumer_gets_all_chunks_again_and_they_have_all_the_time_again(self) -> None:
