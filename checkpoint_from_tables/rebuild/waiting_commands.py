@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracker.commands.repeats import OTHER_BODY
 from tracker.messages import subscription_numbers, typed, where
 from tracker.schemas import COMMAND_ROWS
 from tracker.subscriptions import ALSO_LATER
@@ -19,7 +20,7 @@ _COMMAND = [
     *("operation", "deliver_at", "issued_by", "issued_at"),
 ]
 
-_SQL = NamedQueries(__file__, command=columns(_COMMAND))
+_SQL = NamedQueries(__file__, command=columns(_COMMAND), other_body=OTHER_BODY)
 
 # SQL for the rows of `outcomes` about commands that still wait.
 WAITING = _SQL("waiting")

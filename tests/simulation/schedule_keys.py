@@ -99,7 +99,7 @@ class ScheduleKeys:
         # What has been parked, or came to another subscription, counts as delivered, and the limit begins again.
         is_begun = due <= at or any(account.came_at or account.is_moved for account in self._of(one))
         for account in self._of(other):
-            if other.key.limit and not account.came_at and not account.is_moved:
+            if other.key.limit and not account.is_moved:  # it may have come before this answer was in the table
                 account.due = min(account.due, limit)
             account.is_moved = account.is_moved or is_begun
 

@@ -21,6 +21,7 @@ from tests.support.tracker.messages import TOPIC, batches, command, commands, ha
 from tests.support.warehouse.rebuilt import of_all_shards, prepared
 from tests.unit.streaming.test_batches import State
 from tracker.commands.kinds import CANCEL, RESCHEDULE, RESTORE, SKIP
+from tracker.commands.repeats import OTHER_BODY
 from tracker.in_flight import SUBSCRIPTION_MASK
 from tracker.packing import unpack
 from tracker.schemas import SEQUENCE_BITS
@@ -104,6 +105,17 @@ def test_the_answers_of_another_message_of_the_same_request_say_nothing(settings
         (1, -1, 0b10),
     ]
     assert {(row["kind"], row["issued_by"]) for row in waiting} == {("skip", "somebody")}
+
+
+def test_another_command_under_its_request_id_that_was_refused_is_no_answer(settings: Settings, tmp_path: Path) -> None:
+    tables = Tables(settings.warehouse)
+    tables.create()
+    answered(tables, "r", 0, "WAITING")
+    answered(tables, "r", 0, "INVALID", operation="RESTORE", reason=OTHER_BODY)
+    answered(tables, "done", 1, "WAITING")
+    answered(tables, "done", 1, "INVALID", reason="cancelled: restore it first")
+    waiting = of_all_shards(prepared(settings, tmp_path / "checkpoint", NOW)).waiting.to_pylist()
+    assert [(row["request_id"], row["kind"]) for row in waiting] == [("r", "skip")]
 
 
 KINDS = {SKIP: None, CANCEL: DUE, RESTORE: None, "later": DUE + 20, "now": 0}
