@@ -125,7 +125,8 @@ class PreparedState:
                 is_anywhere[:] = True
             shard = shards_of(rows, shards)
             for number, (_, tables) in enumerate(inputs):
-                tables[kind] = rows.filter(pa.array((shard == number) | is_anywhere))
+                is_own = (shard == number) | is_anywhere
+                tables[kind] = rows if is_own.all() else rows.filter(pa.array(is_own))
         return inputs
 
     def _rows(self, kind: InputKind) -> tuple[pa.Table, BoolArray]:

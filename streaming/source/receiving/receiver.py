@@ -40,6 +40,7 @@ _BUSY_SECONDS = 0.45  # and for so long then those that have come already: a bus
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which no more are collected
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
+_LONGEST_STEP_SECONDS = 10.0  # a receiver that takes longer for one step has stood still, as in a paused process
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 # One receiver at a time makes many rows; few do not wait. Arrow lets go of Python's interpreter lock in each of many
 # calls, and where other threads wait for that lock, each of these calls costs two changes of threads.
@@ -136,7 +137,8 @@ class Receiver:
         self._changed = threading.Condition()
         self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * acceptance.max_size)
         self._incomplete = IncompleteLog(source.name)
-        self._waited = 0.0  # seconds for room or for a turn, in which chunks could not come
+        self._waited = 0.0  # seconds for room or for a turn, or stood still, in which chunks could not come
+        self._chunk_clock_was = time.monotonic()  # as `_chunk_clock` said last
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, access.questions)
         self._end_check = EndCheck(source.name, access.questions)
@@ -313,7 +315,7 @@ class Receiver:
             try:
                 self._consumer = self._subscribe()
                 with self._changed:
-                    self._chunked.begin_anew(time.monotonic() - self._waited)
+                    self._chunked.begin_anew(self._chunk_clock())
                 self._is_cut_off = False
                 while not (self._stopped.is_set() or self._is_cut_off):
                     self._wait_for_room(self._consumer)
@@ -425,16 +427,24 @@ class Receiver:
         """Adds a chunk of a message; returns the message when it is whole."""
         with self._changed:
             before = self._acknowledgements.saw(position)
-            whole = self._chunked.add(position, before, metadata, part, time.monotonic() - self._waited)
+            whole = self._chunked.add(position, before, metadata, part, self._chunk_clock())
             if whole is not None:
                 self._acknowledgements.add_chunked(position, whole)
         return whole
 
     def _give_up_chunks(self) -> None:
         with self._changed:
-            self._chunked.expire(time.monotonic() - self._waited)
+            self._chunked.expire(self._chunk_clock())
             given_up, self._chunked.given_up = self._chunked.given_up, []
         self._incomplete.note(given_up, time.monotonic())
+
+    def _chunk_clock(self) -> float:
+        """Returns the time by a clock that stands still while chunks can't come, s."""
+        now = time.monotonic() - self._waited
+        stood_still = max(0.0, now - self._chunk_clock_was - _LONGEST_STEP_SECONDS)
+        self._waited += stood_still
+        self._chunk_clock_was = now - stood_still
+        return self._chunk_clock_was
 
     def _first_index(self, entry: UnpackedEntry) -> int | None:
         """Returns the broker entry index of an entry's first message; None: not known."""

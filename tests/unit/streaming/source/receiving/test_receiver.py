@@ -202,6 +202,41 @@ def test_no_chunked_message_is_given_up_for_the_time_in_which_a_turn_was_waited_
     assert harness.take()["entry_id"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize(("steps", "seconds", "comes"), [(1, 100, True), (19, 5, False), (17, 5, True)])
+def test_a_chunked_message_is_given_up_after_a_minute_and_a_half_but_not_for_the_time_in_which_the_job_stood_still(
+    steps: int, seconds: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(streaming.source.receiving.receiver, "time", SimpleNamespace(monotonic=lambda: now))
+    harness = Harness()
+    harness.receive(chunk(0, "u", 0, 2))
+    for _ in range(steps):
+        now += seconds
+        harness.receiver.receive(FakeConsumer([None]))
+    harness.receive(chunk(1, "u", 1, 2))
+    assert harness.take()["entry_id"].to_pylist() == [1] * comes
+
+
+def test_a_chunked_message_is_whole_whose_last_chunk_comes_with_other_entries_after_the_job_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(streaming.source.receiving.receiver, "time", SimpleNamespace(monotonic=lambda: now))
+    harness = Harness()
+    harness.receive(chunk(0, "u", 0, 2))
+
+    class Paused(FakeConsumer):
+        def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+            nonlocal now
+            now += 100 * (len(self.script) == 1)
+            return super().receive(timeout_seconds)
+
+    consumer = Paused([*one(1), *chunk(2, "u", 1, 2)])
+    while consumer.script:
+        harness.receiver.receive(consumer)
+    assert harness.take()["entry_id"].to_pylist() == [1, 2]
+
+
 @pytest.mark.slow
 def test_who_waits_for_an_entry_has_it_hurried_meanwhile() -> None:
     budget = ByteBudget(1_000, 100, 100)
