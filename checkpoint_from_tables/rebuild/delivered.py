@@ -169,6 +169,23 @@ def is_not_durable(rows: pa.Table, durable: Mapping[str, Position]) -> BoolArray
     return is_later & (ledgers < FIRST_IMPORTED_LEDGER)
 
 
+def may_come_again(rows: pa.Table, last: Mapping[int, int]) -> BoolArray:
+    """Says which rows may have an entry that comes from the source topics from now on, for the first time or again.
+
+    Args:
+        rows: with ledger_id and entry_id.
+        last: the last entry of each ledger that is in `entries`, by ledger id.
+
+    Returns:
+        a mask, bool, shape (rows,).
+    """
+    ledger_ids = int64(rows, "ledger_id")
+    ledgers, place = np.unique(ledger_ids, return_inverse=True)
+    entries = np.array([last.get(ledger, -1) for ledger in ledgers.tolist()], np.int64)
+    may: BoolArray = (int64(rows, "entry_id") > entries[place]) & (ledger_ids < FIRST_IMPORTED_LEDGER)
+    return may
+
+
 def read_delivered(
     tables: Tables,
     names: Mapping[str, Sequence[str]],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pyarrow.compute as pc
 from broker.position import Position
 from checkpoint_from_tables.rebuild.changes import Changes, find_commands, not_to_deliver, write_moves
 from checkpoint_from_tables.rebuild.context import ALL_DESTINATIONS, SILENT, DestinationReading, RebuildContext, Reports
-from checkpoint_from_tables.rebuild.delivered import DONE, Delivered, read_delivered
+from checkpoint_from_tables.rebuild.delivered import DONE, Delivered, may_come_again, read_delivered
 from checkpoint_from_tables.rebuild.destinations import write_missing_deliveries
 from checkpoint_from_tables.rebuild.last_answers import find_last_answers
 from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_overdue, subscription_mask_of
@@ -104,7 +106,8 @@ def rebuild(
     """
     # Messages of a missing route continue to wait.
     known = with_missing_routes(settings)
-    durable = last_entries(tables, "entries")
+    of_ledgers = _last_of_ledgers(tables, "entries")
+    durable = _last_of_partitions(of_ledgers)
     now = time.time_ns() // 1_000_000 if now is None else now
     context = RebuildContext(settings, known, tables, durable, now, reports)
     names, on_progress = context.names, reports.on_progress
@@ -148,7 +151,8 @@ def rebuild(
             InputKind.REBUILT_WAITING: pa.concat_tables(waiting),
             InputKind.REBUILT_ENDS: find_parked_ends(context),
             InputKind.REBUILT_OUTCOMES: find_last_answers(tables),
-        }
+        },
+        partial(may_come_again, last={row["ledger_id"]: row["entry_id"] for row in of_ledgers}),
     )
     offset = _first_offset(context, found, changed, tick)
     metadata = _metadata(tables, names, found, now)
@@ -264,8 +268,18 @@ def _write_changes(settings: Settings, tables: Tables, now: int) -> Subscription
 
 def last_entries(tables: Tables, table: str) -> dict[str, Position]:
     """Returns the last entry in a table of each topic partition, by its name; imported entries do not count."""
+    return _last_of_partitions(_last_of_ledgers(tables, table))
+
+
+def _last_of_ledgers(tables: Tables, table: str) -> list[dict[str, Any]]:
+    """Returns topic, partition, ledger_id and the last entry_id of each ledger in a table."""
+    rows: list[dict[str, Any]] = tables.sql(_SQL("last_entries", table=identifier(table))).to_pylist()
+    return rows
+
+
+def _last_of_partitions(of_ledgers: Iterable[dict[str, Any]]) -> dict[str, Position]:
     last: dict[str, Position] = {}
-    for row in tables.sql(_SQL("last_entries", table=identifier(table))).to_pylist():
+    for row in of_ledgers:
         name = partition_name(row["topic"], row["partition"])
         position = Position(row["ledger_id"], row["entry_id"])
         last[name] = max(position, last.get(name, position))

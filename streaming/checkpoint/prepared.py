@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streaming.batch_schema import InputKind, Rows
 from streaming.checkpoint.checkpoint import REPAIR, Checkpoint, CheckpointError
 from streaming.checkpoint.offset import Offset
-from tracker.messages import typed
+from tracker.messages import BoolArray, typed
 from tracker.rebuilt import Rebuilt
 from tracker.sharding import shards_of
 from warehouse.durable import sync, write_durably
@@ -27,6 +28,9 @@ _KINDS = [kind for kind in InputKind if kind.taker is Rebuilt] + [InputKind.REBU
 
 # Those of which each row says in which shard its message is, or that only one shard may have.
 _WITH_KEYS = (InputKind.REBUILT_KEYS, InputKind.REBUILT_ENDS, InputKind.REBUILT_OUTCOMES)
+
+# A column of the files of the other kinds: whether a row's message may be in any shard.
+_IS_ANYWHERE = "is_anywhere"
 
 # Names of files that an earlier version of the program wrote.
 _EARLIER_NAMES = {InputKind.REBUILT_CANCELLED: "rebuilt_taken"}
@@ -44,14 +48,18 @@ class PreparedState:
     def __init__(self, checkpoint: Path) -> None:
         self._folder = checkpoint / FOLDER
 
-    def write_rows(self, rows: Mapping[InputKind, pa.Table]) -> None:
+    def write_rows(self, rows: Mapping[InputKind, pa.Table], may_come_again: Callable[[pa.Table], BoolArray]) -> None:
         """Writes the rows of all shards, and syncs them to the disk.
 
         Args:
             rows: by kind.
+            may_come_again: tells which rows are of entries that may come again from the source topics, and then bring
+                the first schedule keys of their topic: bool, (rows,). It is called with ledger_id and entry_id.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for kind, table in rows.items():
+            if kind not in _WITH_KEYS:
+                table = table.append_column(_IS_ANYWHERE, pa.array(may_come_again(table)))
             pq.write_table(table, self._folder / f"{kind}.parquet")
         sync(self._folder.iterdir())
 
@@ -104,31 +112,37 @@ class PreparedState:
             for each shard (counts, request ids and pauses, as JSON has them; its rows by kind).
         """
         meta = json.loads((self._folder / "meta.json").read_text())
-        tables = {kind: self._rows(kind) for kind in _KINDS}
+        inputs: list[tuple[dict[str, Any], dict[InputKind, pa.Table]]] = [
+            ({**meta, "sealed": sealed, "unwanted": unwanted}, {})
+            for sealed, unwanted in zip(meta["sealed"], meta["unwanted"], strict=True)
+        ]
         # With schedule keys a message may be in any shard, and only the rows of keys say in which. So each shard gets
         # all rows of the other kinds. Outcomes are to be published once, by any shard.
-        is_anywhere = bool(meta["offset"].get("keyed"))
-        shard = {
-            kind: shards_of(rows, shards) for kind, rows in tables.items() if kind in _WITH_KEYS or not is_anywhere
-        }
-        return [
-            (
-                {**meta, "sealed": meta["sealed"][i], "unwanted": meta["unwanted"][i]},
-                {
-                    kind: rows.filter(pa.array(shard[kind] == i)) if kind in shard else rows
-                    for kind, rows in tables.items()
-                },
-            )
-            for i in range(shards)
-        ]
+        has_keys = bool(meta["offset"].get("keyed"))
+        for kind in _KINDS:
+            rows, is_anywhere = self._rows(kind)
+            if has_keys and kind not in _WITH_KEYS:
+                is_anywhere[:] = True
+            shard = shards_of(rows, shards)
+            for number, (_, tables) in enumerate(inputs):
+                is_own = (shard == number) | is_anywhere
+                tables[kind] = rows if is_own.all() else rows.filter(pa.array(is_own))
+        return inputs
 
-    def _rows(self, kind: InputKind) -> pa.Table:
-        """Returns the rows of a kind; an earlier version of the program wrote fewer files, some under other names."""
+    def _rows(self, kind: InputKind) -> tuple[pa.Table, BoolArray]:
+        """Returns the rows of a kind, and which of them may be of any shard: bool, (rows,).
+
+        An earlier version of the program wrote fewer files, some under other names, and in none what is of any shard.
+        """
         schema = kind.body.schema if isinstance(kind.body, Rows) else pa.schema([])
         for name in (kind.value, _EARLIER_NAMES.get(kind, kind.value)):
             if (file := self._folder / f"{name}.parquet").exists():
-                return typed(pq.read_table(file), schema)
-        return schema.empty_table()
+                rows = pq.read_table(file)
+                is_anywhere = np.zeros(rows.num_rows, np.bool_)
+                if _IS_ANYWHERE in rows.column_names:
+                    is_anywhere |= np.asarray(rows[_IS_ANYWHERE], np.bool_)
+                return typed(rows, schema), is_anywhere
+        return schema.empty_table(), np.zeros(0, np.bool_)
 
 
 def last_routes(checkpoint: Path) -> KnownRoutes | None:

@@ -649,8 +649,6 @@ NOT_FOUND = frozenset(
         "messages of a key are sent side by side",
         "what is not answered counts as arrived",
         "a rebuild waits for nobody",
-        "durable before it is confirmed",
-        "durable before it is settled",
         "a command's barrier is one entry short",
     }
 )

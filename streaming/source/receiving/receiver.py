@@ -40,7 +40,7 @@ _BUSY_SECONDS = 0.45  # and for so long then those that have come already: a bus
 _RULE_SECONDS = 0.01  # CPU time for costly rules of recurring messages, after which no more are collected
 _RULE_PAUSE = 4  # the receiver then pauses for so many times what they took
 _IDLE_SECONDS = 0.5  # the receiver is idle when it has waited so long for an entry
-_ROUND_SECONDS = 5.0  # a round that takes longer has stood still, and for so long chunks could have come
+_LONGEST_STEP_SECONDS = 10.0  # a receiver that takes longer for one step has stood still, as in a paused process
 _RETRY_SECONDS = (0.05, 5.0)  # the first and the longest wait before a consumer is opened again
 # One receiver at a time makes many rows; few do not wait. Arrow lets go of Python's interpreter lock in each of many
 # calls, and where other threads wait for that lock, each of these calls costs two changes of threads.
@@ -137,8 +137,8 @@ class Receiver:
         self._changed = threading.Condition()
         self._chunked = ChunkAssembler(limits.max_bytes, MOST_KEPT * acceptance.max_size)
         self._incomplete = IncompleteLog(source.name)
-        self._waited = 0.0  # seconds for room or for a turn, or of a standstill, in which chunks could not come
-        self._looked_at = time.monotonic()  # when chunks last had come or were looked for
+        self._waited = 0.0  # seconds for room or for a turn, or stood still, in which chunks could not come
+        self._chunk_clock_was = time.monotonic()  # as `_chunk_clock` said last
         self._acknowledgements = Acknowledgements(source.name, self._chunked, after, self._changed)
         self._indexes = EntryIndexes(source.name, access.questions)
         self._end_check = EndCheck(source.name, access.questions)
@@ -441,14 +441,12 @@ class Receiver:
             self._acknowledgements.acknowledge_rest(consumer)  # perhaps nothing more comes, and no batch does
 
     def _chunk_clock(self) -> float:
-        """Returns seconds in which chunks could come, as those of a monotonic clock.
-
-        While the process, or this thread, stands still, they wait in the topic: a producer has completed its message.
-        """
-        now = time.monotonic()
-        self._waited += max(0.0, now - self._waited - self._looked_at - _ROUND_SECONDS)
-        self._looked_at = now - self._waited
-        return self._looked_at
+        """Returns the time by a clock that stands still while chunks can't come, s."""
+        now = time.monotonic() - self._waited
+        stood_still = max(0.0, now - self._chunk_clock_was - _LONGEST_STEP_SECONDS)
+        self._waited += stood_still
+        self._chunk_clock_was = now - stood_still
+        return self._chunk_clock_was
 
     def _first_index(self, entry: UnpackedEntry) -> int | None:
         """Returns the broker entry index of an entry's first message; None: not known."""

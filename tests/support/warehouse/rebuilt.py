@@ -52,9 +52,9 @@ def prepared(settings: Settings, folder: Path, now: int) -> PreparedState:
 
 
 def of_all_shards(found: PreparedState) -> Rebuilt:
-    """What all shards together begin with."""
+    """What all shards together begin with; what several shards have is there once."""
     inputs = found.inputs(found.shards)
-    tables = {kind: pa.concat_tables(rows[kind] for _, rows in inputs) for kind in inputs[0][1]}
+    tables = {kind: _together([rows[kind] for _, rows in inputs]) for kind in inputs[0][1]}
     of_first: Rebuilt = InputKind.REBUILT.body.read(InputKind.REBUILT.body.pack(inputs[0][0]))
     return replace(
         of_first,
@@ -62,3 +62,13 @@ def of_all_shards(found: PreparedState) -> Rebuilt:
         unwanted=sum(meta["unwanted"] for meta, _ in inputs),
         **fields_of(Rebuilt, tables),
     )
+
+
+def _together(of_shards: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all shards, without those that an earlier shard has, too."""
+    found, known = [], set[str]()
+    for rows in of_shards:
+        texts = [repr(row) for row in rows.to_pylist()]
+        found.append(rows.filter(pa.array([text not in known for text in texts], pa.bool_())))
+        known.update(texts)
+    return pa.concat_tables(found)

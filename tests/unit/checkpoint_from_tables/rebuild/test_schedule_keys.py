@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from checkpoint_from_tables.rebuild.rebuild import rebuild
-from streaming.batch_schema import InputKind
+from streaming.batch_schema import InputKind, fields_of
 from streaming.checkpoint.prepared import PreparedState
 from tests.support.service.one_shard import NOW as START
 from tests.support.service.one_shard import SECOND, Service
-from tests.support.tracker.messages import batches, command
+from tests.support.tracker.messages import batches, command, handed_out, tick_at
+from tests.support.warehouse.rebuilt import without_destinations
 from tests.support.warehouse.tables import HOUR, NOW, TOPIC, make, rows
 from tracker.commands.kinds import PAUSE_SCHEDULE, RESCHEDULE, RESUME_SCHEDULE
 from tracker.due_time import MAX_TIME_MILLIS
+from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
-from tracker.messages import concat
+from tracker.messages import MESSAGES, concat
 from tracker.properties import key_hash
+from tracker.rebuilt import Rebuilt
+from tracker.shard import Shard
+from tracker.sharding import ShardId, shard_of
+from tracker.store import MemoryStore
+from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 
 
@@ -97,6 +107,90 @@ def test_keys_of_what_waits_are_rebuilt_and_those_that_go_on(tmp_path: Path) -> 
         "for one": (1, 6, NOW - 6, NOW + 2 * HOUR),
         "for both": (1, 8, NOW - 8, NOW + 3 * HOUR),
     }
+
+
+SHARDS = 3
+DUE = NOW + HOUR  # of what comes again
+
+
+def of_another_shard(entry: int, ledger: int = 2, **columns: Any) -> pa.Table:
+    """A message whose schedule key puts it into another shard than the home of its entry."""
+    home = int(shard_of(np.array([ledger]), np.array([entry]), SHARDS)[0])
+    keys = (f"{ledger} {entry} {n}" for n in range(50))
+    key = next(key for key in keys if key_hash(TOPIC, key)[1] % SHARDS != home)
+    columns = {"properties": [("scheduleKey", key)], **columns}
+    return batches([(ledger, entry, -1, 1, DUE)], topic=TOPIC, schedule_key=key, **columns)
+
+
+def first_ticks(found: PreparedState, rows: pa.Table) -> list[Effects]:
+    """Begins all shards with a prepared state, and gives each the messages that are its own."""
+    effects = []
+    for number, (values, tables) in enumerate(found.inputs(SHARDS)):
+        rebuilt: Rebuilt = InputKind.REBUILT.body.read(InputKind.REBUILT.body.pack(values))
+        own = {kind: dict(kind.routing(rows, SHARDS)) for kind in (InputKind.MESSAGES, InputKind.NOTES)}
+        tick_input = TickInput(
+            rebuilt=replace(rebuilt, **fields_of(Rebuilt, tables)),
+            messages=own[InputKind.MESSAGES].get(number, MESSAGES.empty_table()),
+            elsewhere=own[InputKind.NOTES].get(number, MESSAGES.empty_table()).select(ENTRY_LOG_ROWS.names),
+        )
+        shard = Shard(MemoryStore(), {TOPIC: ["a", "b"]}, 1_000_000, shard_id=ShardId(number, SHARDS))
+        effects.append(shard.apply(tick_at(1, DUE), tick_input))
+    return effects
+
+
+@pytest.mark.slow
+def test_what_comes_again_with_the_first_keys_of_a_topic_is_known_in_their_shards(tmp_path: Path) -> None:
+    made, tables = make(tmp_path)
+    made = made.model_copy(update={"tracker": made.tracker.model_copy(update={"shards": SHARDS})})
+
+    def for_both(entry: int, ledger: int = 2, **row: Any) -> list[dict[str, object]]:
+        at = {"ledger_id": ledger, "entry_id": entry}
+        return [{**at, "subscription": name, "deliver_at": DUE, **row} for name in "ab"]
+
+    def answered(entry: int, result: str, **row: Any) -> list[dict[str, object]]:
+        return for_both(entry, result=result, request_id=f"r{entry}", sequence=1 << 32, **row)
+
+    recurs: dict[str, Any] = {"properties": [("scheduleKey", "k"), ("repeat", "@every 1h")], "occurrence": 1}
+    again = concat(
+        [
+            of_another_shard(10),
+            of_another_shard(11),
+            of_another_shard(12),
+            of_another_shard(13),
+            of_another_shard(14, **recurs),
+            of_another_shard(15, reason="replicated from west"),
+            of_another_shard(0, ledger=3),
+        ]
+    )
+    new = of_another_shard(16)
+    durable = [{"ledger_id": ledger, "entry_id": entry} for ledger in (1, 2) for entry in range(10)]
+    delivered = [*for_both(10), *for_both(0, ledger=3), *for_both(14, occurrence=1, occurrence_at=DUE, sent_at=DUE)]
+    skips = [*answered(11, "APPLIED", operation="SKIP"), *answered(3, "APPLIED", operation="SKIP", ledger=1)]
+    moves = answered(12, "APPLIED", operation="RESCHEDULE") + answered(13, "WAITING", operation="SKIP")
+    moves = [{**row, "deliver_at": DUE + HOUR} for row in moves]
+    waits = {"ledger_id": 1, "entry_id": 3, "operation": "DELAY", "deliver_at": DUE}
+    rejected = [{"ledger_id": 2, "entry_id": 15, "position": "2:15:-1:-1", "reason": "replicated from west"}]
+    tables.append("entries", rows("entries", durable), {"job": 1})
+    tables.append("delayed_index", rows("delayed_index", [waits]), {"job": 1})
+    tables.append("deliveries", rows("deliveries", delivered), {"job": 1})
+    tables.append("outcomes", rows("outcomes", skips + moves), {"job": 1})
+    tables.append("rejects", rows("rejects", rejected), {"job": 1})
+    with without_destinations():
+        rebuild(made, tables, tmp_path / "checkpoint", now=NOW)
+
+    found = PreparedState(tmp_path / "checkpoint")
+    assert found.offset is not None
+    assert found.offset.keyed == []
+    effects = first_ticks(found, concat([again, new]))
+    assert [row for one in effects for row in handed_out(one)] == [(16, 3)]
+    assert [one.rejects.num_rows for one in effects] == [0] * SHARDS
+    applied = [row for one in effects for row in one.outcomes.to_pylist() if row["operation"] == "SKIP"]
+    assert [(row["entry_id"], row["result"]) for row in applied] == [(13, Result.APPLIED)] * 2
+    # What is durable has no key: the home of its entry alone knows it.
+    skipped = [tables[InputKind.REBUILT_CANCELLED]["entry_id"].to_pylist() for _, tables in found.inputs(SHARDS)]
+    home = int(shard_of(np.array([1]), np.array([3]), SHARDS)[0])
+    assert [3 in entries for entries in skipped] == [number == home for number in range(SHARDS)]
+    assert all(11 in entries for entries in skipped)
 
 
 def keyed(entry: int, due: int, published: int, key: str = "k", **properties: str) -> pa.Table:

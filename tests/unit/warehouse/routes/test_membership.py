@@ -260,12 +260,9 @@ def test_what_comes_again_after_a_rebuild_does_not_go_to_who_was_not_there(tmp_p
     now = settings(tmp_path, "a", "b")
     history.rebuilt(now)
     found = PreparedState(tmp_path / "checkpoint")
-    kept = [
-        row
-        for _, of_shard in found.inputs(now.tracker.shard_count)
-        for row in of_shard[InputKind.REBUILT_DELIVERED].to_pylist()
-    ]
-    assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
+    for _, of_shard in found.inputs(now.tracker.shard_count):
+        kept = of_shard[InputKind.REBUILT_DELIVERED].to_pylist()
+        assert sorted((row["entry_id"], row["subscription"]) for row in kept) == [(3, 0), (3, 1)]
 
 
 @dataclass

@@ -202,6 +202,41 @@ def test_no_chunked_message_is_given_up_for_the_time_in_which_a_turn_was_waited_
     assert harness.take()["entry_id"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize(("steps", "seconds", "comes"), [(1, 100, True), (19, 5, False), (17, 5, True)])
+def test_a_chunked_message_is_given_up_after_a_minute_and_a_half_but_not_for_the_time_in_which_the_job_stood_still(
+    steps: int, seconds: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(streaming.source.receiving.receiver, "time", SimpleNamespace(monotonic=lambda: now))
+    harness = Harness()
+    harness.receive(chunk(0, "u", 0, 2))
+    for _ in range(steps):
+        now += seconds
+        harness.receiver.receive(FakeConsumer([None]))
+    harness.receive(chunk(1, "u", 1, 2))
+    assert harness.take()["entry_id"].to_pylist() == [1] * comes
+
+
+def test_a_chunked_message_is_whole_whose_last_chunk_comes_with_other_entries_after_the_job_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(streaming.source.receiving.receiver, "time", SimpleNamespace(monotonic=lambda: now))
+    harness = Harness()
+    harness.receive(chunk(0, "u", 0, 2))
+
+    class Paused(FakeConsumer):
+        def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
+            nonlocal now
+            now += 100 * (len(self.script) == 1)
+            return super().receive(timeout_seconds)
+
+    consumer = Paused([*one(1), *chunk(2, "u", 1, 2)])
+    while consumer.script:
+        harness.receiver.receive(consumer)
+    assert harness.take()["entry_id"].to_pylist() == [1, 2]
+
+
 @pytest.mark.slow
 def test_who_waits_for_an_entry_has_it_hurried_meanwhile() -> None:
     budget = ByteBudget(1_000, 100, 100)
@@ -387,15 +422,6 @@ class TestWhatNoConsumerGets:
         assert harness.receiver.rows(START, Position(5, 20), 0).num_rows == 0
 
 
-class _Clock:
-    """Stands in for the module `time`."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 class TestChunkedMessages:
     def acknowledged(self, harness: Harness, entry: int) -> list[Position]:
         consumer = FakeConsumer([])
@@ -468,43 +494,6 @@ class TestChunkedMessages:
         harness.receiver._chunked._max_seconds = -1.0
         consumer = FakeConsumer([*one(3), *one(4)])
         harness.receiver.receive(consumer)
-        assert harness.receiver._chunked.may_be_acknowledged is None
-
-    @pytest.mark.parametrize("stands_at", ["the first wait", "a later one", "an answer"])
-    def test_none_is_given_up_because_the_process_stood_still(
-        self, monkeypatch: pytest.MonkeyPatch, stands_at: str
-    ) -> None:
-        """As a paused process does: its last chunk is in the topic, and comes after the pause."""
-        clock = _Clock()
-        monkeypatch.setattr(streaming.source.receiving.receiver, "time", clock)
-
-        class Standing(FakeConsumer):
-            def receive(self, timeout_seconds: float) -> ReceivedEntry | None:
-                is_first, entry = len(self.script) == 2, super().receive(timeout_seconds)
-                if {"the first wait": is_first, "a later one": entry is None, "an answer": not is_first}[stands_at]:
-                    clock.now += 600.0
-                return entry
-
-        harness = Harness()
-        harness.receive(chunk(0, "a", 0, 2, payload=b"1"))
-        consumer = Standing([None, *chunk(1, "a", 1, 2, payload=b"2")])
-        while consumer.script:
-            harness.receiver.receive(consumer)
-        assert harness.take()["payload"].to_pylist() == [b"12"]
-
-    def test_one_is_given_up_after_a_minute_and_a_half_in_which_nothing_stood_still(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        clock = _Clock()
-        monkeypatch.setattr(streaming.source.receiving.receiver, "time", clock)
-        harness = Harness()
-        harness.receive(chunk(0, "a", 0, 2))
-        for _ in range(180):
-            assert harness.receiver._chunked.may_be_acknowledged is not None
-            clock.now += 0.5
-            harness.receiver.receive(FakeConsumer([]))
-        clock.now += 0.5
-        harness.receiver.receive(FakeConsumer([]))
         assert harness.receiver._chunked.may_be_acknowledged is None
 
     def test_a_new_consumer_gets_all_chunks_again_and_they_have_all_the_time_again(self) -> None:
