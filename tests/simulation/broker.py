@@ -246,9 +246,9 @@ class Link:
         return Answer(answer)
 
     def close(self) -> None:
-        """What has been sent before comes to the broker."""
-        self._end(DisconnectedError("the connection is closed"))
+        """What has been sent before comes to the broker, and then the end: also where the process is killed in it."""
         self._ask_broker(self._hang_up)
+        self._end(DisconnectedError("the connection is closed"))
 
     def cut(self, error: PulsarError) -> None:
         """The connection ends; both sides hear of it, and of what is under way nothing comes."""
