@@ -6,6 +6,7 @@ import contextlib
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,17 @@ def _consumer_script(brokers: list[Brokers], topic: str, chance: random.Random) 
     return told
 
 
+def _told_in_memory(seed: int, script: Callable[[World, Process], list[Any]]) -> list[Any]:
+    """What a script is told that runs in a process of a simulated world, where no faults fall."""
+    world, process = World(Plan(seed, rates={})), Process("script")
+    told: list[Any] = []
+    with in_simulation(world):
+        world.scheduler.start(process, "script", lambda: told.extend(script(world, process)))
+        world.scheduler.run(lambda: False)
+    world.disk.remove()
+    return told
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_cluster_in_memory_does_as_pulsar_does(broker: EmbeddedBroker, topic: str, seed: int) -> None:
     connections = [Brokers(broker.settings) for _ in range(2)]
@@ -217,22 +229,16 @@ def test_the_cluster_in_memory_does_as_pulsar_does(broker: EmbeddedBroker, topic
     finally:
         for one in connections:
             one.close()
-    world = World(Plan(seed, rates={}))
-    fake: list[Any] = []
-    process = Process("script")
 
-    def wait(holds: Any) -> None:
-        while not holds():
-            world.scheduler.wait(0.01)
+    def script(world: World, process: Process) -> list[Any]:
+        def wait(holds: Any) -> None:
+            while not holds():
+                world.scheduler.wait(0.01)
 
-    def work() -> None:
         simulated: list[Any] = [SimulatedBrokers(world.cluster, process) for _ in range(2)]
-        fake.extend(_broker_script(simulated, topic, random.Random(seed), wait))
+        return _broker_script(simulated, topic, random.Random(seed), wait)
 
-    with in_simulation(world):
-        world.scheduler.start(process, "script", work)
-        world.scheduler.run(lambda: False)
-    world.disk.remove()
+    fake = _told_in_memory(seed, script)
     assert fake == real
     assert any(isinstance(one, list) and len(one) == 4 and one[2] >= 0 for one in real), "something was repeated"
 
@@ -286,18 +292,12 @@ def test_producers_of_pulsars_client_are_told_the_same_in_memory(broker: Embedde
     finally:
         for one in clients:
             one.close()
-    world = World(Plan(seed, rates={}))
-    fake: list[Any] = []
-    process = Process("script")
 
-    def work() -> None:
+    def script(world: World, process: Process) -> list[Any]:
         simulated = [Client(SimulatedBrokers(world.cluster, process)) for _ in range(2)]
-        fake.extend(_client_script(simulated, topic, random.Random(seed)))
+        return _client_script(simulated, topic, random.Random(seed))
 
-    with in_simulation(world):
-        world.scheduler.start(process, "script", work)
-        world.scheduler.run(lambda: False)
-    world.disk.remove()
+    fake = _told_in_memory(seed, script)
     assert fake == real
     dropped = [is_dropped for one in real if isinstance(one[-1], list) for _, is_dropped in one[-1]]
     assert {*dropped} == {True, False}, "some were repeated, and others new"
