@@ -20,25 +20,16 @@ from broker.protocol.reading import read_entries, read_messages
 from broker.protocol.sending import PartlySentError
 from broker.standalone import EmbeddedBroker
 from tests.support.clients import java_client
+from tests.support.servers.small_entries import LARGEST, SLOW, broker_of_small_entries
 from tests.support.service.harness import http, now, wait_until
 
 pytestmark = pytest.mark.long
 
-LARGEST = 128 << 10  # bytes of an entry
-SLOW = "public/slow"  # a namespace that takes 2 MB a second
-
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker that takes small entries only."""
-    made = EmbeddedBroker(tmp_path_factory.mktemp("small"), {"maxMessageSize": str(LARGEST)})
-    made.start(port=0, http_port=0)
-    admin = f"{made.settings.admin_url}/admin/v2/namespaces"
-    http.put(f"{admin}/{SLOW}", json={}).raise_for_status()
-    rate = {"publishThrottlingRateInMsg": -1, "publishThrottlingRateInByte": 2_000_000}
-    http.post(f"{admin}/{SLOW}/publishRate", json=rate).raise_for_status()
-    yield made
-    made.kill()
+def small(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+    with broker_of_small_entries(tmp_path_factory.mktemp("small"), broker) as made:
+        yield made
 
 
 @pytest.fixture

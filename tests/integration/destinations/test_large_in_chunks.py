@@ -21,31 +21,25 @@ from broker.protocol.reading import read_entries
 from broker.standalone import EmbeddedBroker
 from streaming.release.producer_names import read_generations
 from tests.support.clients import java_client
+from tests.support.servers.small_entries import LARGEST, SLOW, broker_of_small_entries
 from tests.support.service.harness import Job, http, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 pytestmark = pytest.mark.long
 
-LARGEST = 128 << 10  # bytes of an entry
 LARGE = 2_500_000
 SOURCE = "persistent://public/default/large"
-FIRST, SECOND = "persistent://public/slow/first", "persistent://public/default/second"
+FIRST, SECOND = f"persistent://{SLOW}/first", "persistent://public/default/second"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker that takes small entries only, and of a namespace 2 MB a second."""
-    made = EmbeddedBroker(tmp_path / "broker", {"maxMessageSize": str(LARGEST)})
-    made.start(port=0, http_port=0)
-    admin = f"{made.settings.admin_url}/admin/v2/namespaces/public"
-    http.put(f"{admin}/slow", json={}).raise_for_status()
-    rate = {"publishThrottlingRateInMsg": -1, "publishThrottlingRateInByte": 2_000_000}
-    http.post(f"{admin}/slow/publishRate", json=rate).raise_for_status()
-    for namespace in ("slow", "default"):
-        retention = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
-        http.post(f"{admin}/{namespace}/retention", json=retention).raise_for_status()
-    yield made
-    made.kill()
+def broker(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+    with broker_of_small_entries(tmp_path / "broker", broker) as made:
+        admin = f"{made.settings.admin_url}/admin/v2/namespaces/public"
+        for namespace in ("slow", "default"):
+            retention = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
+            http.post(f"{admin}/{namespace}/retention", json=retention).raise_for_status()
+        yield made
 
 
 # What the checkpoint is lost with.
