@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.on_time import NAMESPACE, run
+from benchmarks.on_time import NAMESPACE, Pace, run
 from benchmarks.start import cpu_seconds, memory_mib
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Job
@@ -47,7 +47,7 @@ def main() -> None:
 
         def measure(to: str, is_native: bool) -> tuple[dict[str, Any], float]:
             before = broker_seconds(broker)
-            found = run(broker.settings, to.removesuffix("-a"), to, rate, seconds, is_native)
+            found = run(broker.settings, to.removesuffix("-a"), to, [Pace(rate, seconds)], is_native)
             return found, (broker_seconds(broker) - before) / millions
 
         try:

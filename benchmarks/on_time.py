@@ -1,11 +1,12 @@
 """Measures lateness and throughput of the job and of Pulsar's own delayed delivery.
 
-usage: on_time.py [RATE [SECONDS]] [--busy N] [--topics N] [--alone]
+usage: on_time.py [RATE [SECONDS]] [--from RATE] [--busy N] [--topics N] [--alone]
 
 Both have the same broker, load and consumer, one after the other: RATE (3,000) messages a second for SECONDS (60), 100
 bytes each, due 5 to 10 seconds after they are sent. Lateness is taken at the consumer, after the first 20 seconds. With
---busy N processes that do nothing but use a core each run beside it (0); with --topics the job has N source topics (1),
-which get a message in turn; --alone leaves Pulsar's own out. The job's CPU seconds are those of all its processes from
+--from another rate comes before for 20 seconds, so that the step is measured; with --busy N processes that do nothing
+but use a core each run beside it (0); with --topics the job has N source topics (1), which get a message in turn;
+--alone leaves Pulsar's own out. The job's CPU seconds are those of all its processes from
 the first message on. Prints one JSON object.
 """
 
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pulsar
@@ -34,6 +35,17 @@ from tests.support.service.harness import Job
 
 WARM_UP_SECONDS = 20
 NAMESPACE = "persistent://public/default"
+
+
+class Pace(NamedTuple):
+    """So many messages a second, for so long."""
+
+    rate: int
+    seconds: float
+
+    @property
+    def n(self) -> int:
+        return int(self.rate * self.seconds)
 
 
 def paced(rate: float, n: int) -> Iterator[int]:
@@ -58,7 +70,7 @@ def received(consumer: pulsar.Consumer, n: int, until: float) -> Iterator[tuple[
         yield message.data(), now
 
 
-def produce(settings: PulsarSettings, topics: str | Sequence[str], rate: int, seconds: float, is_native: bool) -> None:
+def produce(settings: PulsarSettings, topics: str | Sequence[str], paces: Sequence[Pace], is_native: bool) -> None:
     client = connect(settings)
     producers = [
         client.create_producer(
@@ -67,7 +79,7 @@ def produce(settings: PulsarSettings, topics: str | Sequence[str], rate: int, se
         for topic in ([topics] if isinstance(topics, str) else topics)
     ]
     body = b"x" * 86
-    for i in paced(rate, int(rate * seconds)):
+    for i in itertools.chain.from_iterable(paced(pace.rate, pace.n) for pace in paces):
         producer = producers[i % len(producers)]
         due = int((time.time() + random.uniform(5, 10)) * 1000)
         payload = str(due).encode() + b" " + body
@@ -100,19 +112,18 @@ def run(
     settings: PulsarSettings,
     source: str | Sequence[str],
     destination: str | Sequence[str],
-    rate: int,
-    seconds: float,
+    paces: Sequence[Pace],
     native: bool,
 ) -> dict[str, Any]:
     results: Any = multiprocessing.Queue()
-    n = int(rate * seconds)
+    n, seconds = sum(pace.n for pace in paces), sum(pace.seconds for pace in paces)
     consumer = multiprocessing.Process(
         target=consume, args=(settings, destination, n, time.time() + seconds * 2 + 60, results)
     )
     consumer.start()
     results.get()
     begin = time.time()
-    producer = multiprocessing.Process(target=produce, args=(settings, source, rate, seconds, native))
+    producer = multiprocessing.Process(target=produce, args=(settings, source, paces, native))
     producer.start()
     producer.join()
     produced = time.time() - begin
@@ -169,6 +180,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rate", type=int, nargs="?", default=3_000)
     parser.add_argument("seconds", type=float, nargs="?", default=60)
+    parser.add_argument("--from", type=int, dest="before", metavar="RATE")
     parser.add_argument("--busy", type=int, default=0, metavar="N")
     parser.add_argument("--topics", type=int, default=1, metavar="N")
     parser.add_argument("--alone", action="store_true")
@@ -179,7 +191,10 @@ def main() -> None:
     options = arguments()
     rate, seconds = options.rate, options.seconds
     found: dict[str, Any] = {"benchmark": "on_time", "rate": rate, "seconds": seconds, "busy": options.busy}
-    found |= {"topics": options.topics}
+    found |= {"topics": options.topics, "from": options.before}
+    paces = [Pace(rate, seconds)]
+    if options.before:
+        paces.insert(0, Pace(options.before, WARM_UP_SECONDS))
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         broker = EmbeddedBroker(Path(folder) / "broker")
         broker.start(port=0, http_port=0)
@@ -189,17 +204,16 @@ def main() -> None:
         try:
             job.start()
             before = cpu_seconds(job)
-            ours = run(broker.settings, sources, [f"{source}-a" for source in sources], rate, seconds, native=False)
+            ours = run(broker.settings, sources, [f"{source}-a" for source in sources], paces, native=False)
             used = {name: round(seconds - before.get(name, 0), 1) for name, seconds in cpu_seconds(job).items()}
             ours["job_cpu_seconds"] = round(sum(used.values()), 1)
             ours["job_cpu_seconds_by_process"] = used
-            ours["batch_millis_p50"] = median_of(job, "batch_millis_p50", seconds)
-            ours["taken_per_second_p50"] = median_of(job, "taken_per_second", seconds)
-            ours["lookahead_millis_p50"] = median_of(job, "lookahead_millis", seconds)
+            for name in ("batch_millis_p50", "taken_per_second", "lookahead_millis"):
+                ours[f"{name.removesuffix('_p50')}_p50"] = median_of(job, name, sum(pace.seconds for pace in paces))
             job.terminate()
             found["delaylake"] = ours
             if not options.alone:
-                own = run(broker.settings, f"{NAMESPACE}/own", f"{NAMESPACE}/own", rate, seconds, native=True)
+                own = run(broker.settings, f"{NAMESPACE}/own", f"{NAMESPACE}/own", paces, native=True)
                 ratio = ours["late_millis"]["p99"] / own["late_millis"]["p99"]
                 found |= {"pulsar": own, "p99_ratio": round(ratio, 3)}
         finally:

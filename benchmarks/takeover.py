@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.on_time import NAMESPACE, consume, produce
+from benchmarks.on_time import NAMESPACE, Pace, consume, produce
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Job, wait_until
 from warehouse.audit.accounts import run_audit
@@ -73,7 +73,7 @@ def main() -> None:
             target=consume,
             args=(broker.settings, f"{source}-a", rate * seconds, time.time() + seconds + 180, results),
         )
-        producer = multiprocessing.Process(target=produce, args=(broker.settings, source, rate, seconds, False))
+        producer = multiprocessing.Process(target=produce, args=(broker.settings, source, [Pace(rate, seconds)], False))
         try:
             job = new_job().start()
             consumer.start()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_time import NAMESPACE, median_of, paced, run
+from benchmarks.on_time import NAMESPACE, Pace, median_of, paced, run
 from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
@@ -60,7 +60,7 @@ def measure(broker: EmbeddedBroker, folder: Path, name: str, rate: int, seconds:
         job.start()
         if name == "used":
             multiprocessing.Process(target=produce_other, args=(broker.settings, seconds), daemon=True).start()
-        found = run(broker.settings, source, f"{source}-a", rate, seconds, native=False)
+        found = run(broker.settings, source, f"{source}-a", [Pace(rate, seconds)], native=False)
         return found | {"batch_millis_p50": median_of(job, "batch_millis_p50", seconds)}
     finally:
         job.stop()

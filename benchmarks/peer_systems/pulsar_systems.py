@@ -44,7 +44,7 @@ class PulsarsOwn(Peer):
 
     def paced(self, rate: int, seconds: float) -> dict[str, Any]:
         source, destination = self.source("paced"), self.destination("paced")
-        return on_time.run(self.broker.settings, source, destination, rate, seconds, self.is_native)
+        return on_time.run(self.broker.settings, source, destination, [on_time.Pace(rate, seconds)], self.is_native)
 
     def burst(self, n: int) -> dict[str, Any]:
         return burst.run(self.broker.settings, self.source("burst"), self.destination("burst"), n, self.is_native)
