@@ -56,6 +56,12 @@ def by_message_and_home(rows: pa.Table, shards: int) -> Iterator[tuple[int, pa.T
     yield from by_other_home(rows, shards)
 
 
+def to_others(rows: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
+    """Gives each row to all shards but the home of its entry."""
+    homes = shard_of(int64(rows, "ledger_id"), int64(rows, "entry_id"), shards)
+    yield from ((shard, where(rows, homes != shard)) for shard in range(shards))
+
+
 def to_all(value: Any, shards: int) -> Iterator[tuple[int, Any]]:
     """Gives every shard the same."""
     yield from ((shard, value) for shard in range(shards))
@@ -194,6 +200,7 @@ class InputKind(StrEnum):
     NOTES = "notes", Rows(ENTRY_LOG_ROWS), by_other_home, TickInput, "elsewhere"
     SEGMENT = "segment", _MESSAGES, by_message, TickInput, "segment"
     COMMANDS = "commands", Rows(COMMAND_ROWS), by_message, TickInput, "commands"  # and copies: see `command_copies`
+    HANDED_OVER = "handed_over", Rows(COMMAND_ROWS), to_others, TickInput, "handed_over"
     REQUEST_IDS = "request_ids", _JSON, to_all, TickInput, "request_ids"
     MESSAGE_REQUESTS = "message_requests", _JSON, to_all, TickInput, "message_requests"
     PAUSE_CHANGES = "pause_changes", _PAUSE_CHANGES, to_all, TickInput, "pause_changes"

@@ -157,6 +157,7 @@ class Shard:
             self._dispatch_again(step)
         if tick_input.rebuilt is not None:
             self._rebuild(step, tick_input.rebuilt)
+        self._control.add_waiting(tick_input.handed_over)
         if tick_input.reinstated:
             self._control.wait_again(tick_input.reinstated)
 

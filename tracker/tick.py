@@ -74,6 +74,9 @@ class TickInput:
     segment: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
     # This shard's commands, in the control topic's order.
     commands: pa.Table = field(default_factory=partial(empty_table, COMMAND_ROWS))
+    # Commands that wait in the homes of their entries, and from this tick on in this shard, too: their topic has the
+    # first message with a schedule key.
+    handed_over: pa.Table = field(default_factory=partial(empty_table, COMMAND_ROWS))
     # By request id, for the commands of all shards: the hash of the body of the first command that has the id.
     request_ids: Mapping[str, int] = field(default_factory=dict)
     # The first of the new messages of all shards under each request id.
@@ -90,7 +93,8 @@ class TickInput:
     # Messages rejected in earlier ticks that have not been sent to the topic for rejects, because it was unwritable:
     # as many as are sent in this tick.
     rejected: pa.Table = field(default_factory=partial(empty_table, MESSAGES))
-    # Topics with a route again, or with a new subscription, or whose destinations can be written again.
+    # Topics with a route again, or with a new subscription, or whose destinations can be written again, or whose
+    # waiting commands are handed over.
     reinstated: Collection[str] = ()
     # The first sealed rows that are parked for the subscriptions in `rounds`, which are those in `Tick.drains`, and
     # those that are resumed by this tick, or from this tick on not parked for another reason.

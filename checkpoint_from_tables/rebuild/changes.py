@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from broker.position import Position
 from checkpoint_from_tables.rebuild.delivered import Delivered, is_not_durable
 from checkpoint_from_tables.rebuild.message_set import MessageSet
-from checkpoint_from_tables.rebuild.waiting_commands import WAITING
 from tracker.commands.kinds import RESCHEDULE, RESTORE, RETRY
 from tracker.ends import moved_ends
 from tracker.message_state.changes import HELD_DELIVER_AT, PAUSED_DELIVER_AT
@@ -36,6 +35,7 @@ from tracker.schemas import COMMAND_ROWS, REBUILD_ID, SEQUENCE_BITS
 from warehouse.delta.tables import OnProgress, Tables
 from warehouse.named_queries import TRUE, NamedQueries, Sql
 from warehouse.pending import EFFECT, IS_CANCEL, IS_RESTORE, are_cancelled
+from warehouse.queries.waiting_commands import WAITING
 from warehouse.schemas import DELAYED_INDEX
 
 _SQL = NamedQueries(

@@ -23,7 +23,6 @@ from checkpoint_from_tables.rebuild.overdue import by_ledger, delays_due, first_
 from checkpoint_from_tables.rebuild.recurring.schedules import Schedules
 from checkpoint_from_tables.rebuild.rejected import find_rejected
 from checkpoint_from_tables.rebuild.schedule_keys import KEYED_ROWS, keyed_topics, live_keys
-from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
 from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.batch_schema import InputKind
@@ -54,6 +53,7 @@ from warehouse.delta.tables import Tables
 from warehouse.named_queries import NamedQueries, identifier
 from warehouse.pending import EFFECT, IS_PAUSE_CHANGE
 from warehouse.queries.first_answers import find_bodies, find_message_bodies
+from warehouse.queries.waiting_commands import find_waiting
 from warehouse.routes.known_routes import KnownRoute, KnownRoutes, KnownSubscription, known_routes, subscription_names
 from warehouse.routes.membership import TABLE as SUBSCRIPTION_CHANGES
 from warehouse.routes.membership import Changes as SubscriptionChanges

@@ -23,7 +23,10 @@ _STORED_AS = {
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
 
 # Fields that offsets of earlier programs lack, which mean nothing when they are empty.
-_NEWER = {"drains", "drained_before", "large", "max_bytes", "max_delay_millis", "max_file_bytes", "rejects_to"}
+_NEWER = {
+    *("drains", "drained_before", "large", "max_bytes", "max_delay_millis", "max_file_bytes", "newly_keyed"),
+    "rejects_to",
+}
 
 UNKNOWN = -1  # in place of a topic's number of partitions: the topic was never looked up
 
@@ -77,6 +80,9 @@ class Offset:
         default_factory=dict
     )  # subscriptions, as `warehouse.routes.membership.Changes`
     keyed: list[str] = field(default_factory=list)  # source topics that have had messages with a schedule key
+    # Those whose first such message is in this batch, where there are several shards: their waiting commands are handed
+    # to all shards, in the version of `outcomes` that `lookup_versions` has.
+    newly_keyed: list[str] = field(default_factory=list)
     # [time, number of places of each shard], by source topic and subscription: places after that time, ms since the
     # epoch, for shaped messages that waited for this tick.
     places: dict[str, dict[str, Any]] = field(default_factory=dict)

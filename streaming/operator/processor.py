@@ -113,7 +113,7 @@ class Operator:
         fields = fields_of(TickInput, received)
         if InputKind.REBUILT in received:
             fields["rebuilt"] = replace(received[InputKind.REBUILT], **fields_of(Rebuilt, received))
-        reinstated = {topic for topic, _ in offset.reinstated}
+        reinstated = {topic for topic, _ in offset.reinstated} | {*offset.newly_keyed}
         return TickInput(**fields, first_answers=first_answers, find_keyed=find_keyed, reinstated=reinstated)
 
 

@@ -318,6 +318,7 @@ class Intake:
         feedback: Feedback,
     ) -> Offset:
         offset = self._clock.next(last, now, feedback, self._index)
+        keyed = {*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}
         offset = replace(
             offset,
             positions=positions,
@@ -327,7 +328,8 @@ class Intake:
             max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_file_bytes=max(1, _FILE_SHARE * self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_delay_millis=self._settings.tracker.max_delay_millis,
-            keyed=sorted({*last.keyed, *(r.source.topic for r in list(self._receivers.open.values()) if r.has_keys)}),
+            keyed=sorted(keyed),
+            newly_keyed=sorted(keyed.difference(last.keyed)) if len(self._shard_keys) > 1 else [],
             time_zone_data=TIME_ZONE_DATA_VERSION,
             **self._routes(last),
         )
@@ -340,7 +342,8 @@ class Intake:
                 TIME_ZONE_DATA_VERSION,
                 last.time_zone_data,
             )
-        if ends is not None or any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values()):
+        has_earlier_commands = any(of_topic["handed_out"] >= 0 for of_topic in offset.changed.values())
+        if ends is not None or has_earlier_commands or offset.newly_keyed:
             offset = replace(offset, lookup_versions=[self._tables.version(name) for name in LOOKED_UP])
         if self._settings.release.unwritable == "wait":
             offset = replace(offset, unwritable=_waiting(offset.unwritable))

@@ -41,6 +41,7 @@ from warehouse.delta.tables import Tables
 from warehouse.queries.drained_rows import first_rounds, next_rounds
 from warehouse.queries.held_rejects import Span, find_rejects
 from warehouse.queries.index_rows import (
+    LOOKED_UP,
     PART_BYTES,
     find_known_messages,
     find_places,
@@ -48,6 +49,7 @@ from warehouse.queries.index_rows import (
     read_light_segment,
     read_places,
 )
+from warehouse.queries.waiting_commands import find_waiting
 from warehouse.routes.known_routes import KnownRoutes
 
 # The most bytes of input that go with a task, but for a single message: Spark refuses more than
@@ -81,6 +83,7 @@ class CommandsPart(Part):
     routes: dict[str, Any]  # as `Offset.routes`
     changed: dict[str, Any]  # as `Offset.changed`: commands for later subscriptions apply to the added ones
     keyed: list[str]  # as `Offset.keyed`
+    newly_keyed: list[str]  # as `Offset.newly_keyed`
     limits: Limits  # of what they may name
 
 
@@ -213,7 +216,8 @@ class SourceReader:
         if last.lookup_versions:
             messages = pack(self._intake.control_messages(first, last))
             limits = Limits(last.max_delay_millis, last.newest_ledgers)
-            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, last.keyed, limits))
+            keyed = (last.keyed, last.newly_keyed)
+            parts.append(CommandsPart(messages, last.lookup_versions, last.routes, last.changed, *keyed, limits))
         for part in parts:
             part.tick = last.tick
         return list(parts)
@@ -280,9 +284,18 @@ class SourceReader:
             *resumes,
             *self._rows(InputKind.COMMANDS, commands),
             *command_copies(commands, known_messages, partition.keyed, self._shard_keys),
+            *self._handed_over(partition, routes),
             *self._rows(InputKind.KNOWN_MESSAGES, known_messages),
             *self._rows(InputKind.REJECTED_COMMANDS, decoded.rejects),
         ]
+
+    def _handed_over(self, partition: CommandsPart, routes: KnownRoutes) -> list[InputRow]:
+        """Packs the waiting commands of topics whose messages may be in other shards than their entries from now on."""
+        if not partition.newly_keyed:
+            return []
+        version = partition.versions[LOOKED_UP.index("outcomes")]
+        waiting = find_waiting(self._tables, routes.subscriptions.names, partition.newly_keyed, version)
+        return self._rows(InputKind.HANDED_OVER, waiting)
 
     def _payload_rows(self, partition: CommandsPart, commands: pa.Table) -> Iterator[InputRow]:
         """Packs the rows of the messages that commands move or restore: of many bytes references alone."""

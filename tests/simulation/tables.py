@@ -269,6 +269,7 @@ _DIVISION = re.compile(r"(\w+) / (\d+)")
 def _sql(sql: str) -> str:
     sql = sql.replace("octet_length(encode(payload, 'hex'))", "octet_length(payload) * 2")
     sql = sql.replace("octet_length(array_to_string(", "strlen(array_to_string(")
+    sql = sql.replace("LEFT ANTI JOIN", "ANTI JOIN")
     return _DIVISION.sub(r"\1 // \2", sql)
 
 

@@ -403,10 +403,15 @@ class Control:
         reason = "the topic has no such message"
         return concat([outcomes, answers_of(self._subscriptions, unmatched, Result.NOT_FOUND, reason)], OUTCOME_ROWS)
 
+    def add_waiting(self, commands: pa.Table) -> None:
+        """Has commands, as COMMAND_ROWS, wait in this shard, too: their messages may come in here from this tick on."""
+        self._waiting.add_commands(commands, self._context.tick)
+
     def wait_again(self, topics: Collection[str]) -> None:
         """Has the waiting commands for some topics wait for messages that were published before this tick.
 
-        The topics have their route again, or a new subscription: what was published may not have been read yet.
+        The topics have their route again, or a new subscription: what was published may not have been read yet. Or other
+        shards wait with this one from now on: all of them give up in the same tick.
         """
         self._waiting.wait_again(topics, self._context.tick)
 

@@ -109,3 +109,38 @@ def test_of_each_key_one_message_is_delivered_whatever_happens(
     finally:
         api.stop()
         job.stop()
+
+
+def test_a_cancel_that_waits_meets_its_message_also_if_that_has_its_topics_first_key(
+    broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
+) -> None:
+    """By its key the message goes to another shard than the one in which the cancel waits, for its id."""
+    routes = [{"source": topic, "subscriptions": [{"name": "a"}]}]
+    job = Job(tmp_path, broker.settings, routes, tracker={"shards": 2})
+    collector.collect(f"{topic}-a")
+    producer = pulsar_client.create_producer(topic, batching_enabled=False)
+    due = now() + round(60_000 * job.pace)
+
+    def results(*results: str) -> list[dict[str, object]]:
+        named = ", ".join(f"'{result}'" for result in results)
+        return job.rows("outcomes", f"SELECT * FROM {{table}} WHERE result IN ({named})")
+
+    try:
+        job.start()
+        ledger = producer.send(b"without a key", properties={"deliverAt": str(due)}).ledger_id()
+        named = "".join(f"{ledger}:{entry} {due}\n" for entry in range(1, 9))
+        job.command("topics", "cancel-delayed-message", topic, "-s", "a", "--from-file", "-", stdin=named)
+        wait_until(lambda: len(results("WAITING")) == 8, 60, f"eight that wait\n{job.log}")
+        # Some of the keys are of another shard than the entries.
+        for i in range(1, 9):
+            producer.send(f"with key {i}".encode(), properties={"deliverAt": str(due), "scheduleKey": f"key {i}"})
+        wait_until(lambda: len(results("APPLIED")) == 8, 60, f"all of them are applied\n{job.log}")
+        arrived = collector.received[f"{topic}-a"]
+        wait_until(lambda: arrived, 60 + (due - now()) / 1000, f"what was not cancelled\n{job.log}")
+        time.sleep(2)
+        assert [message.payload for message in arrived] == [b"without a key"]
+        assert len(results("APPLIED", "NOT_FOUND", "TOO_LATE")) == 8
+        audit = wait_until(lambda: (a := run_audit(job.settings)).taken_in == 9 and a, 60, "the entries")
+        assert audit.is_clean, audit.findings
+    finally:
+        job.stop()

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint_from_tables.rebuild.waiting_commands import find_waiting
 from conf.settings import Settings
 from streaming.batch_schema import InputKind, OutputKind, input_rows
 from streaming.operator.processor import Operator
@@ -31,6 +30,7 @@ from tracker.tick import Effects, TickInput
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import cancels_to_index, outcomes_to_rows
+from warehouse.queries.waiting_commands import find_waiting
 from warehouse.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow

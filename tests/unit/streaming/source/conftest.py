@@ -36,9 +36,10 @@ _NO_ROWS = pa.schema([(name, pa.int64()) for name in ("slot", "n", "n_bytes")]).
 def start(client: Client, tmp_path: Path) -> Iterator[Any]:
     made = []
 
-    def begin(settings: Settings, run_id: str, alerts: Alerts | None = None) -> Intake:
+    def begin(settings: Settings, run_id: str, alerts: Alerts | None = None, shards: int = 1) -> Intake:
         tables: Any = SimpleNamespace(version=lambda name: 0, query=lambda *_: _NO_ROWS, check_epoch=lambda: None)
-        made.append(Intake(settings, run_id, FeedbackFile(tmp_path / "feedback"), [0], tables, alerts or Alerts()))
+        feedback, keys = FeedbackFile(tmp_path / "feedback"), [*range(shards)]
+        made.append(Intake(settings, run_id, feedback, keys, tables, alerts or Alerts()))
         return made[-1]
 
     yield begin

@@ -55,7 +55,7 @@ def test_many_are_references_however_small_each_is_and_few_are_as_they_were_and_
     control = messages([(9, 0, 0)], payload=moved.SerializeToString())
     versions = [tables.version(name) for name in index_rows.LOOKED_UP]
     known = KnownRoutes({}).updated_to(settings).to_json()
-    part = CommandsPart(pack(control), versions, known, {}, [], Limits(10**12, {}))
+    part = CommandsPart(pack(control), versions, known, {}, [], [], Limits(10**12, {}))
 
     def read() -> list[tuple[str, bytes]]:
         reader = SourceReader({"settings": settings.model_dump_json(), "shard_keys": json.dumps([1]), "epoch": "0"})
