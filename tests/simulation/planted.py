@@ -55,7 +55,7 @@ from tracker.messages import empty_table, where
 from tracker.properties import Mode
 from tracker.recurrence.columns import NEVER
 from tracker.requests import MessageRequests
-from tracker.schemas import OUTCOME_ROWS
+from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
@@ -479,6 +479,10 @@ def _cold_keys_are_forgotten() -> Planted:
     return mock.patch.object(LiveKeys, "find_cold", return_value={})
 
 
+def _waiting_commands_stay_in_their_homes() -> Planted:
+    return mock.patch.object(streaming.source.reader, "find_waiting", return_value=empty_table(COMMAND_ROWS))
+
+
 def _request_ids_of_earlier_ticks_are_forgotten() -> Planted:
     return mock.patch.object(MessageRequests, "_find_earlier", return_value={})
 
@@ -611,6 +615,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "debounced without a limit": _debounced_without_limit,
     "the limit of a key begins with each message": _the_limit_begins_with_each_message,
     "cold schedule keys are forgotten": _cold_keys_are_forgotten,
+    "a topic's first schedule key leaves its waiting commands where they are": _waiting_commands_stay_in_their_homes,
     "request ids of earlier ticks are forgotten": _request_ids_of_earlier_ticks_are_forgotten,
     "all messages of a request id are taken for alike": _all_messages_of_a_request_id_are_alike,
     "all commands of a request id are taken for alike": _all_commands_of_a_request_id_are_alike,

@@ -410,8 +410,8 @@ class Control:
     def wait_again(self, topics: Collection[str]) -> None:
         """Has the waiting commands for some topics wait for messages that were published before this tick.
 
-        The topics have their route again, or a new subscription: what was published may not have been read yet. Or other
-        shards wait with this one from now on: all of them give up in the same tick.
+        The topics have their route again, or a new subscription: what was published may not have been read yet. Or
+        other shards wait with this one from now on: all of them give up in the same tick.
         """
         self._waiting.wait_again(topics, self._context.tick)
 
