@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -187,7 +187,7 @@ class Clock:
             marks=marks,
             index_version=version,
             unwritable=unwritable,
-            places=_places(last, now, feedback, self._settings.max_segment_rows),
+            places=_places(last, now, feedback, unwritable, self._settings.max_segment_rows),
             large=large.to_json() if large.rule.n_bytes else {},
             lane_set=last.lane_set + is_set_back,
         )
@@ -295,16 +295,20 @@ def _slot_start(time: int) -> int:
     return time // SLOT_MILLIS * SLOT_MILLIS
 
 
-def _places(last: Offset, now: int, feedback: Feedback, at_most: int) -> dict[str, dict[str, Any]]:
+def _places(
+    last: Offset, now: int, feedback: Feedback, unwritable: Mapping[str, Mapping[str, Any]], at_most: int
+) -> dict[str, dict[str, Any]]:
     """Returns the places for shaped messages that wait in the shards: see `Offset.places`.
 
     Places begin after all places given so far; a place that a shard gave by itself is due by the last cutoff. Messages
-    without a place wait on: a tick that moved millions of messages would hold up all others.
+    without a place wait on: a tick that moved millions of messages would hold up all others. So do all messages for a
+    slow recipient: with their places they would be parked once more, and each round would use up as many places again.
 
     Args:
         last: the last offset.
         now: ms since the epoch.
         feedback: of the driver.
+        unwritable: as `Offset.unwritable`; a slow recipient has a `round`.
         at_most: the most places of a subscription; rounding may add one for each shard.
     """
     tick, waiting = feedback.waiting
@@ -317,6 +321,7 @@ def _places(last: Offset, now: int, feedback: Feedback, at_most: int) -> dict[st
                 _shares([n for n, _ in of_shards], at_most),
             ]
             for name, of_shards in names.items()
+            if "round" not in unwritable.get(topic, {}).get(name, {})
         }
         for topic, names in waiting.items()
     }

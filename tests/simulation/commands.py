@@ -163,7 +163,7 @@ class Operators:
         chance = self._random
         if operation not in ("RETRY", "POSTPONE") and chance.random() < 0.08:
             following = self._cluster.topic(self._topic_of[name]).end.next
-            ahead = chance.choice([0, 1, 4])
+            ahead = chance.choice([0, 1, 4, 20])
             return chance.choice([f"{following.ledger_id}:{following.entry_id + ahead}:-1:-1", "990:3:-1:-1"])
         now = self._now()
         own = [(p, a) for (p, n), a in self._accounts.accounts.items() if n == name][-60:]

@@ -69,6 +69,10 @@ class Producers:
         self._until, self._per_second, self._trace = until, per_second, trace
         self._name = f"load {scheduler.random.random()}"
         self._random = random.Random(self._name)
+        # Some topics get their first schedule key when commands wait already.
+        self._keys_from = {
+            source: self._random.choice([0.0, self._random.uniform(5.0, 25.0)]) for source in self._routes
+        }
         self._n_entries = self._n = 0
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
@@ -143,7 +147,7 @@ class Producers:
         message.key = chance.choice(_KEYS)
         [kind] = chance.choices([*_KINDS], [*_KINDS.values()])
         match kind:
-            case "keyed":
+            case "keyed" if self._scheduler.now >= self._keys_from[source]:
                 self._set_key(message, now)
             case "recurring" if is_alone:
                 self._set_rule(message, now)

@@ -244,7 +244,7 @@ class Service:
             lanes=LANES,
             batch_millis=5,
             routes=self.routes.to_json(),
-            places=_places(last, self.now, self.feedback, 1_000_000),
+            places=_places(last, self.now, self.feedback, {}, 1_000_000),
         )
 
     def _keep(self, found: Sequence[Effects]) -> None:

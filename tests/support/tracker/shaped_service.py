@@ -71,7 +71,7 @@ class Service:
             durable_through=0,
             now=self.now,
             ingested_through=self.tick,
-            places=_places(last, self.now, self.feedback, self.places_at_most),
+            places=_places(last, self.now, self.feedback, {}, self.places_at_most),
             sending=json.dumps({SHAPED: recorded(self.now, self.subscriptions.shaping)}),
         )
         self.cutoff = tick.cutoff

@@ -381,6 +381,20 @@ def test_of_what_waits_each_shard_gets_its_share_of_the_places_of_a_tick() -> No
     assert {name: counts for name, (_, counts) in places["t"].items()} == {"s": [375, 0, 125, 1], "few": [500, 0]}
 
 
+def test_what_waits_for_a_slow_recipient_gets_no_places_that_it_would_not_use() -> None:
+    last = Offset(tick=7, near_until=START + 60_000, run_id=SETTINGS.run_id)
+    waiting = {"t": {"slow": [[3, 0], [0, 0]], "down": [[3, 0], [0, 0]], "well": [[2, 0], [0, 0]]}}
+    unwritable = {"t": {"slow": {"since": 1, "open": [], "round": 4, "most": 100}, "down": {"since": 1, "open": []}}}
+    clock = Clock(SETTINGS)
+    first = clock.next(last, Moment(START, 0.0), Feedback(waiting=(7, waiting), unwritable=unwritable), FakeIndex())
+    assert first.places["t"].keys() == {"down", "well"}
+    # Also where a new run does not know it yet.
+    again = clock.next(first, Moment(START, 0.0), Feedback(waiting=(8, waiting)), FakeIndex())
+    assert again.places["t"].keys() == {"down", "well"}
+    back = clock.next(again, Moment(START, 0.0), Feedback(waiting=(9, waiting), unwritable={}), FakeIndex())
+    assert back.places["t"].keys() == {"slow", "down", "well"}
+
+
 def test_a_seal_epoch_is_not_durable_while_a_message_of_it_waits_for_a_place() -> None:
     """What waits for a place is due by a tick that is settled, but neither delivered nor sealed.
 
