@@ -1,19 +1,23 @@
 """Measures what a message costs from the socket to packed shard input, beside pulsar-client's receiving alone.
 
-usage: intake.py [MESSAGES]
+usage: intake.py [MESSAGES [TOPICS]]
 
 An embedded broker has MESSAGES (300,000) of 100 bytes with a key and two properties in one topic, and as many in 40
 partitions. Of each: the job's receivers take all of them in, and pack them for two shards, 20,000 at most at a time;
 then consumers of pulsar-client receive all, and read payload, key, properties, times and id of each: no row is made.
-CPU is that of this process, microseconds a message. Prints one JSON object.
+Then TOPICS (500) topics get 1,000 messages a second, in turn, which the whole source takes into batches for 20 seconds:
+`trickle`, and without messages `idle`. CPU is that of this process, microseconds a message or percent of a core. Prints
+one JSON object.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import resource
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,14 +32,19 @@ from broker.protocol.byte_budget import ByteBudget
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from broker.standalone import EmbeddedBroker
+from conf.settings import PulsarSettings, Settings
 from streaming.batch_schema import InputKind, input_rows
+from streaming.source.reader import SourceReader, TickPart
 from streaming.source.receiving.receiver import Limits, Receiver, TopicAccess
 from streaming.source.receiving.unreadable_messages import Acceptance
 from tracker.messages import concat
+from warehouse.delta.tables import Tables
 
 BODY = b"x" * 100
 PARTITIONS = (1, 40)
 BATCH_MESSAGES = 20_000
+RATE, SECONDS = 1_000, 20  # of what trickles in
+BATCH_SECONDS = 0.25  # that Spark takes for a batch
 
 
 def cpu_seconds() -> float:
@@ -148,13 +157,84 @@ def measure(broker: EmbeddedBroker, partitions: int, n: int) -> dict[str, Any]:
     }
 
 
+def produce_slowly(settings: PulsarSettings, topics: list[str]) -> None:
+    client = connect(settings)
+    producers = [client.create_producer(topic, batching_enabled=False) for topic in topics]
+    began = time.monotonic()
+    for i in range(RATE * SECONDS):
+        time.sleep(max(0.0, began + i / RATE - time.monotonic()))
+        due = str(2_000_000_000_000 + i)
+        producers[i % len(producers)].send_async(BODY, None, properties={"deliverAt": due}, partition_key="customer-1")
+    for producer in producers:
+        producer.flush()
+    client.close()
+
+
+def trickle(broker: EmbeddedBroker, folder: Path, n_topics: int) -> dict[str, Any]:
+    """Runs the source as Spark does, with an empty feedback, and batches that take BATCH_SECONDS."""
+    topics = [f"persistent://public/default/trickle-{i}" for i in range(n_topics)]
+    settings = Settings(
+        pulsar=broker.settings,
+        warehouse=f"file:{folder}/warehouse",
+        checkpoint=f"file:{folder}/checkpoint",
+        routes=[{"source": topic, "subscriptions": [{"name": "a"}]} for topic in topics],  # type: ignore[arg-type]
+    )
+    Path(folder, "checkpoint").mkdir()
+    Tables(settings.warehouse).create()
+    source = SourceReader(
+        {
+            "settings": settings.model_dump_json(),
+            "run": "benchmark",
+            "epoch": "0",
+            "shard_keys": "[0, 1]",
+            "feedback": f"{folder}/feedback",
+            "troubles": f"{folder}/troubles",
+        }
+    )
+    offset = source.initial_offset()
+    found: dict[str, Any] = {"topics": n_topics}
+
+    def take_in(until: Callable[[], bool]) -> dict[str, float]:
+        nonlocal offset
+        cpu, began, n_batches, n_bytes = cpu_seconds(), time.monotonic(), 0, 0
+        while not until():
+            begin, offset = offset, json.loads(json.dumps(source.next_offset(offset)))
+            parts = source.partitions(begin, offset)
+            n_bytes += sum(len(row[2]) for part in parts if isinstance(part, TickPart) for row in part.rows)
+            time.sleep(BATCH_SECONDS)
+            source.commit(offset)
+            n_batches += 1
+        cpu, seconds = cpu_seconds() - cpu, time.monotonic() - began
+        return {
+            "cpu_us_a_message": round(cpu / (RATE * SECONDS) * 1e6, 1),
+            "core_percent": round(100 * cpu / seconds, 1),
+            "batches_a_second": round(n_batches / seconds, 2),
+            "mb": round(n_bytes / 1e6, 1),
+        }
+
+    try:
+        ends_at = time.monotonic() + SECONDS
+        take_in(lambda: time.monotonic() > ends_at)
+        idle_ends_at = time.monotonic() + SECONDS / 2
+        found["idle"] = take_in(lambda: time.monotonic() > idle_ends_at)
+        producer = multiprocessing.get_context("spawn").Process(target=produce_slowly, args=(broker.settings, topics))
+        producer.start()
+        found["trickle"] = take_in(lambda: not producer.is_alive())
+        found["threads"] = threading.active_count()
+    finally:
+        source.stop()
+    return found
+
+
 def main() -> None:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
+    given = [int(argument) for argument in sys.argv[1:]]
+    n, n_topics = given + [300_000, 500][len(given) :]
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder))
         try:
             broker.start(port=0, http_port=0)
-            found = {f"partitions_{partitions}": measure(broker, partitions, n) for partitions in PARTITIONS}
+            found = {f"partitions_{partitions}": measure(broker, partitions, n) for partitions in PARTITIONS if n}
+            found |= trickle(broker, Path(folder), n_topics)
         finally:
             broker.kill()
     print(json.dumps({"messages": n, "bytes": len(BODY), **found}))
