@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +16,18 @@ from tracker.messages import int64
 _NOT_KNOWN = -2  # -1 is the index before a topic's first message
 
 
-@dataclass(frozen=True)
-class Part:
-    """An entry that came, and that is a part of a message alone: a chunk before the last one.
+class CameEntry(NamedTuple):
+    """An entry that came: with messages, or as a part of one, as a chunk before the last one.
 
     Attributes:
         position: of the entry.
-        index: its broker entry index; None: unknown.
+        n_messages: as the broker's indexes count them; 1 for a part.
+        first_index: broker entry index of its first message; None: unknown.
     """
 
     position: Position
-    index: int | None
+    n_messages: int
+    first_index: int | None
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,28 @@ class Continuity:
         self._last = position
         self._last_index = _NOT_KNOWN if index is None else index
 
-    def gaps(self, rows: pa.Table, parts: Sequence[Part] = ()) -> list[Gap]:
+    def gaps_of(self, entries: Iterable[CameEntry]) -> list[Gap]:
+        """As `gaps`, of entries one by one: of few it takes far less time."""
+        found = []
+        for position, n_messages, first in entries:
+            last, last_index = self._last, self._last_index
+            if position <= last:
+                continue
+            if position.ledger_id == last.ledger_id:
+                follows = position.entry_id == last.entry_id + 1
+            else:
+                follows = last == START or (last_index != _NOT_KNOWN and first == last_index + 1)
+            if not follows:
+                found.append(Gap(last, position, _known(last_index), first))
+            self._last, self._last_index = position, _NOT_KNOWN if first is None else first + n_messages - 1
+        return found
+
+    def gaps(self, rows: pa.Table) -> list[Gap]:
         """Returns the gaps before and between the next entries. Those that are not after the last one are ignored.
 
         Args:
             rows: columns `ledger_id`, `entry_id`, `batch_size` and `first_index` of messages, in order.
-            parts: the entries that came before and between them, and have no row, in order.
         """
-        if parts:
-            rows = _with_parts(rows, parts)
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         is_new = (ledgers > self._last.ledger_id) | (
             (ledgers == self._last.ledger_id) & (entries > self._last.entry_id)
@@ -118,20 +133,6 @@ class Continuity:
         return found
 
 
-def _with_parts(rows: pa.Table, parts: Sequence[Part]) -> pa.Table:
-    """Returns the columns that `Continuity.gaps` reads, with a row for each part, in the topic's order."""
-    columns = {
-        "ledger_id": [part.position.ledger_id for part in parts],
-        "entry_id": [part.position.entry_id for part in parts],
-        "batch_size": [1] * len(parts),
-        "first_index": [part.index for part in parts],
-    }
-    own = rows.select(list(columns))
-    added = pa.table({name: pa.array(values, own.schema.field(name).type) for name, values in columns.items()})
-    merged = pa.concat_tables([own, added.cast(own.schema)])
-    return merged.sort_by([("ledger_id", "ascending"), ("entry_id", "ascending")])
-
-
 def missing_ranges(gap: Gap, ledgers: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """Returns the ranges of entries that are missing in a gap, as far as the broker still has their ledgers.
 
@@ -158,5 +159,5 @@ def positions_in(ranges: Iterable[tuple[int, int, int]]) -> Iterator[Position]:
     return (Position(ledger, entry) for ledger, first, last in ranges for entry in range(first, last + 1))
 
 
-def _known(index: np.int64) -> int | None:
+def _known(index: int | np.int64) -> int | None:
     return None if index == _NOT_KNOWN else int(index)

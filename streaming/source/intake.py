@@ -32,11 +32,12 @@ from streaming.source.batch_shares import BatchShares, Waiting
 from streaming.source.clock import MAX_REST_SECONDS, Clock, ClockSettings
 from streaming.source.late_large_messages import LateLargeMessages
 from streaming.source.receivers import Receivers
+from streaming.source.receiving.few_rows import FewRows, table_of
 from streaming.source.rejects_rounds import add_round
 from streaming.source.resumed_rounds import Since, resumed_rounds, without_unwritable
 from tracker.buckets.large_rows import LargeKey, LargeRule
 from tracker.entry_log import ENTRY_LOG_ROWS
-from tracker.messages import concat, has_keys, has_requests
+from tracker.messages import has_keys, has_requests
 from tracker.packing import LARGE_BYTES
 from tracker.requests import first_of_tick
 from tracker.subscriptions import without_dead_letters
@@ -265,7 +266,7 @@ class Intake:
         return received
 
     def _received_rows(self, first: Offset, last: Offset, is_control: bool) -> pa.Table:
-        tables = []
+        kept: list[pa.Table | FewRows] = []
         for name, end in last.positions.items():
             before = first.positions.get(name, str(START))
             if before == end:
@@ -273,8 +274,8 @@ class Intake:
             after = Position.parse(before)
             receiver = self._receivers.after(name, after)
             if self._receivers.is_control(receiver) == is_control:
-                tables.append(receiver.rows(after, Position.parse(end)))
-        return concat(tables).combine_chunks()  # there may be hundreds of topics with few rows each
+                kept += receiver.kept_rows(after, Position.parse(end))
+        return table_of(kept).combine_chunks()
 
     def _takes_messages(self, feedback: Feedback) -> bool:
         """Whether batches take messages: not while the senders are behind, or a disk is full: they wait in Pulsar."""

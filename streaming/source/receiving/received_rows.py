@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from broker.position import Position
+from streaming.source.receiving.few_rows import FewRows, table_of
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.messages import concat, int64
+from tracker.messages import int64
 
 _log = logging.getLogger(__name__)
 
@@ -20,14 +21,14 @@ class EntryRows:
     """Successive entries of a topic partition, with all of their messages.
 
     Attributes:
-        rows: the messages, as MESSAGES.
+        rows: the messages, as MESSAGES, or few of them.
         n_bytes: of the messages, about.
         earliest: the least `deliver_at` of the messages, ms since the epoch.
         start: the last entry that was read before these.
         last: the last entry that was read with them.
     """
 
-    rows: pa.Table
+    rows: pa.Table | FewRows
     n_bytes: int
     earliest: int
     start: Position
@@ -38,11 +39,13 @@ class EntryRows:
         """The number of messages; 1 for entries without any, so that they get into a batch."""
         return max(1, int(self.rows.num_rows))
 
-    def rows_between(self, after: Position, last: Position) -> pa.Table:
+    def rows_between(self, after: Position, last: Position) -> pa.Table | FewRows:
         """Returns the rows of entries after `after`, up to `last`."""
         rows = self.rows
         if not rows.num_rows or (after <= self.start and self.last <= last):
             return rows
+        if isinstance(rows, FewRows):
+            return rows.between(after, last)
         ledgers, entries = int64(rows, "ledger_id"), int64(rows, "entry_id")
         wanted = ((ledgers > after.ledger_id) | ((ledgers == after.ledger_id) & (entries > after.entry_id))) & (
             (ledgers < last.ledger_id) | ((ledgers == last.ledger_id) & (entries <= last.entry_id))
@@ -68,7 +71,8 @@ class ReceivedRows:
     def __init__(self, topic: str, after: Position) -> None:
         self._topic = topic
         self._kept: deque[EntryRows] = deque()
-        self._late: list[pa.Table] = []  # rows that came after a batch had passed their entries, for the next ones
+        # Rows that came after a batch had passed their entries, for the next ones.
+        self._late: list[pa.Table | FewRows] = []
         self.read_to = after
         self.last_in_batch = after
         self.waiting_messages = 0
@@ -79,27 +83,30 @@ class ReceivedRows:
         """Whether a message that is in no batch yet is due by a cutoff, ms since the epoch."""
         return any(entries.last > self.last_in_batch and entries.earliest <= cutoff for entries in self._kept)
 
-    def add(self, rows: pa.Table, n_bytes: int, last: Position) -> int:
+    def add(self, rows: pa.Table | FewRows, n_bytes: int, last: Position) -> int:
         """Adds rows as new ones, or to the last ones where their entries are before its end.
 
         Args:
-            rows: as MESSAGES.
+            rows: as MESSAGES, or few of them.
             n_bytes: of the rows, about.
             last: all entries up to this one have come in.
 
         Returns:
             the least `deliver_at` of the rows, ms since the epoch.
         """
-        earliest = int(int64(rows, "deliver_at").min()) if rows.num_rows else MAX_TIME_MILLIS
+        earliest = MAX_TIME_MILLIS
+        if rows.num_rows:
+            earliest = rows.earliest if isinstance(rows, FewRows) else int(int64(rows, "deliver_at").min())
         if last > self.read_to:
-            self._kept.append(EntryRows(concat([*self._late, rows]), n_bytes, earliest, self.read_to, last))
-            self._late = []
+            if self._late:
+                rows, self._late = table_of([*self._late, rows]), []
+            self._kept.append(EntryRows(rows, n_bytes, earliest, self.read_to, last))
             self.read_to = last
         elif self._kept and self.read_to > self.last_in_batch:
             entries = self._kept[-1]
             self._kept[-1] = replace(
                 entries,
-                rows=concat([entries.rows, rows]),
+                rows=table_of([entries.rows, rows]),
                 n_bytes=entries.n_bytes + n_bytes,
                 earliest=min(entries.earliest, earliest),
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from broker.client import PulsarError
-from broker.entries.continuity import Part
+from broker.entries.continuity import CameEntry
 from broker.position import START, Position, SourceTopic
 from broker.protocol.byte_budget import Share
 from broker.protocol.chunks import ChunkAssembler, Whole
@@ -26,10 +26,11 @@ from broker.pulsar_admin.topic_questions import TopicQuestions
 from streaming.source.receiving.acknowledgements import Acknowledgements
 from streaming.source.receiving.end_check import EndCheck
 from streaming.source.receiving.entry_indexes import EntryIndexes
+from streaming.source.receiving.few_rows import FewRows, table_of
 from streaming.source.receiving.received_rows import ReceivedRows
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import MOST_KEPT, Acceptance
-from tracker.messages import LEFT_OUT, MESSAGES, concat, empty_table, has_keys
+from tracker.messages import LEFT_OUT, MESSAGES, empty_table, has_keys
 
 _log = logging.getLogger(__name__)
 
@@ -86,14 +87,14 @@ class ReceiverEvents:
         on_received: called when messages have come in, with the time at which the first of them is due, ms since the
             epoch; 0: the receiver has read on, perhaps without any message.
         on_entries: called with all entries that come in, in order, before their messages can be taken into a batch: the
-            rows of their messages, as MESSAGES, and those of which there are none, because they are parts of one.
+            those with messages, and those that are parts of one.
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
         on_error: called with each error after which the receiver opens a new consumer.
     """
 
     on_received: Callable[[int], None] = lambda earliest: None
-    on_entries: Callable[[pa.Table, Sequence[Part]], None] = lambda rows, parts: None
+    on_entries: Callable[[Sequence[CameEntry]], None] = lambda entries: None
     on_passed: Callable[[Position], None] = lambda end: None
     on_error: Callable[[Exception], None] = lambda error: None
 
@@ -263,14 +264,18 @@ class Receiver:
         Raises:
             TimeoutError: the entries have not come in time.
         """
+        return table_of(self.kept_rows(after, last, timeout_seconds))
+
+    def kept_rows(self, after: Position, last: Position, timeout_seconds: float = 60) -> list[pa.Table | FewRows]:
+        """As `rows`, but returns the messages as they are kept, for `table_of` with those of other topics."""
         if last <= after:
-            return empty_table(MESSAGES)
+            return []
         if not self.wait_for(last, timeout_seconds):
             raise TimeoutError(f"{self.source.name}: entry {last} has not come within {timeout_seconds:.0f} s")
         with self._changed:
             received = self._received.between(after, last)
             self._changed.notify_all()
-        return concat(entries.rows_between(after, last) for entries in received)
+        return [entries.rows_between(after, last) for entries in received]
 
     def forget(self, last: Position) -> None:
         """Drops the rows of entries up to a given one, because Spark has committed their batch."""
@@ -395,8 +400,8 @@ class Receiver:
                 entry = consumer.receive(self._limits.next_seconds)
         if len(builder):
             self._keep(builder)
-        elif builder.parts:
-            self._events.on_entries(empty_table(MESSAGES), builder.parts)
+        elif builder.came:
+            self._events.on_entries(builder.came)
         self._note_all_kept()
         if builder.rule_cost.seconds > _RULE_SECONDS:  # other topics' threads come first
             consumer.pause()
@@ -410,7 +415,7 @@ class Receiver:
             entry = unpack(received, self._acceptance.decryptor, self._add_chunk, max_message_bytes)
         if entry is None:
             if (part := _part(received)) is not None:
-                builder.parts.append(part)
+                builder.came.append(part)
         elif self._is_new(builder, entry.position):
             builder.add(entry, self._first_index(entry), self._left_out(entry))
 
@@ -465,8 +470,8 @@ class Receiver:
         """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
         with nullcontext() if builder.has_few else _BUILDING:
             rows = builder.build()
-        self.has_keys = self.has_keys or has_keys(rows)
-        self._events.on_entries(rows, builder.parts)
+        self.has_keys = self.has_keys or (rows.has_keys if isinstance(rows, FewRows) else has_keys(rows))
+        self._events.on_entries(builder.came)
         self._problem = None
         with self._changed:
             self._acknowledgements.add(builder.entries.runs)
@@ -514,9 +519,9 @@ class Receiver:
         return entry
 
 
-def _part(received: ReceivedEntry) -> Part | None:
+def _part(received: ReceivedEntry) -> CameEntry | None:
     """Returns an entry as a part of a message; None: it should have been a message, as the last chunk of one."""
     envelope = received.envelope
     if isinstance(envelope, EntryError) or envelope.metadata.chunk_id >= envelope.metadata.n_chunks - 1:
         return None
-    return Part(received.position, envelope.last_index)
+    return CameEntry(received.position, 1, envelope.last_index)

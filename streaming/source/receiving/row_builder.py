@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from broker.entries.continuity import Part
+from broker.entries.continuity import CameEntry
 from broker.position import EntrySet, SourceTopic
 from broker.protocol.entries import (
     EntryError,
@@ -23,6 +23,7 @@ from broker.protocol.entries import (
 )
 from broker.protocol.unpacking import UnpackedEntry
 from broker.protocol.wire.pulsar_pb2 import MessageMetadata
+from streaming.source.receiving.few_rows import FewRows, table_of
 from streaming.source.receiving.ordinary_rows import Entry, OddMessage, Rules, ordinary_rows
 from streaming.source.receiving.recurring import RuleCost
 from streaming.source.receiving.unreadable_messages import (
@@ -38,7 +39,7 @@ from streaming.source.receiving.unreadable_messages import (
     why_without_schema,
 )
 from tracker.due_time import MAX_TIME_MILLIS
-from tracker.messages import MESSAGES, Int64Array, concat
+from tracker.messages import Int64Array, concat
 from tracker.properties import BASE64, KEY_ENCODING
 from tracker.recurrence.recurrence import REPEAT
 from tracker.scheduling import Scheduling, scheduling, with_native_time
@@ -71,7 +72,7 @@ class RowBuilder:
 
     Attributes:
         entries: the entries in it.
-        parts: the entries that came meanwhile, and of which there are no messages.
+        came: the entries in it, and those that came meanwhile and have no messages, in the order in which they came.
         rule_cost: what the rules of recurring messages have cost beyond the usual.
         n_bytes: of all messages that were added, about.
     """
@@ -90,7 +91,7 @@ class RowBuilder:
         self._ordinary: list[tuple[int, Entry]] = []  # entries whose rows are not made yet, by the first one's place
         self._n = 0
         self.entries = EntrySet()
-        self.parts: list[Part] = []
+        self.came: list[CameEntry] = []
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -119,21 +120,23 @@ class RowBuilder:
         else:
             self._add_rows(entry, left_out)
         self.entries.add_run(received.position, received.position)
+        self.came.append(CameEntry(received.position, received.n_messages, first_index))
 
     @property
     def has_few(self) -> bool:
         """Whether it has so few messages that their rows are made one by one."""
         return self._n < _FEW_MESSAGES
 
-    def build(self) -> pa.Table:
-        """Returns the messages of all entries, as MESSAGES."""
+    def build(self) -> pa.Table | FewRows:
+        """Returns the messages of all entries, as MESSAGES; few ones without a table."""
         n_bytes = self.n_bytes
         tables, places = self._of_ordinary()
         self.n_bytes = n_bytes  # those that are looked at one by one were counted before
         if not tables:
-            return self._of_rows()
+            few = self._of_rows()
+            return few if self.has_few else table_of([few])
         if self._rows:
-            tables.append(self._of_rows())
+            tables.append(table_of([self._of_rows()]))
             places.append(np.array(self._places, np.int64))
         rows = concat(tables)
         order = np.argsort(np.concatenate(places), kind="stable")
@@ -220,36 +223,13 @@ class RowBuilder:
         self._rows.append(row)
         self._places.append(place)
 
-    def _of_rows(self) -> pa.Table:
+    def _of_rows(self) -> FewRows:
+        """Returns the rows that were made one by one, in the order of their places."""
         if self._places != sorted(self._places):
             order = sorted(range(len(self._rows)), key=self._places.__getitem__)
             self._rows = [self._rows[number] for number in order]
             self._places.sort()
-        try:
-            return self._table(self._rows)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            return self._table([self._storable(row) for row in self._rows])
-
-    def _table(self, rows: list[Row]) -> pa.Table:
-        columns = zip(*rows, strict=True) if rows else [()] * (len(MESSAGES) - 2)
-        n = len(rows)
-        topic = pa.array([self._source.topic] * n, pa.string())
-        partition = pa.array([self._source.partition] * n, pa.int32())
-        # Most columns of most messages have no value, and without Python objects they take half the time.
-        rest = [
-            pa.nulls(n, f.type) if values.count(None) == n else pa.array(values, f.type)
-            for values, f in zip(columns, list(MESSAGES)[2:], strict=True)
-        ]
-        return pa.Table.from_arrays([topic, partition, *rest], schema=MESSAGES)
-
-    def _storable(self, row: Row) -> Row:
-        """Returns the row, or a rejected one with the reason where its values do not fit the columns."""
-        try:
-            self._table([row])
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            ids, payload = row[:5], row[MESSAGES.names.index("payload") - 2]
-            return rejected_row(ids, self._now, payload, f"it can't be stored: {why_unreadable(error)}")
-        return row
+        return FewRows(self._source, self._now, self._rows)
 
     def _reject(self, entry: Entry, batch_index: int, payload: bytes | None, reason: str, place: int) -> None:
         self.n_bytes += _MESSAGE_OVERHEAD_BYTES + len(payload or b"")

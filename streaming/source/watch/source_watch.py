@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from broker.client import NoAnswerError, PulsarError
 from broker.clusters.new_cluster import never_had
-from broker.entries.continuity import Continuity, Gap, Part, missing_ranges
+from broker.entries.continuity import CameEntry, Continuity, Gap, missing_ranges
 from broker.position import START, Position, SourceTopic
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
@@ -98,7 +98,7 @@ class SourceWatch:
             self._thread.join(timeout=_TIMEOUT_SECONDS)
         self._admin.close()
 
-    def follow(self, source: SourceTopic, after: Position) -> Callable[[pa.Table, Sequence[Part]], None]:
+    def follow(self, source: SourceTopic, after: Position) -> Callable[[Sequence[CameEntry]], None]:
         """Begins to look for gaps in a topic partition.
 
         Args:
@@ -143,8 +143,8 @@ class SourceWatch:
         stats = self._admin.internal_stats(name)
         return stats is not None and never_had(stats, position)
 
-    def _came_in(self, source: SourceTopic, rows: pa.Table, parts: Sequence[Part]) -> None:
-        if gaps := self._continuity[source.name].gaps(rows, parts):
+    def _came_in(self, source: SourceTopic, entries: Sequence[CameEntry]) -> None:
+        if gaps := self._continuity[source.name].gaps_of(entries):
             self._add(source, gaps)
 
     def _add(self, source: SourceTopic, gaps: Sequence[Gap]) -> None:

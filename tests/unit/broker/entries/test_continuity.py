@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.entries.continuity import Continuity, Gap, Part, missing_ranges, positions_in
+from broker.entries.continuity import CameEntry, Continuity, Gap, missing_ranges, positions_in
 from broker.position import START, Position
 from streaming.source.watch.stalled_topics import STANDING_MILLIS, StalledTopics
 
@@ -61,16 +61,21 @@ def test_what_comes_again_is_passed_over() -> None:
     assert continuity.gaps(rows((7, 3, 1, 3))) == []
 
 
+def entries(*given: tuple[int, int, int, int | None]) -> list[CameEntry]:
+    """As `rows`: the entries."""
+    return [CameEntry(Position(ledger, entry), n, index) for ledger, entry, n, index in given]
+
+
 def test_parts_of_messages_are_no_gaps_wherever_they_lie() -> None:
     continuity = Continuity(Position(7, 3))
-    parts = [Part(Position(7, 4), 4), Part(Position(7, 6), 7), Part(Position(8, 0), 8)]
-    assert continuity.gaps(rows((7, 5, 2, 5), (8, 1, 1, 9)), parts) == []
-    assert continuity.gaps(rows(), [Part(Position(8, 2), 10)]) == []
+    came = entries((7, 4, 1, 4), (7, 5, 2, 5), (7, 6, 1, 7), (8, 0, 1, 8), (8, 1, 1, 9))
+    assert continuity.gaps_of(came) == []
+    assert continuity.gaps_of(entries((8, 2, 1, 10))) == []
     assert continuity.last == Position(8, 2)
-    assert continuity.gaps(rows((8, 5, 1, 13)), [Part(Position(8, 2), 10), Part(Position(8, 4), 12)]) == [
+    assert continuity.gaps_of(entries((8, 2, 1, 10), (8, 4, 1, 12), (8, 5, 1, 13))) == [
         Gap(Position(8, 2), Position(8, 4), 10, 12)
     ]
-    assert continuity.gaps(rows(), [Part(Position(9, 0), None)]) == [Gap(Position(8, 5), Position(9, 0), 13, None)]
+    assert continuity.gaps_of(entries((9, 0, 1, None))) == [Gap(Position(8, 5), Position(9, 0), 13, None)]
 
 
 def test_the_missing_entries_are_named_over_ledgers() -> None:
@@ -86,27 +91,27 @@ def test_the_missing_entries_are_named_over_ledgers() -> None:
 @given(
     ledgers=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     is_lost=st.lists(st.booleans(), min_size=24, max_size=24),
-    is_part=st.lists(st.booleans(), min_size=24, max_size=24),
     cuts=st.lists(st.integers(0, 24), max_size=3),
     has_index=st.booleans(),
 )
 def test_gaps_name_exactly_what_did_not_come(
-    ledgers: list[int], is_lost: list[bool], is_part: list[bool], cuts: list[int], has_index: bool
+    ledgers: list[int], is_lost: list[bool], cuts: list[int], has_index: bool
 ) -> None:
     """Whatever is lost between the first and the last entry that came, however what came is cut in pieces."""
-    entries = [Position(10 * n, e) for n, size in enumerate(ledgers, 1) for e in range(size)]
-    came = [(i, p) for i, p in enumerate(entries) if not is_lost[i]]
+    all_entries = [Position(10 * n, e) for n, size in enumerate(ledgers, 1) for e in range(size)]
+    came = [(i, p) for i, p in enumerate(all_entries) if not is_lost[i]]
     sizes = {10 * n: size for n, size in enumerate(ledgers, 1)}
     ends = sorted({0, len(came), *(min(cut, len(came)) for cut in cuts)})
-    continuity = Continuity(START)
+    continuity, one_by_one = Continuity(START), Continuity(START)
     gaps = []
     for start, end in itertools.pairwise(ends):
-        some = [(i, p, i if has_index else None) for i, p in came[start:end]]
-        parts = [Part(p, index) for i, p, index in some if is_part[i]]
-        gaps += continuity.gaps(rows(*((*p, 1, index) for i, p, index in some if not is_part[i])), parts)
+        some = [(*p, 1, i if has_index else None) for i, p in came[start:end]]
+        found = continuity.gaps(rows(*some))
+        assert one_by_one.gaps_of(entries(*some)) == found
+        gaps += found
     named = [p for gap in gaps for p in positions_in(missing_ranges(gap, sizes))]
     first, last = (came[0][0], came[-1][0]) if came else (0, 0)
-    assert named == [p for i, p in enumerate(entries) if first < i < last and is_lost[i]]
+    assert named == [p for i, p in enumerate(all_entries) if first < i < last and is_lost[i]]
     if has_index:
         assert all(missing_ranges(gap, sizes) for gap in gaps)
 
