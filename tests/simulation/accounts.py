@@ -263,7 +263,8 @@ class Accounts:
         left = self._recorded - self._told - self._told_again
         if self.n_rebuilds:  # what is refused comes again where it was not acknowledged, and is answered anew
             told = self._told | self._told_again
-            left = Counter({key: n for key, n in left.items() if not (key[2] in _REFUSED and told[key])})
+            refused = {key for key in left if key[2] in _REFUSED or key[2:4] == ("ALREADY_APPLIED", "SCHEDULE")}
+            left = Counter({key: n for key, n in left.items() if not (key in refused and told[key])})
         require(not left, f"{left.total()} outcomes were never told, as {next(iter(left), '')}")
 
     # How answers change accounts.
