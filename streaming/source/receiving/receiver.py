@@ -469,7 +469,7 @@ class Receiver:
     def _keep(self, builder: RowBuilder) -> None:
         """Keeps the rows of received messages, and remembers their entries, to drop them when they come again."""
         with nullcontext() if builder.has_few else _BUILDING:
-            rows = builder.build()
+            rows = builder.rows()
         self.has_keys = self.has_keys or (rows.has_keys if isinstance(rows, FewRows) else has_keys(rows))
         self._events.on_entries(builder.came)
         self._problem = None

@@ -127,8 +127,12 @@ class RowBuilder:
         """Whether it has so few messages that their rows are made one by one."""
         return self._n < _FEW_MESSAGES
 
-    def build(self) -> pa.Table | FewRows:
-        """Returns the messages of all entries, as MESSAGES; few ones without a table."""
+    def build(self) -> pa.Table:
+        """Returns the messages of all entries, as MESSAGES."""
+        return table_of([self.rows()])
+
+    def rows(self) -> pa.Table | FewRows:
+        """As `build`, but few messages without a table, for `table_of` with others."""
         n_bytes = self.n_bytes
         tables, places = self._of_ordinary()
         self.n_bytes = n_bytes  # those that are looked at one by one were counted before

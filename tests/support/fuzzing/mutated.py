@@ -45,7 +45,6 @@ from broker.protocol.wire.pulsar_pb2 import (
     Command,
     MessageMetadata,
 )
-from streaming.source.receiving.few_rows import table_of
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import Acceptance
 
@@ -143,7 +142,7 @@ class Reader:
             said = "too much"
         self._chunks.given_up.clear()
         if len(self._builder) >= _ROWS:
-            table_of([self._builder.build()]).validate()
+            self._builder.build().validate()
             self._builder = _builder()
         return said
 

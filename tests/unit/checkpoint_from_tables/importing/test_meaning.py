@@ -18,7 +18,6 @@ from broker.protocol.unpacking import unpack
 from checkpoint_from_tables.importing.files import check_files, import_file, messages_of
 from checkpoint_from_tables.importing.importer import Importer, ImportFailedError
 from conf.settings import Settings
-from streaming.source.receiving.few_rows import table_of
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.servers.fake_pulsar import one
@@ -108,7 +107,7 @@ def test_a_row_and_a_message_of_a_topic_with_the_same_properties_are_taken_alike
     unpacked = unpack(entry, None, lambda *_: None, 1 << 20)
     assert unpacked is not None
     builder.add(unpacked, None)
-    [message] = table_of([builder.build()]).to_pylist()
+    [message] = builder.build().to_pylist()
     for name in ("schedule_key", "occurrence", "properties", "reason"):
         assert row[name] == message[name], name
     if row["reason"] is None:

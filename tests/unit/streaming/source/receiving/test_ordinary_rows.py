@@ -18,7 +18,6 @@ from broker.protocol.consumer import ReceivedEntry
 from broker.protocol.entries import SOURCE_POSITION, Envelope
 from broker.protocol.unpacking import unpack
 from broker.protocol.wire.pulsar_pb2 import BatchedMetadata, MessageMetadata
-from streaming.source.receiving.few_rows import table_of
 from streaming.source.receiving.row_builder import RowBuilder
 from streaming.source.receiving.unreadable_messages import Acceptance
 from tests.support.fuzzing.examples import examples
@@ -123,7 +122,7 @@ def rows_of(script: list[ReceivedEntry], few_messages: int) -> pa.Table:
             assert unpacked is not None
             index = unpacked.last_index
             builder.add(unpacked, None if index is None else index - unpacked.n_messages + 1)
-        rows = table_of([builder.build()])
+        rows = builder.build()
     assert rows.num_rows == len(builder)
     return rows
 
