@@ -130,6 +130,7 @@ class Accounts:
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
         self.n_rebuilds = 0
+        self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
         self.ahead_millis = self._behind_millis = 0  # the most that any machine's clock was
 
@@ -203,11 +204,13 @@ class Accounts:
     def recorded(self, row: dict[str, Any]) -> None:
         """An outcome is in the table, and no loss of power takes it."""
         if row["issued_by"] == "rebuild":
-            self._check_rebuilt(row)
+            if row["subscription"] not in self.left_out:
+                self._check_rebuilt(row)
             return
         self._recorded[_outcome_key(row)] += 1
         self.results[f"{row['operation']} {row['result']}"] += 1
-        if row["operation"] != "SCHEDULE" and row["result"] != "SUPERSEDED":
+        is_left_out = row["operation"] == "SCHEDULE" or row["result"] == "SUPERSEDED"
+        if not is_left_out and row["subscription"] not in self.left_out:
             self._apply(row)
 
     def _check_rebuilt(self, row: dict[str, Any]) -> None:

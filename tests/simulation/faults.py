@@ -32,6 +32,7 @@ USUAL_RATES: Mapping[str, float] = {
     "settings edited": 0.2,
     "write hangs": 0.003,
     "crash after a late write": 0.5,
+    "route edited": 0.2,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

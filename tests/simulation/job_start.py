@@ -41,6 +41,7 @@ class JobStart:
 
     def run(self) -> None:
         begin(self._settings, self._tables, self._checkpoint)
+        self._world.begun(self._settings)
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
         for number in range(10):

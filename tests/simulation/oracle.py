@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
+from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
@@ -49,6 +50,7 @@ class Oracle:
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
         self.schedules = Schedules(self.accounts)
+        self.added = Added(self.accounts, self.expected)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
     def sent(self, position: str, expected: Expected) -> None:
@@ -71,13 +73,17 @@ class Oracle:
         position, subscription = arrival.position, arrival.subscription
         if (message := self.expected.get(position)) is None:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which nobody has sent")
-        if subscription not in message.subscriptions:
+        if subscription != ADDED and subscription not in message.subscriptions:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which is not for it")
         if message.rejected_for:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, and not: {message.rejected_for}")
         if arrival.payload != message.payload:
             raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
+        if subscription == ADDED:
+            self.added.arrived(arrival, self.now())
+            return
+        self.added.arrived_elsewhere(position, self.now())
         if not self.accounts.skew_millis and not self.accounts.n_rebuilds:
             self.rates.arrived(subscription, arrival.sent_at)
         if message.repeat is not None:
@@ -119,7 +125,8 @@ class Oracle:
         self._note_durable(table, rows)
         if table == "rejects":
             for position, reason in zip(rows["position"].to_pylist(), rows["reason"].to_pylist(), strict=True):
-                self.rejected.recorded(position, reason)
+                if not self.added.is_given_up(position, reason):
+                    self.rejected.recorded(position, reason)
         if table == "outcomes":
             self._answered(rows.to_pylist())
         if table == "deliveries":
@@ -132,7 +139,7 @@ class Oracle:
     def _answered(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.accounts.recorded(row)
-            if row["subscription"] == "*":  # for subscriptions that come later
+            if row["subscription"] in ("*", ADDED):  # for subscriptions that come later
                 continue
             if self.schedules.has(row["position"]):
                 self.schedules.answered(row)
@@ -163,7 +170,9 @@ class Oracle:
         self.accounts.check_end()
         self.rejected.check_end()
         self.schedules.check_end()
-        if left := [key for key in self.came if self.recorded[key] < self.came[key]]:
+        self.added.check_end()
+        # What a subscription got that was taken out then may never be recorded.
+        if left := [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
         entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
         if n_acknowledged < len(entries):

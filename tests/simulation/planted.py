@@ -62,6 +62,7 @@ from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
 from warehouse.queries import drained_rows
 from warehouse.queries.index_rows import read_light_segment
+from warehouse.routes.known_routes import KnownRoutes
 
 Planted = contextlib.AbstractContextManager[Any]
 
@@ -556,6 +557,32 @@ def _places_for_all_at_once() -> Iterator[None]:
         yield
 
 
+def _named_again_and_still_out() -> Planted:
+    original = KnownRoutes.updated_to
+
+    def updated_to(self: KnownRoutes, settings: Any) -> KnownRoutes:
+        routes = original(self, settings).routes
+        out = {(t, s.name) for t, route in self.routes.items() for s in route.subscriptions if s.is_removed}
+        return KnownRoutes(
+            {
+                topic: replace(
+                    route,
+                    subscriptions=tuple(
+                        replace(s, is_removed=s.is_removed or (topic, s.name) in out) for s in route.subscriptions
+                    ),
+                )
+                for topic, route in routes.items()
+            }
+        )
+
+    return mock.patch.object(KnownRoutes, "updated_to", updated_to)
+
+
+def _numbers_of_subscriptions_from_the_settings() -> Planted:
+    original = KnownRoutes.updated_to
+    return mock.patch.object(KnownRoutes, "updated_to", lambda self, settings: original(KnownRoutes({}), settings))
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -630,6 +657,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "chunks are put together without the first": _chunks_without_the_first,
     "what is late is sent at once": _what_is_late_is_sent_at_once,
     "a rate gives places to all at once": _places_for_all_at_once,
+    "a subscription that is named again stays out": _named_again_and_still_out,
+    "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
 }
 
 # Of what only some faults show, these fall more often.
@@ -644,6 +673,8 @@ RATES: dict[str, dict[str, float]] = {
     "an offset that another job has replaced is taken": {"write hangs": 0.03},
     "who hung in the write of an offset makes its batch": {"write hangs": 0.03},
     "an old copy of the checkpoint is gone on from": {"checkpoint put back": 0.06},
+    "a subscription that is named again stays out": {"route edited": 0.5, "crash": 0.015},
+    "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
 }
 
@@ -656,5 +687,6 @@ NOT_FOUND = frozenset(
         "a rebuild waits for nobody",
         "a command's barrier is one entry short",
         "a topic's first schedule key leaves its waiting commands where they are",
+        "a subscription that is named again stays out",
     }
 )

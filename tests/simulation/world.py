@@ -41,10 +41,11 @@ from broker.position import Position
 from broker.protocol.entries import messages_of, open_envelope
 from broker.protocol.session import DisconnectedError
 from conf.errors import DelayLakeError
-from conf.settings import Settings, local_path
+from conf.settings import Settings, Subscription, local_path
 from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
+from tests.simulation.added import ADDED
 from tests.simulation.broker import Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
@@ -171,6 +172,10 @@ class World:
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
         }
+        route = self.settings.routes[0]
+        self.oracle.accounts.left_out = frozenset({ADDED})
+        self.oracle.added.topic = route.source
+        self.destinations[f"{NAMESPACE}/{ADDED}"] = route.source, ADDED
         self.rejects_topics = {f"{route.source}-rejects" for route in self.settings.routes}
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
@@ -220,7 +225,8 @@ class World:
                 position = properties["delaylake.messageId"]
                 if is_put_aside:
                     self.trace(f"{position} is put aside: {properties['delaylake.reason']}")
-                    self.oracle.rejected.put_aside(position)
+                    if not self.oracle.added.is_given_up(position, properties["delaylake.reason"]):
+                        self.oracle.rejected.put_aside(position)
                     continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
                 due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
@@ -425,6 +431,8 @@ class World:
             self.starts += 1
             if self.faults.is_now("settings edited"):
                 self._edit_settings()
+            if self.faults.is_now("route edited"):
+                self._edit_route()
             what, main = ("rebuild", self._rebuild) if self.needs_rebuild else ("job", self._main)
             self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
             self.trace(f"{process.name} starts")
@@ -444,6 +452,24 @@ class World:
         self.trace(f"the settings are edited: {edited}")
         parts = {name: getattr(before, name).model_copy(update=values) for name, values in edited.items()}
         self.settings = before.model_copy(update=parts)
+
+    def _edit_route(self) -> None:
+        """Adds a subscription to a route, or takes it out."""
+        route, *others = self.settings.routes
+        kept = [one for one in route.subscriptions if one.name != ADDED]
+        is_added = len(kept) == len(route.subscriptions)
+        self.trace(f"{ADDED} is {'added' if is_added else 'taken out'}")
+        added = (Subscription(name=ADDED, destination=f"{NAMESPACE}/{ADDED}"),) if is_added else ()
+        # Wherever in the list.
+        edited = (*added, *kept) if self.starts % 2 else (*kept, *added)
+        self.settings = self.settings.model_copy(
+            update={"routes": (route.model_copy(update={"subscriptions": edited}), *others)}
+        )
+
+    def begun(self, settings: Settings) -> None:
+        """A start has fenced off the jobs before it."""
+        has_it = any(one.name == ADDED for one in settings.routes[0].subscriptions)
+        self.oracle.added.begun(has_it, round((EPOCH_SECONDS + self.scheduler.now) * 1000))
 
     def _start_on_the_same_volume(self) -> None:
         """Starts the job on another machine, whose file system has given it the lock of one that stands still."""

@@ -1,0 +1,87 @@
+"""What a subscription gets that comes and goes, by docs/settings.md and guarantees.md alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tests.simulation.accounts import Accounts, require
+from tests.simulation.expected import Arrival, Expected
+
+ADDED = "d"  # the subscription
+
+
+class Added:
+    """The account of the subscription that comes and goes.
+
+    Args:
+        accounts: of the messages of the other subscriptions.
+        expected: the messages, by position.
+    """
+
+    def __init__(self, accounts: Accounts, expected: Mapping[str, Expected]) -> None:
+        self._accounts, self._expected = accounts, expected
+        self.topic = ""  # its source topic
+        self._edits: list[tuple[int, bool]] = []  # since when the job has it or not, ms since the epoch
+        self._first_came: dict[str, int] = {}  # by position: when another subscription first got it, ms since the epoch
+        self.came: Counter[str] = Counter()
+
+    def begun(self, has_it: bool, now: int) -> None:
+        """A start has fenced off the jobs before it, and has the subscription or not."""
+        if has_it != bool(self._edits and self._edits[-1][1]):
+            self._edits.append((now, has_it))
+
+    def arrived_elsewhere(self, position: str, now: int) -> None:
+        """Another subscription has got a message: it is dispatched."""
+        self._first_came.setdefault(position, now)
+
+    def arrived(self, arrival: Arrival, now: int) -> None:
+        """The subscription has got a message: once, never early, and nothing that was dispatched before it."""
+        position, message = arrival.position, self._expected[arrival.position]
+        require(message.topic == self.topic, f"{ADDED} has got {position} of another topic")
+        self.came[position] += 1
+        if message.repeat is not None:
+            return
+        require(self.came[position] == 1, f"{ADDED} has got {position} twice")
+        if self._is_moved(position, message):
+            return
+        early = message.due - now - self._accounts.ahead_millis
+        require(early <= 0, f"{ADDED} has got {position} {early} ms early")
+        dispatched = self._first_came.get(position, now)
+        added = [at for at, has_it in self._edits if has_it]
+        is_later = any(at <= dispatched for at in added)
+        # After a rebuild what was not durable is taken in, and dispatched, anew.
+        is_later |= self._accounts.n_rebuilds > 0
+        require(is_later, f"{ADDED} has got {position}, which was dispatched before it was added")
+        since, has_it = self._edits[-1]
+        is_out = not has_it and message.due > since + self._accounts.dispatched_millis
+        require(not is_out, f"{ADDED} has got {position}, due after it was taken out")
+
+    def is_given_up(self, position: str, reason: str) -> bool:
+        """Whether a rejected message was dispatched, and not sent, when the subscription was taken out."""
+        message = self._expected.get(position)
+        is_it = reason.startswith(f"not delivered to {ADDED}: ") and "the settings no longer have" in reason
+        if is_it:
+            is_right = message is not None and message.topic == self.topic and not message.rejected_for
+            require(is_right and any(has_it for _, has_it in self._edits), f"{position} is put aside: {reason}")
+        return is_it
+
+    def check_end(self) -> None:
+        """It has got whatever came due since it was added for good."""
+        if not self._edits or not self._edits[-1][1] or self._is_paused():
+            return
+        since = self._edits[-1][0] + self._accounts.dispatched_millis
+        for position, message in self._expected.items():
+            if message.topic != self.topic or message.rejected_for or message.repeat is not None:
+                continue
+            if message.due > since and not self._is_moved(position, message):
+                require(self.came[position] == 1, f"{ADDED} has not got {position}")
+
+    def _is_moved(self, position: str, message: Expected) -> bool:
+        """Whether a message may be due at another time than its sender says, or for nobody."""
+        is_plain = message.schedule_key is None and not message.ends_at
+        return not is_plain or self._accounts.is_named(position)
+
+    def _is_paused(self) -> bool:
+        """Whether a command has paused subscriptions that are added later."""
+        return any(c.operation == "PAUSE" and "*" in c.subscriptions for c in self._accounts.commands.values())
