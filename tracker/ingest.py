@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +99,8 @@ class NewMessages:
         self._state.count_unwanted_new(new)
         done = where(messages, ~is_rejected(messages) & is_done)
         self._tracker.keep_to_seal(where(done, ~are_recurring(done)))
-        outcomes = self._control.apply_waiting(messages, new, step.input.elsewhere, done)
+        find_in_state = partial(_rows_in_state, self._tracker, self._state)
+        outcomes = self._control.apply_waiting(messages, new, step.input.elsewhere, done, find_in_state)
         step.outcomes.append(outcomes)
         step.n_taken = messages.num_rows
         step.effects.rejects = where(messages, rejected & ~self._state.were_rejected(messages))
@@ -175,8 +177,7 @@ class NamedMessages:
             return named
         wanted = _named_entries(commands.filter(kinds))
         known = named.known.join(wanted, _ENTRY, join_type="inner", use_threads=False)
-        times = {*known["deliver_at"].to_pylist(), *self._state.times_moved_to(known)}
-        in_state = of_entries(self._tracker.find_rows(times), wanted)
+        in_state = _rows_in_state(self._tracker, self._state, known)
         to_seal = of_entries(self._tracker.find_to_seal(), wanted)
         payload_rows = concat([of_entries(messages, wanted), in_state, to_seal, of_entries(sealed, wanted)])
         return named._replace(payload_rows=payload_rows, in_state=in_state)
@@ -187,6 +188,12 @@ class NamedMessages:
             return with_released(durable)
         is_home = self._context.shard_id.is_home(durable)
         return pa.concat_tables([with_released(where(durable, is_home)), where(durable, ~is_home)])
+
+
+def _rows_in_state(tracker: DelayedDeliveryTracker, state: MessageState, known: pa.Table) -> pa.Table:
+    """Returns the rows in state, as MESSAGES, of the entries of messages, as KNOWN."""
+    times = {*known["deliver_at"].to_pylist(), *state.times_moved_to(known)}
+    return of_entries(tracker.find_rows(times), known)
 
 
 def _named_entries(commands: pa.Table) -> pa.Table:

@@ -272,6 +272,11 @@ class Executor:
 
 _NO_MESSAGES = MESSAGES.empty_table()
 
+
+def _none_in_state(known: pa.Table) -> pa.Table:
+    return _NO_MESSAGES
+
+
 _NO_OUTCOMES = OUTCOME_ROWS.empty_table()
 
 
@@ -379,6 +384,7 @@ class Control:
         added: pa.Table | None = None,
         elsewhere: pa.Table = _NO_MESSAGES,
         done: pa.Table = _NO_MESSAGES,
+        find_in_state: Callable[[pa.Table], pa.Table] = _none_in_state,
     ) -> pa.Table:
         """Applies the commands that waited for messages which came in, before these are added to the tracker.
 
@@ -387,6 +393,8 @@ class Control:
             added: those of `messages` that will be added to the tracker; None: all.
             elsewhere: as KNOWN: messages that other shards have, of entries whose home is this shard.
             done: those of `messages` that came in again after a rebuild and are done with.
+            find_in_state: gets messages, as KNOWN; returns their rows in state, as MESSAGES. After a rebuild what is
+                done with may be parked, or wait for a place, in a row of its own.
 
         Returns:
             as OUTCOME_ROWS.
@@ -397,7 +405,9 @@ class Control:
             return _NO_OUTCOMES
         commands = self._with_added(commands.drop_columns("tick"))
         is_done = np.append(is_rejected(messages), np.zeros(elsewhere.num_rows, np.bool_))
-        named = Named(known, is_done, concat([messages if added is None else added, done]), empty_table(MESSAGES))
+        has_retries = pc.any(pc.equal(commands["kind"], RETRY)).as_py()
+        in_state = find_in_state(known) if has_retries else empty_table(MESSAGES)
+        named = Named(known, is_done, concat([messages if added is None else added, done]), in_state)
         outcomes, unmatched = self._executor.apply_commands(commands, named)
         unmatched = where(unmatched, self._context.are_answered_here(unmatched))
         reason = "the topic has no such message"

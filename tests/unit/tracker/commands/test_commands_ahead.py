@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from tests.support.tracker.control_desk import ALONE, TICK_MILLIS, Desk
-from tests.support.tracker.messages import command, messages
+from tests.support.tracker.control_desk import ALONE, TICK_MILLIS, Desk, results
+from tests.support.tracker.messages import command, messages, positions
+from tracker.commands.kinds import RETRY
 from tracker.wire.delaylake_pb2 import Result
 
 MARGIN = 2 * TICK_MILLIS
@@ -87,3 +90,22 @@ def test_a_command_waits_only_for_its_topic_and_partition(desk: Desk) -> None:
     assert desk.arrive(messages([(1, 7, 50_000)], partition=3)) == [("a", Result.NOT_FOUND)]
     desk.apply(command("s", 1, 7, [0], partition=2))
     assert desk.arrive(messages([(1, 7, 50_000)], partition=2)) == [("a", Result.APPLIED)]
+
+
+@pytest.mark.parametrize(("waits", "result"), [(True, Result.ALREADY_APPLIED), (False, Result.APPLIED)])
+def test_a_retry_does_nothing_where_a_message_that_comes_again_waits_for_a_place(
+    desk: Desk, waits: bool, result: int
+) -> None:
+    """After a rebuild the message was parked, and is due now: it was sent only if its row has left the state."""
+    desk.at(5, 60_000, ingested_through=4)
+    assert desk.apply(command("r", 1, 7, [0], kind=RETRY)) == [("a", Result.WAITING)]
+    desk.state.move_messages(ALONE, 0, np.array([60_000]), desk.context.next_sequence())
+    moved = desk.state.take_moves()
+    desk.at(6, 61_000, ingested_through=4)
+
+    def find_in_state(known: pa.Table) -> pa.Table:
+        assert positions(known) == [(1, 7)]
+        return moved if waits else moved.slice(0, 0)
+
+    outcomes = desk.control.apply_waiting(ALONE, ALONE.slice(0, 0), done=ALONE, find_in_state=find_in_state)
+    assert results(outcomes) == [("a", result)]
