@@ -78,6 +78,8 @@ class Subscriptions:
         in_order: by topic: a mask of the subscriptions with `order: key`; topics without any are left out.
         expire_after: by topic and subscription number: how long after it is due a message is sent at the latest, ms,
             where the settings say it.
+        cumulative: by topic: a mask of the subscriptions whose consumers acknowledge cumulatively, so that no single
+            message can be skipped; topics without any are left out.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -87,6 +89,7 @@ class Subscriptions:
     shaping: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     in_order: Mapping[str, int] = field(default_factory=dict)
     expire_after: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    cumulative: Mapping[str, int] = field(default_factory=dict)
 
     def backoff(self, topic: str, subscription: int) -> Backoff:
         """Returns how messages of a topic's subscription, given by its number, are retried."""

@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracker.commands.decide import NEW_TIMES, CommandGroup, Decision
-from tracker.commands.kinds import ANSWER, PAUSE_SCHEDULE, REPEAT, RESTORE, RESUME_SCHEDULE, RETRY, SKIP_NEXT, Effect
+from tracker.commands.kinds import (
+    ANSWER,
+    OPERATIONS,
+    PAUSE_SCHEDULE,
+    REPEAT,
+    RESTORE,
+    RESUME_SCHEDULE,
+    RETRY,
+    SKIP_NEXT,
+    Effect,
+)
 from tracker.commands.match import (
     Named,
     Pairs,
@@ -270,6 +280,8 @@ class Executor:
         return with_columns(answers, deliver_at=pc.if_else(is_applied, times, answers["deliver_at"]))
 
 
+_NEED_SINGLE_ACKS = pa.array([kind for kind, operation in OPERATIONS.items() if operation.needs_single_acks])
+
 _NO_MESSAGES = MESSAGES.empty_table()
 
 
@@ -445,6 +457,11 @@ class Control:
 
     def _with_added(self, commands: pa.Table) -> pa.Table:
         """Adds to waiting commands with `also_later` the subscriptions that were added since."""
+        subscriptions = self._subscriptions
         later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
-        masks = int64(commands, "subscriptions") | np.where(later, by_topic(commands, self._subscriptions.active), 0)
-        return with_columns(commands, subscriptions=pa.array(masks))
+        added = np.where(later, by_topic(commands, subscriptions.active), 0)
+        # Not those for which the command was answered NOT_ALLOWED.
+        is_skip = pc.is_in(commands["kind"], _NEED_SINGLE_ACKS).to_numpy(zero_copy_only=False)
+        cumulative = by_topic(commands, lambda topic: subscriptions.cumulative.get(topic, 0))
+        added &= ~np.where(is_skip, cumulative, 0)
+        return with_columns(commands, subscriptions=pa.array(int64(commands, "subscriptions") | added))

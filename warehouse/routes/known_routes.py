@@ -143,6 +143,10 @@ class KnownRoutes:
             topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.is_in_order)
             for topic, route in self.routes.items()
         }
+        cumulative = {
+            topic: sum(1 << i for i, s in enumerate(route.subscriptions) if SubscriptionType(s.type).is_cumulative)
+            for topic, route in self.routes.items()
+        }
         backoffs = {
             topic: {i: s.backoff for i, s in enumerate(route.subscriptions) if s.backoff is not None}
             for topic, route in self.routes.items()
@@ -159,6 +163,7 @@ class KnownRoutes:
             self.shaping,
             {topic: bits for topic, bits in in_order.items() if bits},
             {topic: ends for topic, ends in expire_after.items() if ends},
+            {topic: bits for topic, bits in cumulative.items() if bits},
         )
 
     @cached_property

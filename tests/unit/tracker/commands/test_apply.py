@@ -81,6 +81,21 @@ def test_a_command_for_later_subscriptions_that_waits_is_for_those_that_were_add
     assert {name for name, _ in desk.arrive(BATCH)} == {"a", "b"}
 
 
+def test_a_waiting_skip_for_later_subscriptions_leaves_out_those_that_it_is_refused_for(desk: Desk) -> None:
+    desk.open(Subscriptions(SUBSCRIPTIONS, cumulative={TOPIC: 0b10}))
+    desk.at(1, 1_000, ingested_through=0)
+    skip = command("r", 1, 7, [0], kind=SKIP) | {"also_later": True}  # b has been told NOT_ALLOWED
+    assert desk.apply(skip) == [("a", Result.WAITING), ("*", Result.WAITING)]
+    desk.at(2, 1_100)
+    assert desk.arrive(ALONE) == [("a", Result.APPLIED), ("*", Result.APPLIED)]
+    assert desk.subscription_mask(ALONE) == [0b10]
+    # A cancel is for all.
+    desk.at(3, 1_200, ingested_through=2)
+    cancel = command("s", 1, 8, [0], cancel_at=50_000) | {"also_later": True}
+    assert desk.apply(cancel) == [("a", Result.WAITING), ("*", Result.WAITING)]
+    assert {name for name, _ in desk.arrive(BATCH)} == {"a", "b", "*"}
+
+
 def test_what_was_cancelled_before_is_already_applied(desk: Desk) -> None:
     desk.apply(command("r", 1, 7, [0]), known=ALONE)
     assert desk.apply(command("s", 1, 7, [0, 1]), known=ALONE) == [("a", Result.ALREADY_APPLIED), ("b", Result.APPLIED)]

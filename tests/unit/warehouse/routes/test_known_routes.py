@@ -78,6 +78,8 @@ def test_a_route_that_is_missing_keeps_its_subscriptions_and_is_named() -> None:
 def test_the_type_is_the_one_of_the_settings_when_the_batch_was_made() -> None:
     routes = known_routes(settings("a!")).updated_to(settings("a"))
     assert routes.command_routes[TOPIC] == [SubscriptionRule("a", False)]
+    assert routes.subscriptions.cumulative == {}
+    assert routes.updated_to(settings("b", "a!")).subscriptions.cumulative == {TOPIC: 0b01}
 
 
 def test_a_topic_that_has_had_too_many_subscriptions_is_refused() -> None:
