@@ -22,6 +22,9 @@ class RoutesError(DelayLakeError):
     """The settings' routes don't fit the checkpoint."""
 
 
+_CUMULATIVE = frozenset(kind for kind in SubscriptionType if kind.is_cumulative)
+
+
 @dataclass(frozen=True)
 class KnownSubscription:
     """A subscription that is in the settings, or was (`is_removed`)."""
@@ -144,7 +147,7 @@ class KnownRoutes:
             for topic, route in self.routes.items()
         }
         cumulative = {
-            topic: sum(1 << i for i, s in enumerate(route.subscriptions) if SubscriptionType(s.type).is_cumulative)
+            topic: sum(1 << i for i, s in enumerate(route.subscriptions) if s.type in _CUMULATIVE)
             for topic, route in self.routes.items()
         }
         backoffs = {
