@@ -90,9 +90,9 @@ class DelayLake(PulsarsOwn):
         return f"{self.source(name)}-a"
 
     def pend(self, n: int) -> None:
-        before = self.job.progress[-1]["pending"]
+        wait_until(lambda: self.job.progress[-1]["pending"] == 0, WAIT_SECONDS, "the burst is delivered")
         self.send_pending(n)
-        wait_until(lambda: self.job.progress[-1]["pending"] >= before + n, WAIT_SECONDS, "all are taken in")
+        wait_until(lambda: self.job.progress[-1]["pending"] == n, WAIT_SECONDS, "all are taken in")
         wait_until(lambda: self.job.progress[-1]["in_state"] == 0, WAIT_SECONDS, "all are in buckets")
         time.sleep(5)
 
