@@ -7,7 +7,8 @@ bytes each, due 5 to 10 seconds after they are sent. Lateness is taken at the co
 --from another rate comes before for 20 seconds, so that the step is measured; with --busy N processes that do nothing
 but use a core each run beside it (0); with --topics the job has N source topics (1), which get a message in turn;
 --alone leaves Pulsar's own out. The job's CPU seconds are those of all its processes from
-the first message on. Prints one JSON object.
+the first message on. Of the job `handed_over_late_millis` is how late its senders gave messages to the broker: what
+`late_millis` has beyond it comes from broker and consumer. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from broker.client import connect
 from broker.standalone import EmbeddedBroker
 from conf.settings import PulsarSettings
 from tests.support.service.harness import Job
+from tracker.messages import int64
+from warehouse.delta.tables import Tables
 
 WARM_UP_SECONDS = 20
 NAMESPACE = "persistent://public/default"
@@ -152,6 +155,13 @@ def late_millis(late: np.ndarray, at: np.ndarray, begin: float) -> dict[str, flo
     return {"p50": round(p50, 1), "p99": round(p99, 1), "p99.9": round(p999, 1), "max": round(steady.max())}
 
 
+def handed_over_late_millis(job: Job) -> dict[str, float]:
+    """Returns how late the senders handed messages over that were sent after the same warm-up, ms."""
+    rows = Tables(job.settings.warehouse).query("deliveries", "SELECT deliver_at, sent_at FROM deliveries")
+    due, at = int64(rows, "deliver_at"), int64(rows, "sent_at")
+    return late_millis((at - due).astype(float), at.astype(float), at.min() / 1000)
+
+
 def median_of(job: Job, name: str, seconds: float) -> float:
     """Returns the median of a value of the job's reports, one a second, after the warm-up."""
     warm_up = int(min(WARM_UP_SECONDS, seconds / 3))
@@ -211,6 +221,7 @@ def main() -> None:
             for name in ("batch_millis_p50", "taken_per_second", "lookahead_millis"):
                 ours[f"{name.removesuffix('_p50')}_p50"] = median_of(job, name, sum(pace.seconds for pace in paces))
             job.terminate()
+            ours["handed_over_late_millis"] = handed_over_late_millis(job)
             found["delaylake"] = ours
             if not options.alone:
                 own = run(broker.settings, f"{NAMESPACE}/own", f"{NAMESPACE}/own", paces, native=True)
