@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SKIP, Effect
+from tracker.commands.kinds import ANSWER, OPERATIONS, RESCHEDULE, RESTORE, SKIP, Effect
 from tracker.messages import concat, empty_table, where
 from tracker.schemas import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.subscriptions import ALSO_LATER
@@ -21,6 +21,9 @@ _SQL = NamedQueries(__file__, effect=EFFECT, also_later=ALSO_LATER)
 
 # The command that has the effect again. An applied cancel has met its message, so a skip, which has no time, will do.
 _KINDS = {Effect.CANCEL: SKIP, Effect.RESTORE: RESTORE, Effect.MOVE: RESCHEDULE}
+
+# As `outcomes` names them: they are NOT_ALLOWED for a subscription that acknowledges cumulatively.
+_NEED_SINGLE_ACKS = pa.array([kind.upper() for kind, operation in OPERATIONS.items() if operation.needs_single_acks])
 
 
 def later_commands(
@@ -50,6 +53,8 @@ def later_commands(
             rows = tables.query("outcomes", sql, versions[LOOKED_UP.index("outcomes")])
             is_pause_change = pc.is_in(rows["effect"], pa.array([Effect.HOLD, Effect.RESUME]))
             pauses, rows = rows.filter(is_pause_change), rows.filter(pc.invert(is_pause_change))
+            if routes.subscriptions.cumulative.get(topic, 0) & bits:
+                rows = rows.filter(pc.invert(pc.is_in(rows["operation"], _NEED_SINGLE_ACKS)))
             if rows.num_rows:
                 rows = where(rows, in_index_or_not_durable(tables, versions, rows, of_topic["handed_out"]))
                 found.append(_commands(rows, bits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from delaylake.commands import Ids
 from delaylake.wire.delaylake_pb2 import ControlOutcome, Result
 
@@ -75,6 +76,21 @@ def test_what_still_waits_is_cancelled_for_it_as_from_the_others(tmp_path: Path)
     assert set(commands["subscriptions"].to_pylist()) == {0b10}
     assert pause_changes == []
     assert later_commands(tables, versions, {}, second)[0].num_rows == 0
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Exclusive", "Failover"])
+def test_a_skip_is_not_for_one_that_acknowledges_cumulatively(tmp_path: Path, kind: str) -> None:
+    tables = Tables(f"file:{tmp_path}")
+    tables.create()
+    tables.append("outcomes", rows("outcomes", [outcome(1, 1), outcome(2, 2, "SKIP")]), {})
+    [first] = known(tmp_path, ("a",))
+    route = {"source": TOPIC, "subscriptions": [{"name": "a"}, {"name": "b", "type": kind}]}
+    second = first.updated_to(Settings(routes=[route]))  # type: ignore[arg-type]
+
+    versions = [tables.version(name) for name in LOOKED_UP]
+    commands, _ = later_commands(tables, versions, changes(first, second, NOW, {TOPIC: "1:7"}), second)
+    is_single = kind in ("Shared", "Key_Shared")
+    assert commands["operation"].to_pylist() == ["CANCEL"] + ["SKIP"] * is_single
 
 
 def test_it_begins_paused_where_the_last_word_was_a_pause(tmp_path: Path) -> None:
