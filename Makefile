@@ -16,7 +16,7 @@ FAULTS  ?= 100
 MUTATIONS ?= 1000000
 ATTACK_MINUTES ?= 4
 # Those that end within some minutes as they are called here; the others, as soak, peers and scale, are long or want arguments.
-BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cost skeleton unused order idle start pending maintain rebuild engines dashboard
+BENCHMARKS ?= tracker_operations recurring moves keyed control on_time burst cost skeleton release_job unused order idle start pending maintain rebuild engines dashboard
 # As many as have 4 GB each, at most three: with more, two cores are full and all is late.
 WORKERS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = int($$2 / 4e6)} END {print (n < 2 ? 2 : n > 3 ? 3 : n)}')
 export KILLS MINUTES FAULTS MUTATIONS ATTACK_MINUTES
