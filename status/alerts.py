@@ -22,6 +22,7 @@ FOREIGN_PRODUCER = "foreign_producer"  # a destination to which somebody else pu
 SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source topic partition went back
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
+QUERY_FAILED = "query_failed"  # the job's query has failed, and has not run for long since
 INTERNAL_ERROR = "internal_error"  # a topic, or what the job was doing, where an error came up that no code expects
 DISK = "disk"  # a folder whose disk is full, or nearly so
 LARGE_LATE = "large_late"  # a source topic with large messages that are due, and wait for room

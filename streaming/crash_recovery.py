@@ -130,6 +130,11 @@ class GivenUpError(DelayLakeError):
     """The query has failed too often in a row. The message is one line."""
 
 
+def is_good_run(seconds: float) -> bool:
+    """Whether a query that has run for so long is one that works: an earlier failure is over."""
+    return seconds > _GOOD_RUN_SECONDS
+
+
 @dataclass
 class Restarts:
     """When a query that has failed starts again. Time and failures are arguments.
@@ -153,7 +158,7 @@ class Restarts:
         """
         if is_disk_full:
             return _FULL_DISK_SECONDS
-        self.failures = 1 if run_seconds > _GOOD_RUN_SECONDS else self.failures + 1
+        self.failures = 1 if is_good_run(run_seconds) else self.failures + 1
         if self.failures >= _FAILURES_IN_A_ROW:
             raise GivenUpError(f"the query failed {self.failures} times in a row: {error}")
         return _RESTART_SECONDS * self.failures

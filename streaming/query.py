@@ -20,14 +20,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, local_path
-from status.alerts import DISK, FAILED, Alerts
+from status.alerts import DISK, FAILED, QUERY_FAILED, Alerts
 from status.batch_status import BatchStatus
 from status.disk_room import DiskRoom, is_of_full_disk
 from streaming.batch_schema import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.checkpoint.prepared import last_routes
-from streaming.crash_recovery import GivenUpError, Restarts, check_broker, recover, wait_for_broker
+from streaming.crash_recovery import GivenUpError, Restarts, check_broker, is_good_run, recover, wait_for_broker
 from streaming.entry_points import DelayedDeliveryProcessor, DelayedDeliverySource
 from streaming.jvm_end import JvmLog
 from streaming.operator.schemas import OUTPUT_SCHEMA
@@ -169,7 +169,10 @@ class DelayedDelivery:
                 _log.warning("a disk is full, the job goes on when there is room: %s", error)
                 self._alerts.begin(DISK, "the job", f"waits until there is room: {error}")
             else:
-                _log.warning("the query failed and starts again: %s", error)
+                often = "" if restarts.failures == 1 else f" {restarts.failures} times in a row, last"
+                text = f"the query failed{often}, and starts again: {error}"
+                _log.warning("%s", text)
+                self._alerts.begin(QUERY_FAILED, "the job", text)
             self._stopping.wait(pause)
             wait_for_broker(self._settings, self._alerts, self._stopping)
 
@@ -204,7 +207,7 @@ class DelayedDelivery:
             query = start_query(
                 DelayedDeliverySource.name(), rows, self._settings, keys, sink, checkpoint.folder / "query"
             )
-            looked_at = 0.0
+            started = looked_at = time.monotonic()
             try:
                 while not self._stopping.is_set():
                     if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
@@ -212,6 +215,8 @@ class DelayedDelivery:
                     if time.monotonic() - looked_at >= _MEMORY_SECONDS:
                         looked_at = time.monotonic()
                         self._state_memory_bytes = _state_memory_bytes(query)
+                        if is_good_run(looked_at - started):
+                            self._alerts.end(QUERY_FAILED, "the job")
                     if releaser.failure is not None:
                         return releaser.failure
             except Exception as error:

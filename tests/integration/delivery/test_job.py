@@ -14,12 +14,13 @@ from typing import Any
 import pulsar
 import pytest
 
+from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from conf.partitions import java_string_hash
 from conf.settings import PulsarSettings
 from jobs.commands.run import warn_of_namespaces
-from status.alerts import NO_BROKER
+from status.alerts import NO_BROKER, QUERY_FAILED
 from status.job_status import read_status
 from tests.conftest import Run
 from tests.support.servers import otlp
@@ -326,6 +327,35 @@ def test_a_namespace_without_deduplication_or_retention_is_named(
         "public/trimming has no retention: if the checkpoint is lost soon after a restart of its broker, what was sent "
         "just before comes twice; some minutes of retention are enough",
     ]
+
+
+@pytest.mark.long
+def test_a_query_that_failed_is_told_of_until_it_has_run_for_a_minute(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    client = connect(broker.settings)
+    collector = Collector(client).collect(f"{topic}-a")
+
+    def told() -> list[tuple[str, str]]:
+        status = read_status(job.settings.warehouse)
+        return [] if status is None else [(trouble.kind, trouble.text) for trouble in status.troubles]
+
+    try:
+        job.start()
+        jvm = next(one for one in job.children() if one.name() == "java")
+        source = next(one for one in jvm.children() if "python_streaming_source_runner" in one.cmdline()[-1])
+        source.kill()
+        [(kind, text)] = wait_until(told, 60, f"a trouble\n{job.log}")
+        assert (kind, text[:34]) == (QUERY_FAILED, "the query failed, and starts again")
+        client.create_producer(topic).send(b"after it", properties={"deliverAt": str(now())})
+        wait_until(lambda: collector.received[f"{topic}-a"], 60, f"a message\n{job.log}")
+        wait_until(lambda: told() == [], 120, f"the end of the trouble\n{job.log}")
+        assert job.terminate() == 0
+    finally:
+        collector.stop()
+        job.stop()
+        client.close()
 
 
 @pytest.mark.long
