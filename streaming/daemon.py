@@ -17,9 +17,10 @@ import streaming.operator.processor
 import streaming.release.task.can_write
 import streaming.release.task.sender
 import streaming.source.reader  # noqa: F401
-from streaming.spark_imports import import_without_pandas
+from streaming.spark_imports import forget_jars, import_without_pandas
 
 import_without_pandas()
+forget_jars()
 
 if __name__ == "__main__":
     # A worker collects garbage after each task: to look through imported modules, too, would take longer than the task.

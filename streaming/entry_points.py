@@ -128,7 +128,9 @@ class DelayedDeliveryReader(DataSourceStreamReader):
     @cached_property
     def _reader(self) -> SourceReader:
         from streaming.source.reader import SourceReader
+        from streaming.spark_imports import forget_jars
 
+        forget_jars()
         faulthandler.register(signal.SIGUSR1, 2)
         return SourceReader(self._options)
 
