@@ -30,6 +30,7 @@ from tracker.message_state.changes import HELD_DELIVER_AT
 from tracker.message_state.parking import Parking
 from tracker.message_state.state import MessageState
 from tracker.messages import (
+    FIRST_IMPORTED_LEDGER,
     BoolArray,
     Int64Array,
     are_recurring,
@@ -69,6 +70,15 @@ class _KeyState:
     row: int | None
     until: int
     is_parked: bool = False
+
+    def is_after(self, position: MessagePosition) -> bool:
+        """Whether a message came in before this one, and comes in again after a rebuild, as it does not yield to it.
+
+        Ids of imported messages, and of those of another broker, say nothing about the order.
+        """
+        last = self.message.position
+        is_comparable = last.partition == position.partition and last.ledger_id < FIRST_IMPORTED_LEDGER
+        return self.row is None and is_comparable and position < last
 
 
 class _DueHandling(NamedTuple):
@@ -182,7 +192,7 @@ class Superseding:
             if rule.mode is Mode.DEBOUNCE and rule.debounce_max_millis is not None:
                 due[i] = min(int(due[i]), int(since[i]) + rule.debounce_max_millis)
             message = LastMessage._make([*(column[i] for column in ids), int(due[i]), int(since[i])])
-            if is_gone[i]:
+            if is_gone[i] or (before is not None and before.is_after(at[i])):
                 continue
             if rule.mode is Mode.KEEP and before is not None and waits_for_time and not is_itself:
                 superseded.append((topic, key, _KeyState(message, i, _ALWAYS), before.message))

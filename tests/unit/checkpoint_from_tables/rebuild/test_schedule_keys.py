@@ -282,6 +282,20 @@ def test_a_message_that_comes_again_does_not_take_its_own_place(tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_an_older_message_that_comes_again_does_not_take_the_place_of_a_newer_one(tmp_path: Path) -> None:
+    service = Service(tmp_path, 0)
+    service.step(keyed(0, START - SECOND, START - 2 * SECOND))  # on its way when the job ends
+    service.step(keyed(1, START + 40 * SECOND, START))
+    assert service.order(RESCHEDULE, 1, (0,), START + 30 * SECOND) == [Result.APPLIED]
+    service.step(seals=True)
+    assert len(service.source) == 2
+    service.lose_checkpoint()
+    run(service, 60)
+    for name in "ab":
+        assert entries(service, name) == [0, 1]
+
+
+@pytest.mark.slow
 def test_a_debounced_key_goes_on_over_several_batches_after_a_lost_checkpoint(tmp_path: Path) -> None:
     service = Service(tmp_path)
     for entry in range(3):
