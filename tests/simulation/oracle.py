@@ -20,7 +20,7 @@ from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
 from tests.simulation.schedule_keys import ScheduleKeys
-from tests.simulation.shaped import Rates
+from tests.simulation.shaped import Rates, Windows
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
 _GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
@@ -49,6 +49,8 @@ class Oracle:
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
+        self.windows = Windows()
+        self._published_at: dict[str, int] = {}  # by position, ms since the epoch
         self.schedules = Schedules(self.accounts)
         self.added = Added(self.accounts, self.expected)
         self.order = Order(self.accounts, self.expected, self.taken_at)
@@ -56,6 +58,7 @@ class Oracle:
     def sent(self, position: str, expected: Expected) -> None:
         """A message is in a source topic."""
         self.expected[position] = expected
+        self._published_at[position] = self.now()
         if expected.rejected_for:
             self.accounts.add_rejected(position)
             return
@@ -86,6 +89,8 @@ class Oracle:
         self.added.arrived_elsewhere(position, self.now())
         if not self.accounts.skew_millis and not self.accounts.n_rebuilds:
             self.rates.arrived(subscription, arrival.sent_at)
+        if not self.accounts.skew_millis:
+            self.windows.arrived(subscription, arrival.deliver_at, arrival.sent_at, self._published_at[position])
         if message.repeat is not None:
             self.schedules.arrived(arrival, self.now())
             return

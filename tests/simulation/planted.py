@@ -57,6 +57,7 @@ from tracker.recurrence.columns import NEVER
 from tracker.requests import MessageRequests
 from tracker.schemas import COMMAND_ROWS, OUTCOME_ROWS
 from tracker.shaping.shaper import Shaper
+from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
@@ -583,6 +584,10 @@ def _numbers_of_subscriptions_from_the_settings() -> Planted:
     return mock.patch.object(KnownRoutes, "updated_to", lambda self, settings: original(KnownRoutes({}), settings))
 
 
+def _a_window_closes_too_late() -> Planted:
+    return _after(OpenTime, "_of_day", lambda spans, *_: [(start, end + 20_000) for start, end in spans])
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -659,6 +664,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a rate gives places to all at once": _places_for_all_at_once,
     "a subscription that is named again stays out": _named_again_and_still_out,
     "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
+    "a window closes 20 seconds too late": _a_window_closes_too_late,
 }
 
 # Of what only some faults show, these fall more often.

@@ -1,9 +1,9 @@
-"""How many messages of a subscription with a rate are sent a second, by docs/shaping.md alone."""
+"""When messages of a subscription with a rate, or with windows, are sent, by docs/shaping.md alone."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tests.simulation.accounts import require
 
@@ -35,3 +35,38 @@ class Rates:
         while sent[0] <= max(sent) - 1_000:
             sent.popleft()
         require(len(sent) <= self.most[name], f"{name} has got {len(sent)} messages of one second")
+
+
+class Windows:
+    """The accounts of windows: whether each message of a subscription with some was sent while one was open.
+
+    Attributes:
+        open: by subscription: when it is open, as (from, to), minutes of the day in UTC.
+    """
+
+    def __init__(self) -> None:
+        self.open: Mapping[str, Sequence[tuple[int, int]]] = {}
+
+    def arrived(self, name: str, place: int, sent_at: int, known_at: int) -> None:
+        """A message has come to a destination: what was on its way when the window closed may be late.
+
+        Args:
+            name: of the subscription.
+            place: when the message was due by its `delaylake.deliverAt`, ms since the epoch.
+            sent_at: its publish time, likewise.
+            known_at: before then the service could not have it on its way, likewise.
+        """
+        if name not in self.open or self._closed_at(name, sent_at) is None:
+            return
+        what = f"{name} has got a message, of {place}, at {sent_at}"
+        require(self._closed_at(name, place) is None, f"{what}: no window is open at either time")
+        is_late = self._closed_at(name, sent_at) == self._closed_at(name, known_at)
+        require(not is_late, f"{what}: it was published when the window had closed")
+
+    def _closed_at(self, name: str, at: int) -> int | None:
+        """Returns since when no window is open at a time, ms since the epoch; None: one is open."""
+        minute = at // 60_000 % (24 * 60)
+        if any(start <= minute < end for start, end in self.open[name]):
+            return None
+        ended = max(end for _, end in self.open[name] if end <= minute)
+        return (at // 60_000 - minute + ended) * 60_000

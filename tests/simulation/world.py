@@ -70,6 +70,8 @@ NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
 _BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
 _RATE = {"messages_per_second": 5, "burst": 5}  # more than come, but for what was missed
+# Of the hour in which a simulation is: every other minute is open, the even ones for half of the seeds.
+_WINDOWS = [[{"from": f"08:{m:02}", "to": f"08:{m + 1:02}"} for m in range(first, 59, 2)] for first in (0, 1)]
 _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
@@ -120,6 +122,12 @@ class Result:
     done: list[Fault] = field(default_factory=list)
 
 
+def _minute(time_of_day: str) -> int:
+    """Returns the minute of the day of a time, HH:MM."""
+    hours, minutes = time_of_day.split(":")
+    return 60 * int(hours) + int(minutes)
+
+
 class World:
     """One simulation, from its seed."""
 
@@ -154,7 +162,13 @@ class World:
                     "source": f"{NAMESPACE}/orders",
                     "subscriptions": [{"name": "a", "backoff": _BACKOFF}, {"name": "b", "order": "key"}],
                 },
-                {"source": f"{NAMESPACE}/mails", "subscriptions": [{"name": "c", "type": "Exclusive", "rate": _RATE}]},
+                {
+                    "source": f"{NAMESPACE}/mails",
+                    "subscriptions": [
+                        {"name": "c", "type": "Exclusive", "rate": _RATE},
+                        {"name": "w", "windows": _WINDOWS[plan.seed // 2 % 2]},
+                    ],
+                },
             ],
         )
         subscriptions = [s for route in self.settings.routes for s in route.subscriptions]
@@ -162,11 +176,16 @@ class World:
             lambda: round((EPOCH_SECONDS + self.scheduler.now) * 1000),
             Accounts(
                 frozenset(s.name for s in subscriptions if s.type.is_cumulative),
-                frozenset(s.name for s in subscriptions if s.rate is not None),
+                frozenset(s.name for s in subscriptions if s.rate is not None or s.windows),
             ),
         )
         self.oracle.rates.most = {
             s.name: int(s.rate.messages_per_second) + s.rate.most_at_once for s in subscriptions if s.rate
+        }
+        self.oracle.windows.open = {
+            s.name: [(_minute(window.start), _minute(window.end)) for window in s.windows]
+            for s in subscriptions
+            if s.windows
         }
         self.oracle.order.subscriptions = frozenset(s.name for s in subscriptions if s.order == "key")
         self.destinations = {
