@@ -130,6 +130,7 @@ class Accounts:
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
         self.n_rebuilds = 0
+        self.forgotten: set[str] = set()  # entries of which the delayed index has lost rows that nobody needed
         self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
         self.ahead_millis = self._behind_millis = 0  # the most that any machine's clock was
@@ -390,7 +391,8 @@ class Accounts:
             case "INVALID" if operation in (*_MOVES, "RETRY"):
                 require(is_gone, f"{what}, though it was not cancelled")
             case "NOT_FOUND" if operation != "RETRY" and command is not None and not command.schedule_key:
-                require(account.sent_at > command.sent_at, f"{what}, and it was there")
+                is_known = account.sent_at <= command.sent_at and _entry_of(row["position"]) not in self.forgotten
+                require(not is_known, f"{what}, and it was there")
 
     def _move(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
         assert command is not None

@@ -33,6 +33,7 @@ USUAL_RATES: Mapping[str, float] = {
     "write hangs": 0.003,
     "crash after a late write": 0.5,
     "route edited": 0.2,
+    "maintenance": 0.04,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

@@ -46,6 +46,7 @@ class Oracle:
     chunks: dict[str, Chunked] = field(default_factory=dict)  # by entry
 
     def __post_init__(self) -> None:
+        self._deleted: dict[str, set[str]] = defaultdict(set)  # by table: entries whose rows nobody needed any more
         self.rejected = Rejected(self.expected)
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
@@ -105,10 +106,34 @@ class Oracle:
 
     def replaced(self, table: str, rows: pa.Table) -> None:
         """A rebuild has written a table anew: it has these rows alone."""
-        self.durable[table] = set()
+        self.durable[table] = set(self._deleted[table])
         self._note_durable(table, rows)
         if table == "rejects":
             self.rejected.replaced(rows["position"].to_pylist())
+
+    def deleted(self, table: str, rows: pa.Table) -> None:
+        """Retention has deleted rows of a table."""
+        entries = {
+            f"{ledger}:{entry}"
+            for ledger, entry in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
+        }
+        self._deleted[table] |= entries
+        if table == "delayed_index":
+            self.accounts.forgotten |= entries
+
+    def wanted(self, topic: str) -> set[tuple[str, str]]:
+        """The plain messages of a topic that no command names, each with the subscriptions that get it once."""
+        return {
+            (position, name)
+            for position, message in self.expected.items()
+            if message.topic == topic
+            and not message.rejected_for
+            and message.repeat is None
+            and message.schedule_key is None
+            and not message.ends_at
+            and not self.accounts.is_named(position)
+            for name in message.subscriptions
+        }
 
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt."""

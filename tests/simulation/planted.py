@@ -61,6 +61,7 @@ from tracker.shaping.token_bucket import OpenTime
 from tracker.shard import Shard
 from warehouse.delta.fencing import PauseWatch
 from warehouse.delta.tables import Tables
+from warehouse.maintenance.retention import Retention
 from warehouse.queries import drained_rows
 from warehouse.queries.index_rows import read_light_segment
 from warehouse.routes.known_routes import KnownRoutes
@@ -588,6 +589,18 @@ def _a_window_closes_too_late() -> Planted:
     return _after(OpenTime, "_of_day", lambda spans, *_: [(start, end + 20_000) for start, end in spans])
 
 
+@contextlib.contextmanager
+def _retention_of_what_waits() -> Iterator[None]:
+    def horizons(_: Any, self: Retention, *__: Any) -> None:
+        self._horizons["delayed_index"] += 60_000
+
+    with (
+        _after(Retention, "__init__", horizons),
+        mock.patch.object(Retention, "_are_done", lambda self, rows, *_: np.ones(rows.num_rows, np.bool_)),
+    ):
+        yield
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -665,6 +678,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a subscription that is named again stays out": _named_again_and_still_out,
     "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
     "a window closes 20 seconds too late": _a_window_closes_too_late,
+    "retention deletes what waits": _retention_of_what_waits,
 }
 
 # Of what only some faults show, these fall more often.
@@ -681,6 +695,7 @@ RATES: dict[str, dict[str, float]] = {
     "an old copy of the checkpoint is gone on from": {"checkpoint put back": 0.06},
     "a subscription that is named again stays out": {"route edited": 0.5, "crash": 0.015},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
+    "retention deletes what waits": {"maintenance": 0.2},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
 }
 

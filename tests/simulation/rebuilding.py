@@ -34,7 +34,7 @@ from warehouse.schemas import VERSION, VERSION_OF
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_create = Tables.create
+create_tables = Tables.create
 _wait_for_overtaken = checkpoint_from_tables.new_checkpoint._wait_for_overtaken
 
 
@@ -58,7 +58,7 @@ class Copy:
         self._logs, self._point = logs, point
         self._epoch: int | None = None  # once it has overtaken
         self._at: dict[str, int] = {}  # the version of each table in memory that the copy has
-        _create(Tables(f"file:{self.folder}"))
+        create_tables(Tables(f"file:{self.folder}"))
         self._bring()
 
     def overtake(self) -> None:
@@ -91,14 +91,17 @@ class Copy:
         newest = log.transaction(EPOCH, log.newest) or 0
         if newest > self._epoch:
             raise FencedError(uri, self._epoch, newest)
-        table = self._open(log.name)
-        rows = run_sql(query_builder({log.name: table}), f"SELECT * FROM {log.name}")
-        rows = rows.select(log.schema.names).cast(log.schema).sort_by(_order(log.schema))  # files are read in any order
-        transactions = last_transactions(table)
+        rows, transactions = self.rows(log.name), last_transactions(self._open(log.name))
         log.commits.append(fake_tables.Commit(rows, transactions, replaces=True))
         log.force(log.newest)
         self._on_replaced(log.name, rows)
         self._point(f"rebuild: {log.name} is written")
+
+    def rows(self, name: str) -> pa.Table:
+        """The rows that a table of the copy has now."""
+        schema = self._logs[name].schema
+        rows = run_sql(query_builder({name: self._open(name)}), f"SELECT * FROM {name}")
+        return rows.select(schema.names).cast(schema).sort_by(_order(schema))  # files are read in any order
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -54,7 +54,8 @@ from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
-from tests.simulation.rebuilding import Rebuild, rebuild_names
+from tests.simulation.rebuilding import Rebuild, create_tables, rebuild_names
+from tests.simulation.retaining import Maintenance
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
 from tests.simulation.spark import StateDamagedError
 from tracker.wire.delaylake_pb2 import ControlOutcome
@@ -203,7 +204,7 @@ class World:
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
         self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
-        self.rebuilds: dict[Process, Rebuild] = {}  # that run
+        self.rebuilds: dict[Process, Rebuild | Maintenance] = {}  # that run
         self.needs_rebuild = ""  # why
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
         self.kept: Path | None = None  # a copy of the checkpoint
@@ -383,7 +384,7 @@ class World:
     def lose_power(self) -> None:
         """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
         chance = self.scheduler.random
-        for process in [*self.others, *([self.job] if self.job else [])]:
+        for process in [*self.others, *([self.job] if self.job else []), *self.maintaining()]:
             self.end(process)
         for log in self.logs.values():
             log.lose(chance.randint(log.forced_to, log.newest))
@@ -425,15 +426,19 @@ class World:
         seen = [self.stopped_at[one] if one.is_paused else self.scheduler.now for one in self.others]
         return round((EPOCH_SECONDS + max(seen)) * 1000) if seen else None
 
-    def rebuild_of(self) -> Rebuild:
-        """The rebuild that the running process does."""
+    def rebuild_of(self) -> Rebuild | Maintenance:
+        """The rebuild, or the maintenance, that the running process does."""
         process = self.scheduler.process
         assert process is not None
         return self.rebuilds[process]
 
     def is_rebuilding(self) -> bool:
-        """Whether the running process is a rebuild."""
+        """Whether the running process is a rebuild, or maintains the tables."""
         return self.scheduler.process in self.rebuilds
+
+    def maintaining(self) -> list[Process]:
+        """The processes that maintain the tables."""
+        return [process for process, one in self.rebuilds.items() if isinstance(one, Maintenance)]
 
     def set_clock(self, ahead_seconds: float) -> None:
         """Sets the clock of the job's machine."""
@@ -452,6 +457,8 @@ class World:
                 self._edit_settings()
             if self.faults.is_now("route edited"):
                 self._edit_route()
+            for process in self.maintaining():
+                self.end(process)  # as it ends with the job
             what, main = ("rebuild", self._rebuild) if self.needs_rebuild else ("job", self._main)
             self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
             self.trace(f"{process.name} starts")
@@ -551,6 +558,29 @@ class World:
         if process is self.job:
             self.needs_rebuild = why
 
+    def _begin_maintenance(self) -> None:
+        """Maintains the tables beside the job, unless somebody does, or a rebuild."""
+        is_forced = all(log.forced_to == log.newest for log in self.logs.values())
+        if self.job is not None and not self.rebuilds and is_forced:
+            process = Process("maintenance", self.clock_ahead)
+            self.trace("maintenance starts")
+            self.scheduler.start(process, "main", partial(self._maintain, process))
+
+    def _maintain(self, process: Process) -> None:
+        self.rebuilds[process] = maintenance = Maintenance(self)
+        why = "it is done"
+        try:
+            self.trace(f"maintenance: {maintenance.run()} rows can go")
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+        except DelayLakeError as error:
+            why = str(error).replace(str(maintenance.copy.folder), "the copy")
+        finally:
+            del self.rebuilds[process]
+            maintenance.copy.remove()
+        self.trace(f"maintenance ends: {why}")
+        self.end(process)
+
     def _rebuild(self, process: Process) -> None:
         self.rebuilds[process] = rebuild = Rebuild(self)
         self.kept = None
@@ -606,7 +636,7 @@ class World:
                 self.break_off(f"it goes on for ever: {error}")
             finally:
                 self.is_over = True
-                for process in [*self.others, *([self.job] if self.job else [])]:
+                for process in [*self.others, *([self.job] if self.job else []), *self.maintaining()]:
                     self.scheduler.kill(process)
                 self.disk.remove()
         return Result(
@@ -676,6 +706,8 @@ class World:
             self.cluster.crash(seconds)
         if self.faults.is_now("checkpoint lost"):
             self.lose_checkpoint()
+        if self.faults.is_now("maintenance"):
+            self._begin_maintenance()
         if self.faults.is_now("checkpoint put back"):
             self.put_checkpoint_back()
         if self.plan.seed % 4 == 3 and self.faults.is_now("clock jumps"):
@@ -761,6 +793,10 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         real, fake = _OF_TABLES[name]
         return lambda *args, **named: (real if world.is_rebuilding() else fake)(*args, **named)
 
+    def create(tables: Tables, *schemas: Any, **named: Any) -> None:
+        if world.scheduler.process in world.maintaining():
+            create_tables(tables, *schemas, **named)
+
     def new_name() -> Any:
         return SimpleNamespace(hex=f"{world.plan.seed:08x}{next(world.names):04x}")
 
@@ -813,7 +849,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "appended": lambda *_: None,
             "last_transactions": of_tables("last_transactions"),
         },
-        Tables: {"create": lambda self, *_, **__: None},
+        Tables: {"create": create},
         warehouse.durable: {"_sync": force, "set": sim.OrderedSet},
     }
 
