@@ -288,6 +288,8 @@ class _Backup:
                 continue
             needed = set(one.files)
             if self._to.sizes(f"{name}/_delta_log"):
+                # Looked at after the folder was: what a rebuild, or a job, writes there since is not in `present`.
+                self._check_not_restored(self._tables.written(name, RESTORED))
                 mend_log(self._tables.path(name))
                 for version in {None, marker.tables.get(name)}:
                     needed |= files_of(DeltaTable(self._tables.path(name), version=version)).keys()

@@ -144,6 +144,31 @@ def test_a_backup_that_was_restored_is_not_written_again(source: tuple[Settings,
     assert restore(target) is None
 
 
+def test_a_backup_deletes_nothing_where_a_rebuild_has_made_a_warehouse_of_it_meanwhile(
+    source: tuple[Settings, Tables], tmp_path: Path
+) -> None:
+    """In object storage they have no lock in common."""
+    made, _ = source
+    target = tmp_path / "copy"
+    back_up(made, str(target))
+    written = target / "delayed_index" / "part-of-the-rebuild.parquet"
+    run = copying._Backup._copy
+
+    def after_rebuild(*arguments: Any) -> Any:
+        restore(str(target))
+        remove_marker(str(target))
+        written.write_bytes(b"not committed yet")
+        return run(*arguments)
+
+    with (
+        mock.patch.object(copying._Backup, "_copy", after_rebuild),
+        pytest.raises(BackupError, match="was restored"),
+    ):
+        back_up(made, str(target))
+    assert written.exists()
+    assert read_marker(str(target)) is None
+
+
 def test_a_backup_that_was_never_complete_is_not_restored(source: tuple[Settings, Tables], tmp_path: Path) -> None:
     full = mock.patch.object(Storage, "copy_from", side_effect=OSError("no space left"))
     with full, pytest.raises(BackupError, match=r"can't be copied to .*: no space left"):
