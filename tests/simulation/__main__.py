@@ -34,7 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=20_000, help="until so many have fallen")
     parser.add_argument("--minutes", type=float, default=60.0, help="or so long")
     parser.add_argument("--processes", type=int, default=1, help="which share the seeds")
-    parser.add_argument("--rates", choices=["usual", "many"], default="usual", help="how often faults fall")
+    parser.add_argument("--rates", choices=["usual", "many", "dense"], default="usual", help="how often faults fall")
     parser.add_argument("--progress", type=Path, help="a file of results: seeds that it has are not run again")
     parser.add_argument("--history", action="store_true", help="prints the whole history of the first seed instead")
     parser.add_argument("--keep-going", action="store_true", help="also after a seed that fails")

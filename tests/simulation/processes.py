@@ -10,14 +10,20 @@ from dataclasses import replace
 from tests.simulation.faults import rates_of_seed
 from tests.simulation.world import Plan, Result, simulate
 
+_MORE_SECONDS = 60.0  # the last messages are due within these
+
 
 def plan_of(seed: int, rates: str) -> Plan:
     """Returns what is simulated for a seed.
 
     Args:
-        rates: `usual`; or `many`: some kinds of fault fall far more often, other ones in each seed.
+        rates: `usual`; `many`: some kinds of fault fall far more often, other ones in each seed; or `dense`: so do
+            they, what stands still does so for a shorter time, and faults go on falling after the last message.
     """
-    return Plan(seed, rates=rates_of_seed(seed)) if rates == "many" else Plan(seed)
+    if rates == "usual":
+        return Plan(seed)
+    plan = Plan(seed, rates=rates_of_seed(seed))
+    return replace(plan, more_seconds=_MORE_SECONDS, is_brief=True) if rates == "dense" else plan
 
 
 def _run_plan(plan: Plan) -> Result:

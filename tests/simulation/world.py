@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,6 +85,8 @@ class Plan:
 
     Attributes:
         seconds: for which users publish, and faults fall.
+        more_seconds: for which faults go on falling.
+        is_brief: what stands still mostly does so for a short time only: a job that does nothing meets no faults.
         per_second: entries that are published.
         commands_per_second: times at which somebody sends commands.
     """
@@ -95,6 +97,8 @@ class Plan:
     commands_per_second: float = 0.7
     rates: Mapping[str, float] = field(default_factory=lambda: USUAL_RATES)
     left_out: frozenset[Fault] = frozenset()
+    more_seconds: float = 0.0
+    is_brief: bool = False
 
 
 @dataclass
@@ -302,7 +306,7 @@ class World:
             self.trace(f"{process.name} is paused at: {name}")
             self.pause(process)
         if self._falls("slow", name):
-            self.scheduler.wait(self.scheduler.random.choice([0.05, 0.5, 2.0, 6.0]))
+            self.scheduler.wait(self._how_long([0.05, 0.5, 2.0, 6.0]))
         elif self.scheduler.current is not None and self.scheduler.current.greenlet is not None:
             self.scheduler.wait(self.scheduler.random.uniform(0.0, 0.002))
 
@@ -313,11 +317,17 @@ class World:
             self.fallen_at[point, kind] += 1
         return is_now
 
+    def _how_long(self, seconds: Sequence[float]) -> float:
+        """Chooses for how long something stands still, of times in ascending order."""
+        if not self.plan.is_brief:
+            return self.scheduler.random.choice(seconds)
+        return self.scheduler.random.choices(seconds, [3.0**-i for i in range(len(seconds))])[0]
+
     def end(self, process: Process) -> None:
         """Kills a process; another start of the job follows after a while. Returns only to others."""
         if process is self.job:
             self.job = None
-            self.scheduler.after(self.scheduler.random.choice([0.5, 3.0, 15.0]), self.start)
+            self.scheduler.after(self._how_long([0.5, 3.0, 15.0]), self.start)
         elif process in self.others:
             self.others.remove(process)
         for (of, _), brokers in list(self.connections.items()):
@@ -370,7 +380,7 @@ class World:
             start = chance.choice([self._start_elsewhere, self._start_on_copy, self._start_on_the_same_volume])
             self.scheduler.after(chance.choice([0.5, 10.0]), start)
         self._drop_later(process)
-        self.scheduler.after(chance.choice([1.0, 8.0, 40.0, 100.0]), partial(self.scheduler.resume, process))
+        self.scheduler.after(self._how_long([1.0, 8.0, 40.0, 100.0]), partial(self.scheduler.resume, process))
 
     def _drop_later(self, process: Process) -> None:
         for link in [link for (of, _), brokers in self.connections.items() if of is process for link in brokers.links]:
@@ -671,7 +681,7 @@ class World:
         )
         self.start()
         scheduler.after(1.0, self._each_second)
-        scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds)
+        scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds + plan.more_seconds)
         self.faults.are_over = True
         self.trace("no more faults")
         self.set_clock(0.0)
@@ -701,7 +711,7 @@ class World:
 
     def _each_second(self) -> None:
         if self.faults.is_now("broker ends"):
-            seconds = self.scheduler.random.choice([0.5, 5.0, 30.0])
+            seconds = self._how_long([0.5, 5.0, 30.0])
             self.trace(f"the broker ends, for {seconds} s")
             self.cluster.crash(seconds)
         if self.faults.is_now("checkpoint lost"):
