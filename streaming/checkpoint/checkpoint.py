@@ -24,8 +24,8 @@ from warehouse.durable import sync, write_durably
 
 # The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
 # version is of release 0.1.0, and has version 1. In version 3 payloads may be in files, which an earlier program would
-# take for none.
-VERSION = 3
+# take for none; in version 4 values of the state are together, where an earlier program would not look for them.
+VERSION = 4
 OLDEST_VERSION = 2  # from which this program goes on
 
 PART = ".part"  # ends the name of a file that is being written

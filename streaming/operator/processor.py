@@ -92,6 +92,7 @@ class Operator:
         with using(received.get(InputKind.TIME_ZONES)):
             tick_input = self._tick_input(offset, received)
             effects = apply_without_failing_rows(store, shard_on, offset.to_tick(), tick_input)
+        store.save()
         if InputKind.REBUILT_OUTCOMES in received:
             effects.outcomes = concat([received[InputKind.REBUILT_OUTCOMES], effects.outcomes], OUTCOME_ROWS)
         for row in output_rows(number, offset.tick, effects):
