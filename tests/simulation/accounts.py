@@ -130,7 +130,7 @@ class Accounts:
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
         self.n_rebuilds = 0
-        self.forgotten: set[str] = set()  # entries of which the delayed index has lost rows that nobody needed
+        self.forgotten: set[str] = set()  # entries of which rows are deleted that nobody needed
         self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
         self.ahead_millis = self._behind_millis = 0  # the most that any machine's clock was

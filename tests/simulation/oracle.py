@@ -118,8 +118,7 @@ class Oracle:
             for ledger, entry in zip(rows["ledger_id"].to_pylist(), rows["entry_id"].to_pylist(), strict=True)
         }
         self._deleted[table] |= entries
-        if table == "delayed_index":
-            self.accounts.forgotten |= entries
+        self.accounts.forgotten |= entries
 
     def wanted(self, topic: str) -> set[tuple[str, str]]:
         """The plain messages of a topic that no command names, each with the subscriptions that get it once."""
