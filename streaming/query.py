@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 12.0
 _SOURCE_ALERTS = "troubles.json"  # the file to which the source process writes its alerts
+_LOOK_SECONDS = 0.5  # between two looks whether the query or the releaser has failed
 _MEMORY_SECONDS = 5.0
 # How the line of an exception begins that says what to do.
 _EXCEPTION = re.compile(r"(?:[a-z_]\w*\.)*((?:TickFailed|StateLost|SequencesExhausted)Error: )")
@@ -92,6 +94,26 @@ def _state_memory_bytes(query: StreamingQuery) -> int:
     return sum(operator.memoryUsedBytes for operator in progress.stateOperators) if progress is not None else 0
 
 
+def _end_of(query: StreamingQuery) -> Future[None]:
+    """Returns a future that is done when a query has ended, with the error that ended it.
+
+    A thread waits in the JVM: to ask it again and again takes CPU while nothing happens. The thread is no reason for
+    the process to go on, since a query whose stop has failed may never end.
+    """
+    end: Future[None] = Future()
+
+    def await_end() -> None:
+        try:
+            query.awaitTermination()
+        except BaseException as error:
+            end.set_exception(error)
+        else:
+            end.set_result(None)
+
+    threading.Thread(target=await_end, name="end of the query", daemon=True).start()
+    return end
+
+
 class DelayedDelivery:
     """Delivers the messages of all routes on time.
 
@@ -121,6 +143,7 @@ class DelayedDelivery:
         self._stopping = stopping
         self._ready = threading.Event()
         self._state_memory_bytes = 0
+        self._has_new_progress = False
 
     @property
     def is_ready(self) -> bool:
@@ -207,14 +230,18 @@ class DelayedDelivery:
             query = start_query(
                 DelayedDeliverySource.name(), rows, self._settings, keys, sink, checkpoint.folder / "query"
             )
+            end = _end_of(query)
             started = looked_at = time.monotonic()
             try:
-                while not self._stopping.is_set():
-                    if query.awaitTermination(0.2):  # type: ignore[arg-type]  # takes fractions, too
+                while not self._stopping.wait(_LOOK_SECONDS):
+                    if end.done():
+                        end.result()
                         break
                     if time.monotonic() - looked_at >= _MEMORY_SECONDS:
                         looked_at = time.monotonic()
-                        self._state_memory_bytes = _state_memory_bytes(query)
+                        if self._has_new_progress:
+                            self._has_new_progress = False
+                            self._state_memory_bytes = _state_memory_bytes(query)
                         if is_good_run(looked_at - started):
                             self._alerts.end(QUERY_FAILED, "the job")
                     if releaser.failure is not None:
@@ -229,6 +256,7 @@ class DelayedDelivery:
     def _batch_done(self, status: BatchStatus) -> None:
         self._alerts.end(DISK, "the job")
         self._ready.set()
+        self._has_new_progress = True
         for topic, name, why in status.failures:
             self._alerts.add(FAILED, topic, f"{name} is rejected: {why}", 1)
         self._on_batch(replace(status, state_memory_bytes=self._state_memory_bytes))
