@@ -49,7 +49,10 @@ from warehouse.routes import membership
 
 _log = logging.getLogger(__name__)
 
+# How often the loop that ends batches looks at the feedback and the clock; and while only what comes in can be a
+# reason for a batch, which wakes it.
 _POLL_SECONDS = 0.05
+_REST_POLL_SECONDS = 0.25
 
 # So many times as much of large payloads in files is dispatched in a tick: a sender alone reads them.
 _FILE_SHARE = 4
@@ -171,7 +174,8 @@ class Intake:
                 return self._offset(last, positions, ends, now, feedback)
             if self._barriers.has_waiting and not has_waiting:
                 continue  # what they wait for may have come before the loop was to wake up for it
-            self._receivers.arrivals.wait(min(_POLL_SECONDS, seconds_left) if seconds_left > 0 else _POLL_SECONDS)
+            poll = _POLL_SECONDS if has_waiting or self._goes_on(last, feedback) else _REST_POLL_SECONDS
+            self._receivers.arrivals.wait(min(poll, seconds_left) if seconds_left > 0 else poll)
 
     def _is_due(self, last: Offset, now: Moment, feedback: Feedback) -> bool:
         """Whether a batch is to end now."""
@@ -186,6 +190,10 @@ class Intake:
         )
         has_nothing_to_do = partial(self._has_nothing_to_do, last, now.millis, feedback)
         return self._batch_ends.is_due(backlog, last, now, feedback, has_nothing_to_do)
+
+    def _goes_on(self, last: Offset, feedback: Feedback) -> bool:
+        """Whether time, or the driver's feedback, may soon be a reason for a batch."""
+        return bool(feedback.resuming[1]) or not may_rest(last, self._acknowledgements.durable, feedback)
 
     def _has_nothing_to_do(self, last: Offset, now: int, feedback: Feedback) -> bool:
         """Whether nothing in state comes due, nothing is in flight or loaded soon, and all that came in is durable."""

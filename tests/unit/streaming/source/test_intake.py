@@ -377,6 +377,9 @@ def test_with_all_settled_and_nothing_due_soon_there_is_no_batch(
     assert not has_nothing_to_do(feedback=replace(idle, in_flight=1))
     assert not has_nothing_to_do(feedback=replace(idle, next_due=now))
     assert not has_nothing_to_do(feedback=replace(idle, next_due=None))
+    assert not intake._goes_on(last, idle), "it looks at the feedback less often"
+    assert intake._goes_on(last, replace(idle, in_flight=1))
+    assert intake._goes_on(last, replace(idle, resuming=(last.tick, {ORDERS: {"a": now}})))
 
 
 class Failing(Consumer):
