@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +192,7 @@ def write_status(warehouse: str, status: JobStatus) -> None:
     Raises:
         OSError: the file can't be written.
     """
-    content = json.dumps(asdict(status)).encode()
+    content = json.dumps(status, default=vars).encode()  # `asdict` would copy the whole history, each second
     if is_object_storage(warehouse):
         # With a buffer, because delta-rs does not accept Arrow's unbuffered writes.
         with _object_storage(warehouse).open_output_stream(FILE, buffer_size=len(content) + 1) as stream:

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 10.0
 _LOCK_SECONDS = 15  # the longest time for which a job that ends keeps the checkpoint
+_LOG_SECONDS = 1.0  # how often the size of Spark's log is looked at
 _STANDBY_SECONDS = 0.5  # how often a standby checks whether it has to stop; it tries the lock ten times as often
 
 
@@ -244,7 +245,7 @@ def _deliver(
         # Maintenance begins only after the job has taken the warehouse over: an earlier epoch may not commit.
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
             while worker.is_alive():
-                worker.join(0.2)
+                worker.join(_LOG_SECONDS)
                 rotate(log)
     if failure:
         raise failure[0]
