@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -9,6 +10,8 @@ from tests.simulation.accounts import Accounts, require
 from tests.simulation.expected import Arrival, Expected
 
 ADDED = "d"  # the subscription
+
+_NEVER = 1 << 62  # ms since the epoch
 
 
 class Added:
@@ -24,6 +27,7 @@ class Added:
         self.topic = ""  # its source topic
         self._edits: list[tuple[int, bool]] = []  # since when the job has it or not, ms since the epoch
         self._first_came: dict[str, int] = {}  # by position: when another subscription first got it, ms since the epoch
+        self._given_up: set[str] = set()  # dispatched, and not sent when it was taken out
         self.came: Counter[str] = Counter()
 
     def begun(self, has_it: bool, now: int) -> None:
@@ -64,18 +68,27 @@ class Added:
         if is_it:
             is_right = message is not None and message.topic == self.topic and not message.rejected_for
             require(is_right and any(has_it for _, has_it in self._edits), f"{position} is put aside: {reason}")
+            self._given_up.add(position)
         return is_it
 
     def check_end(self) -> None:
-        """It has got whatever came due since it was added for good."""
-        if not self._edits or not self._edits[-1][1] or self._is_paused():
+        """It has got whatever came due since it was added for good, and what others got while it was there."""
+        if self._is_paused():
             return
-        since = self._edits[-1][0] + self._accounts.dispatched_millis
+        for (added_at, has_it), (until, _) in itertools.pairwise([*self._edits, (_NEVER, False)]):
+            # A rebuild takes in anew, with the settings of then, what was not durable.
+            if has_it and (until == _NEVER or not self._accounts.n_rebuilds):
+                self._check_member(added_at + self._accounts.dispatched_millis, until)
+
+    def _check_member(self, since: int, until: int) -> None:
+        """It has got what was due from a time on and came to others before another one, both ms since the epoch."""
         for position, message in self._expected.items():
             if message.topic != self.topic or message.rejected_for or message.repeat is not None:
                 continue
-            if message.due > since and not self._is_moved(position, message):
-                require(self.came[position] == 1, f"{ADDED} has not got {position}")
+            is_its = message.due > since and (until == _NEVER or self._first_came.get(position, until) < until)
+            if is_its and not self._is_moved(position, message):
+                has_got = self.came[position] == 1 or (until != _NEVER and position in self._given_up)
+                require(has_got, f"{ADDED} has not got {position}")
 
     def _is_moved(self, position: str, message: Expected) -> bool:
         """Whether a message may be due at another time than its sender says, or for nobody."""

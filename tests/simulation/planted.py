@@ -693,7 +693,7 @@ RATES: dict[str, dict[str, float]] = {
     "an offset that another job has replaced is taken": {"write hangs": 0.03},
     "who hung in the write of an offset makes its batch": {"write hangs": 0.03},
     "an old copy of the checkpoint is gone on from": {"checkpoint put back": 0.06},
-    "a subscription that is named again stays out": {"route edited": 0.5, "crash": 0.015},
+    "a subscription that is named again stays out": {"route edited": 1.0, "crash": 0.006},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
     "retention deletes what waits": {"maintenance": 0.2},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
@@ -708,6 +708,5 @@ NOT_FOUND = frozenset(
         "a rebuild waits for nobody",
         "a command's barrier is one entry short",
         "a topic's first schedule key leaves its waiting commands where they are",
-        "a subscription that is named again stays out",
     }
 )

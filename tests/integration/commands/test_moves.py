@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pulsar
+import pytest
 import yaml
 
 from broker.entries.message_ids import MessageRef
@@ -78,6 +79,7 @@ class Desk:
         return rows if len(rows) >= n else []
 
 
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_messages_come_when_they_were_moved_to_across_a_lost_checkpoint_and_kills(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pulsar
+import pytest
 
 from broker.standalone import EmbeddedBroker
 from tests.support.service.harness import Collector, Job, wait_until
@@ -15,6 +16,7 @@ from warehouse.views import Warehouse
 TIMES = 30
 
 
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_each_occurrence_arrives_once_whatever_happens(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
