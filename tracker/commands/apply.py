@@ -427,7 +427,7 @@ class Control:
 
     def add_waiting(self, commands: pa.Table) -> None:
         """Has commands, as COMMAND_ROWS, wait in this shard, too: their messages may come in here from this tick on."""
-        self._waiting.add_commands(commands, self._context.tick)
+        self._waiting.add_missing(commands, self._context.tick)
 
     def wait_again(self, topics: Collection[str]) -> None:
         """Has the waiting commands for some topics wait for messages that were published before this tick.

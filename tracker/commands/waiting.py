@@ -95,6 +95,14 @@ class WaitingCommands:
         self._counts.update(key for keys in _keys_of(commands) for key in keys)
         self._add(commands.append_column("tick", pa.array([tick] * commands.num_rows, pa.int64())))
 
+    def add_missing(self, commands: pa.Table, tick: int) -> None:
+        """Adds those of some commands, as COMMAND_ROWS, that do not wait: after a rebuild all wait in each shard."""
+        waits = np.zeros(commands.num_rows, np.bool_)
+        for place, place_rows in by_ledger(int64(commands, "ledger_id") // _LEDGERS_TOGETHER):
+            if place in self._stored:
+                waits[place_rows] = _are_of(commands.take(pa.array(place_rows)), self._get(place))
+        self.add_commands(where(commands, ~waits), tick)
+
     def take_commands(self, messages: pa.Table) -> pa.Table:
         """Removes and returns the commands that wait for the entries of some messages.
 
@@ -179,6 +187,17 @@ class WaitingCommands:
         else:
             self._store.remove(_TABLE, (place, _TOGETHER))
             self._stored.pop(place, None)
+
+
+def _are_of(rows: pa.Table, others: pa.Table) -> BoolArray:
+    """Tells which rows are of the same command, and for the same message, as one of the other rows: bool, (rows,)."""
+    keys = ["request_id", "kind", *_ENTRY, "batch_index"]
+    # Nulls are equal to nothing.
+    rows, others = (with_columns(t, request_id=pc.fill_null(t["request_id"], "")).select(keys) for t in (rows, others))
+    numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
+    found = np.zeros(rows.num_rows, np.bool_)
+    found[int64(numbered.join(others, keys, join_type="left semi", use_threads=False), "row")] = True
+    return found
 
 
 def _keys_of(commands: pa.Table) -> Iterator[list[tuple[str, int]]]:

@@ -34,6 +34,7 @@ from tracker.sharding import shard_of
 from tracker.wire.delaylake_pb2 import CancelDelayedMessage, ControlCommand, Result, SkipEntry, SkipMessages
 from warehouse.delta.tables import Tables
 from warehouse.queries.index_rows import LOOKED_UP, outcomes_to_rows
+from warehouse.queries.waiting_commands import find_waiting
 from warehouse.routes.known_routes import KnownRoutes
 
 SHARDS = 3
@@ -96,6 +97,7 @@ class Job:
         now: int = NOW,
         passed: int | None = None,
         is_replayed: bool = False,
+        is_rebuilt: bool = False,
     ) -> list[tuple[str, str]]:
         """A batch that ends a seal epoch; returns the outcomes, each as (request id, result).
 
@@ -105,8 +107,10 @@ class Job:
             now: ms since the epoch.
             passed: the barriers up to this tick have been passed; None: those before this one.
             is_replayed: whether the batch runs again, after its outcomes were written.
+            is_rebuilt: whether it is the first one after a rebuild.
         """
         tick = self.offset.tick + 1
+        rebuilt = self._rebuilt() if is_rebuilt else []
         states = [dict(state.values) for state in self.states]
         keyed = [TOPIC] if rows is not None or self.offset.keyed else []
         batch = replace(
@@ -128,13 +132,27 @@ class Job:
             for state, before in zip(self.states, states, strict=True):
                 state.values.clear()
                 state.values.update(before)
-            told = self._apply(batch, rows, control)
+            told = self._apply(batch, rows, control, rebuilt)
             self.tables.append("outcomes", outcomes_to_rows(told, tick, now), {})
         self.offset = batch
         names = (Result.Name(number) for number in told["result"].to_pylist())
         return sorted(zip(told["request_id"].to_pylist(), names, strict=True))
 
-    def _apply(self, batch: Offset, rows: pa.Table | None, control: pa.Table | None) -> pa.Table:
+    def _rebuilt(self) -> list[tuple[Any, ...]]:
+        """Forgets the states, and returns what a rebuild gives to the shards: each gets all commands that wait."""
+        for state in self.states:
+            state.values.clear()
+        waiting = find_waiting(self.tables, {TOPIC: ["a"]})
+        begun = {"sealed": 0, "unwanted": 0, "request_ids": {}, "paused": {}, "released": 0}
+        return [
+            row
+            for kind, content in ((InputKind.REBUILT, begun), (InputKind.REBUILT_WAITING, waiting))
+            for row in input_rows(kind, dict.fromkeys(range(SHARDS), content), shard_keys(SHARDS))
+        ]
+
+    def _apply(
+        self, batch: Offset, rows: pa.Table | None, control: pa.Table | None, rebuilt: Sequence[tuple[Any, ...]]
+    ) -> pa.Table:
         keys = shard_keys(SHARDS)
         part = CommandsPart(
             pack(messages([]) if control is None else control),
@@ -147,6 +165,7 @@ class Job:
         )
         options = {"settings": self.settings.model_dump_json(), "shard_keys": json.dumps(keys), "epoch": "0"}
         given = [tuple(row.values()) for read in SourceReader(options).read(part) for row in read.to_pylist()]
+        given += rebuilt
         given += input_rows(InputKind.TICK, batch.to_json(), keys)
         if rows is not None:
             given += input_rows(InputKind.MESSAGES, rows, keys)
@@ -202,3 +221,20 @@ def test_what_was_answered_before_is_not_handed_over(tmp_path: Path) -> None:
     assert job.step(with_key(0)) == []
     job.step(now=DUE + 1)
     assert job.delivered == [0]
+
+
+@pytest.mark.parametrize("is_first_tick", [True, False])
+def test_after_a_rebuild_no_command_waits_twice_in_a_shard(tmp_path: Path, is_first_tick: bool) -> None:
+    """A rebuild has given it to each shard: its topic had no key, but may get one."""
+    job = Job(tmp_path)
+    waiting = [(f"cancel {entry}", "WAITING") for entry in range(4)]
+    assert job.step(sent=[cancel(entry) for entry in range(4)]) == waiting
+    if not is_first_tick:
+        assert job.step(is_rebuilt=True) == []
+    applied = [("cancel 0", "APPLIED"), ("cancel 1", "APPLIED")]
+    assert job.step(concat([with_key(0), with_key(1)]), is_rebuilt=is_first_tick) == applied
+    assert job.step(with_key(2)) == [("cancel 2", "APPLIED")]
+    job.step(now=DUE)
+    missing = [("cancel 3", "NOT_FOUND")]
+    assert job.step(now=DUE + 3_600_000) + job.step(now=DUE + 7_200_000) == missing
+    assert job.delivered == []
