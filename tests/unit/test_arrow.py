@@ -1,4 +1,4 @@
-"""No process imports pandas that does not want it."""
+"""No process imports pandas that does not want it, or keeps memory that Arrow has freed."""
 
 from __future__ import annotations
 
@@ -57,3 +57,28 @@ print(pa.table({"a": [1]}).to_pandas()["a"].sum(), pa.array(sys.modules["pandas"
 leave_pandas_out()
 """
     assert run(code) == "1 [1, 2]\n"
+
+
+def test_arrow_takes_memory_from_the_c_library_here_and_in_what_is_started() -> None:
+    code = """
+import subprocess, sys
+import pyarrow as pa
+from conf.arrow import use_system_memory
+use_system_memory()
+use_system_memory()
+print(pa.default_memory_pool().backend_name, flush=True)
+subprocess.run([sys.executable, "-c", "import pyarrow as pa; print(pa.default_memory_pool().backend_name)"], check=True)
+"""
+    assert run(code) == "system\nsystem\n"
+
+
+def test_who_has_chosen_arrows_allocator_keeps_it() -> None:
+    code = """
+import os
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "mimalloc"
+import pyarrow as pa
+from conf.arrow import use_system_memory
+use_system_memory()
+print(pa.default_memory_pool().backend_name)
+"""
+    assert run(code) == "mimalloc\n"
