@@ -23,13 +23,13 @@ SUBSCRIPTION_RESET = "subscription_reset"  # the job's subscription of a source 
 NOT_SENT = "not_sent"  # a source topic with messages that no message to a destination could be made of
 FAILED = "failed"  # a source topic with messages, or commands, for which something has failed in the operator
 QUERY_FAILED = "query_failed"  # the job's query has failed, and has not run for long since
-INTERNAL_ERROR = "internal_error"  # a topic, or what the job was doing, where an error came up that no code expects
+INTERNAL_ERROR = "internal_error"  # what the job does, of a topic perhaps, and fails with an error that no code expects
 DISK = "disk"  # a folder whose disk is full, or nearly so
 LARGE_LATE = "large_late"  # a source topic with large messages that are due, and wait for room
 NO_ROUTE = "no_route"  # a topic or subscription that has pending messages and is not in the settings
 
 # Alerts of these kinds are counted, and last until the job is started again.
-COUNTED = (NOT_SEEN, NOT_SENT, FAILED, INTERNAL_ERROR)
+COUNTED = (NOT_SEEN, NOT_SENT, FAILED)
 
 # Alerts of these kinds tell of something that is over: no process reports it again.
 _EVENTS = (*COUNTED, SUBSCRIPTION_RESET)
@@ -44,7 +44,7 @@ class Alert:
         name: of the topic, topic partition, destination, subscription or folder that it is about.
         since: when it began, ms since the epoch.
         text: the fault, and its cause if that is known; one line that does not repeat the name.
-        count: the number of entries, messages or errors, for the kinds COUNTED; else 1.
+        count: the number of entries or messages, for the kinds COUNTED; of errors in a row, for INTERNAL_ERROR; else 1.
     """
 
     kind: str

@@ -76,7 +76,8 @@ class JobCollector(Collector):
             yield GaugeMetricFamily(f"delaylake_{name}_seconds", text, millis / 1000)
         alerts = GaugeMetricFamily(
             "delaylake_troubles",
-            "Things that somebody has to look at; of kind not_seen, not_sent and failed how many entries or messages.",
+            "Things that somebody has to look at; of kind not_seen, not_sent and failed how many entries or messages, "
+            "of kind internal_error how many errors in a row.",
             labels=["kind", "name"],
         )
         for alert in status.troubles:

@@ -22,10 +22,10 @@ from conf.message_size import max_delivered_bytes
 from conf.partitions import split_partition
 from conf.settings import Settings
 from status.alerts import Alerts
+from status.internal_errors import InternalErrors
 from streaming.checkpoint.offset import Offset
 from streaming.source.arrivals import Arrivals
 from streaming.source.discovery import Discovery
-from streaming.source.internal_errors import note_error
 from streaming.source.receiving.details import MessageDetails
 from streaming.source.receiving.receiver import Limits, Receiver, ReceiverEvents, TopicAccess
 from streaming.source.receiving.recurring import Recurring
@@ -74,7 +74,7 @@ class Receivers:
         self.arrivals = Arrivals()
         self.stopped = threading.Event()
         self._settings = settings
-        self._alerts = alerts
+        self._errors = InternalErrors(alerts)
         self._client = connect(settings.pulsar)
         self._admin = AdminClient(settings.pulsar)
         self._brokers = Brokers(settings.pulsar)
@@ -154,7 +154,8 @@ class Receivers:
                     self.arrivals.note_command if is_control else self.arrivals.note,
                     self._watch.follow(source, after),
                     partial(self._watch.passed, source),
-                    partial(note_error, self._alerts, name),
+                    partial(self._errors.note, name),
+                    partial(self._errors.succeeded, name),
                 ),
             )
             receivers[name].start()
@@ -239,10 +240,12 @@ class Receivers:
     def _keep_acknowledging(self) -> None:
         while not self.stopped.is_set():
             for topic, position in self._of_read(self._to_acknowledge.get()):
+                doing = f"acknowledging {topic}"
                 try:
                     self.open[topic].acknowledge(Position.parse(position))
+                    self._errors.succeeded(doing)
                 except Exception as error:  # a later acknowledgement covers these entries, too
-                    note_error(self._alerts, topic, error)
+                    self._errors.note(doing, error)
 
     def _of_read(self, positions: Mapping[str, str]) -> list[tuple[str, str]]:
         """Returns the positions of topic partitions that are read, as (topic partition, position)."""
@@ -254,13 +257,17 @@ class Receivers:
 
     def _keep_discovering(self) -> None:
         while not self.stopped.wait(_DISCOVERY_SECONDS):
+            has_failed = False
             for look in (self._discover_commands, self._discover, self._check_ends):
                 try:
                     look()
                 except Exception as error:
                     _log.warning("%s: %s: %s; trying again", _DISCOVERING, type(error).__name__, error)
+                    has_failed = True
                     if not self.stopped.is_set():
-                        note_error(self._alerts, _DISCOVERING, error)
+                        self._errors.note(_DISCOVERING, error)
+            if not has_failed:
+                self._errors.succeeded(_DISCOVERING)
 
     def _check_ends(self) -> None:
         """Notices that a topic ends before the last entry received: it was made again, in another cluster."""

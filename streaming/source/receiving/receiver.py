@@ -91,12 +91,14 @@ class ReceiverEvents:
         on_passed: called with an entry up to which the broker sends no more, although entries are missing; called
             before that entry counts as read.
         on_error: called with each error after which the receiver opens a new consumer.
+        on_success: called often, when nothing waits to be received that an error came up for.
     """
 
     on_received: Callable[[int], None] = lambda earliest: None
     on_entries: Callable[[Sequence[CameEntry]], None] = lambda entries: None
     on_passed: Callable[[Position], None] = lambda end: None
     on_error: Callable[[Exception], None] = lambda error: None
+    on_success: Callable[[], None] = lambda: None
 
 
 class Receiver:
@@ -316,6 +318,7 @@ class Receiver:
 
     def _run(self) -> None:
         wait, longest = _RETRY_SECONDS
+        failed_after = self._last_received  # the entry after which the last error came up
         while not self._stopped.is_set():
             try:
                 self._consumer = self._subscribe()
@@ -326,6 +329,8 @@ class Receiver:
                     self._wait_for_room(self._consumer)
                     self.receive(self._consumer)
                     wait = _RETRY_SECONDS[0]
+                    if self._is_idle or self._last_received > failed_after:
+                        self._events.on_success()
                 self._close()
             except Exception as error:
                 if not self._stopped.is_set():
@@ -336,6 +341,7 @@ class Receiver:
                         logging.INFO if is_usual else logging.WARNING, "%s: %s; trying again", self.source.name, text
                     )
                     self._events.on_error(error)
+                    failed_after = self._last_received
                     self._close()
                     self._stopped.wait(wait)
                     wait = min(2 * wait, longest)

@@ -19,7 +19,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.pulsar_admin.topic_questions import TopicQuestions
 from conf.settings import Settings
 from status.alerts import NO_ADMIN, NOT_SEEN, STANDING, SUBSCRIPTION_RESET, Alerts
-from streaming.source.internal_errors import note_error
+from status.internal_errors import InternalErrors
 from streaming.source.receiving.receiver import Receiver
 from streaming.source.watch.beginnings import Beginning, Beginnings
 from streaming.source.watch.stalled_topics import StalledTopics
@@ -66,6 +66,7 @@ class SourceWatch:
         self._subscription = settings.pulsar.subscription
         self._control_topic = settings.control.topic
         self._alerts = alerts
+        self._errors = InternalErrors(alerts)
         self._receivers = receivers
         self._why_not_taking = why_not_taking
         self._admin = AdminClient(settings.pulsar, _TIMEOUT_SECONDS)
@@ -168,10 +169,11 @@ class SourceWatch:
                 self.decide_gaps()
                 if time.monotonic() >= next_look:
                     self.look(time.time_ns() // 1_000_000)
+                    self._errors.succeeded(_WATCHING)
             except Exception as error:  # the watch ends with the job alone
                 _log.warning("%s: %s: %s; trying again", _WATCHING, type(error).__name__, error)
                 if not self._stopped.is_set():
-                    note_error(self._alerts, _WATCHING, error)
+                    self._errors.note(_WATCHING, error)
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
 

@@ -27,6 +27,7 @@ from streaming.source.watch.source_watch import SourceWatch
 from streaming.source.watch.stalled_topics import STANDING_MILLIS
 from streaming.source.watch.undecided_gaps import UndecidedGaps
 from tests.support.servers.fake_pulsar import FakeBroker, FakeConsumer, chunk, one
+from tests.support.service.harness import wait_until
 from warehouse.delta.fencing import FencedError
 from warehouse.delta.tables import Tables
 from warehouse.schemas import REJECTS
@@ -396,7 +397,7 @@ def test_the_watch_of_a_job_that_was_overtaken_before_it_began_writes_nothing(tm
         source.append("rejects", REJECTS.empty_table(), {})
 
 
-def test_the_watch_tells_of_an_error_that_nobody_expected_and_goes_on(
+def test_the_watch_tells_of_an_error_that_nobody_expected_until_it_has_looked(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_watch, "_LOOK_SECONDS", 0.01)
@@ -406,11 +407,12 @@ def test_the_watch_tells_of_an_error_that_nobody_expected_and_goes_on(
     def look(now: int) -> None:
         if errors:
             raise errors.pop(0)
-        is_over.set()
+        is_over.wait(30)
 
     monkeypatch.setattr(watched.watch, "look", look)
     watched.watch.start()
-    assert is_over.wait(30)
-    [alert] = watched.troubles.current()
+    [alert] = wait_until(watched.troubles.current, 30, "the alert")
     assert (alert.kind, alert.name, alert.count) == (INTERNAL_ERROR, "watching the source topics", 1)
     assert "TypeError: a bug" in alert.text
+    is_over.set()
+    wait_until(lambda: not watched.troubles.current(), 30, "it is over")
