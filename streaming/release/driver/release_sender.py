@@ -11,6 +11,7 @@ from pathlib import Path
 from broker.client import PulsarError
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.times import Moment
+from status.internal_errors import InternalErrors
 from streaming.release.attempt import FailedProducer
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, SentRelease
 from streaming.release.driver.release_attempts import ReleaseAttempts
@@ -77,6 +78,7 @@ class ReleaseSender:
         retries: takes over messages for unwritable destinations.
         order_signals: say when a release with messages in order may begin.
         admin: says whether the broker answers.
+        errors: tells of what fails in Spark, again and again perhaps.
         slow_seconds: a destination that takes for longer what it is given is slow; 0: none is.
     """
 
@@ -87,6 +89,7 @@ class ReleaseSender:
         retries: UnwritableRetries,
         order_signals: OrderSignals,
         admin: AdminClient,
+        errors: InternalErrors,
         slow_seconds: float,
     ) -> None:
         self._lock, self._stopped = states.lock, states.stopped
@@ -95,6 +98,7 @@ class ReleaseSender:
         self._retries = retries
         self._order_signals = order_signals
         self._admin = admin
+        self._errors = errors
         self._slow_seconds = slow_seconds
 
     def send(self, release: LaneRelease) -> SentRelease | None:
@@ -107,6 +111,7 @@ class ReleaseSender:
             FencedError: another job has taken the warehouse over.
             StateLostError: the payload of a message is not where the tracker's state says.
         """
+        doing = f"sending what comes due in lane {release.lane}"
         with self._lock:
             lately_slow = self._destinations.lately_slow(Moment.now())
         order_signal = self._order_signals.begin(release)
@@ -125,11 +130,13 @@ class ReleaseSender:
                     raise StateLostError(lost[1]) from None
                 if not self._stopped.is_set():
                     _log.warning("release %d is sent again: %s", release.tick, _cause(error))
+                    self._errors.note(doing, _cause(error))
                     self._stopped.wait(_RETRY_SECONDS)
                 with self._lock:
                     self._releases.note(release, ReleaseEvent.LOST)
                 order_signal = self._order_signals.begin(release)
                 continue
+            self._errors.succeeded(doing)
             failed = attempts.take(reports)
             others = self._names.renew(failed, max(release.tick, release.sent_to))
             is_broker_there = self._is_broker_there(attempts.candidates(reports, others))

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from broker.pulsar_admin.admin_rest import AdminClient
 from conf.settings import Settings, dead_letter_topic, rejects_topic
 from status.alerts import Alerts
+from status.internal_errors import InternalErrors
 from streaming.checkpoint.payload_files import PayloadSweep
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.lane_release import SentRelease
@@ -120,10 +121,19 @@ class Releaser:
         spacing = Spacing(str(run.folder / "paces") if run.folder is not None else "")
         sending = Sending(self._spark_jobs, ProducerNames(settings, alerts), spacing)
         remainders = RemainderSender(sending, tables, self._records, on_deliveries, self._stopped)
-        self._retries = UnwritableRetries(states, self._feedback, remainders, self._spark_jobs, self._threads, alerts)
+        self._errors = InternalErrors(alerts)
+        self._retries = UnwritableRetries(
+            states, self._feedback, remainders, self._spark_jobs, self._threads, alerts, self._errors
+        )
         self._order_signals = OrderSignals(states, run.folder)
         self._release_sender = ReleaseSender(
-            states, sending, self._retries, self._order_signals, AdminClient(settings.pulsar), rules.slow_seconds
+            states,
+            sending,
+            self._retries,
+            self._order_signals,
+            AdminClient(settings.pulsar),
+            self._errors,
+            rules.slow_seconds,
         )
         self._writer = self._threads.start("write deliveries", self._write_deliveries)
 
@@ -180,6 +190,7 @@ class Releaser:
         self._stopped.set()
         self.stop_ticks()
         self._writer.join(timeout=10)
+        self._errors.close()
 
     def stop_ticks(self) -> None:
         """Asks the clock for no more batches."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from conf.times import Moment
 from status.alerts import Alerts
+from status.internal_errors import InternalErrors
 from streaming.release.driver.feedback_writer import FeedbackWriter
 from streaming.release.driver.lane_release import LaneRelease, ReleaseId, Remainder, RemainderResult
 from streaming.release.driver.remainder_sender import RemainderSender
@@ -33,6 +34,7 @@ class UnwritableRetries:
         spark_jobs: tries whether a topic accepts a producer.
         threads: of the run.
         alerts: records each unwritable or slow destination.
+        errors: tells of what fails while one is looked after.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class UnwritableRetries:
         spark_jobs: SparkJobs,
         threads: RunThreads,
         alerts: Alerts,
+        errors: InternalErrors,
     ) -> None:
         self._lock, self._stopped, self._destinations = states.lock, states.stopped, states.destinations
         self._feedback = feedback
@@ -50,6 +53,7 @@ class UnwritableRetries:
         self._spark_jobs = spark_jobs
         self._threads = threads
         self._alerts = alerts
+        self._errors = errors
         self._recorded: dict[str, Any] = {}  # as the feedback has it
         self._shown: dict[tuple[str, str], str] = {}  # as `alerts` has them
 
@@ -101,32 +105,37 @@ class UnwritableRetries:
 
     def _look_after(self, recipient: Recipient) -> None:
         """Tries a destination again until it is writable, whatever fails meanwhile: nobody else would."""
+        doing = f"looking after the destination of {recipient[1]} of {recipient[0]}"
         while not self._stopped.is_set():
             try:
-                self._try(recipient)
-                return
+                is_over = not self._try(recipient)
+                self._errors.succeeded(doing)
+                if is_over:
+                    return
             except TransitionError:
                 raise
-            except Exception:
+            except Exception as error:
                 _log.exception("%s is tried again", recipient)
+                self._errors.note(doing, error)
                 self._stopped.wait(_AGAIN_SECONDS)
 
-    def _try(self, recipient: Recipient) -> None:
-        while not self._stopped.is_set():
-            with self._lock:
-                step = self._destinations.next_step(recipient, Moment.now())
-                self._publish()
-                if isinstance(step, Wait):
-                    self._lock.wait(step.seconds)
-                    continue
-            if isinstance(step, Ended):
-                return
-            sent = self._done(step)
-            if self._stopped.is_set():
-                return
-            with self._lock:
-                self._destinations.note_result(recipient, step, sent, Moment.now())
+    def _try(self, recipient: Recipient) -> bool:
+        """Does what is next for a destination; returns whether anything is to be done after it."""
+        with self._lock:
+            step = self._destinations.next_step(recipient, Moment.now())
             self._publish()
+            if isinstance(step, Wait):
+                self._lock.wait(step.seconds)
+                return not self._stopped.is_set()
+        if isinstance(step, Ended):
+            return False
+        sent = self._done(step)
+        if self._stopped.is_set():
+            return False
+        with self._lock:
+            self._destinations.note_result(recipient, step, sent, Moment.now())
+        self._publish()
+        return True
 
     def _done(self, step: Probe | Send) -> RemainderResult:
         try:

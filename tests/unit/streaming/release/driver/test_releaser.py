@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from status.alerts import INTERNAL_ERROR
 from tests.support.service.fake_releaser import SENDING, Job, Tables, batch
 from tests.support.service.harness import now, wait_until
 from tests.support.tracker.messages import TOPIC, messages, release_rows
@@ -226,3 +228,52 @@ def test_nobody_keeps_a_release_that_is_written_because_its_files_stay_as_long_a
         return len(made) == 2 and not any(one() for one in made)
 
     wait_until(are_gone, 10, "they are gone")
+
+
+def test_what_fails_in_spark_is_told_of_until_it_is_sent(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, works = make(), threading.Event()
+    parallelize = job.spark.parallelize
+
+    def fails(items: Any, tasks: int) -> Any:
+        if not works.is_set():
+            raise RuntimeError("Py4JJavaError: ...\nTypeError: a bug\n\tat org.apache.spark")
+        return parallelize(items, tasks)
+
+    monkeypatch.setattr(job.spark, "parallelize", fails)
+    job.submit(1, [1])
+    [alert] = wait_until(lambda: [one for one in job.troubles.current() if one.count > 1], 10, "it is told of")
+    assert (alert.kind, alert.name) == (INTERNAL_ERROR, "sending what comes due in lane planned1")
+    assert alert.text.startswith("TypeError: a bug (2 times)")
+    works.set()
+    wait_until(lambda: not job.troubles.current(), 10, "it is over")
+    job.has_confirmed(1)
+
+
+def test_what_fails_when_a_destination_is_looked_after_is_told_of_until_it_is_writable(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, works = make(), threading.Event()
+    next_step = job.releaser._destinations.next_step
+
+    def fails(recipient: Any, now: Any) -> Any:
+        if not works.is_set():
+            raise TypeError("a bug")
+        return next_step(recipient, now)
+
+    monkeypatch.setattr(job.releaser._destinations, "next_step", fails)
+    job.broken["a"] = "TopicTerminated"
+    job.submit(1, [1])
+    told = INTERNAL_ERROR, f"looking after the destination of a of {TOPIC}"
+
+    def is_told() -> bool:
+        return told in [(alert.kind, alert.name) for alert in job.troubles.current()]
+
+    wait_until(is_told, 10, "it is told of")
+    works.set()
+    job.broken.clear()
+    wait_until(lambda: not is_told(), 10, "it is over")
+    job.submit(2)
+    wait_until(lambda: job.open("a") is None, 10, "it can be written")
+    job.has_confirmed(2)
