@@ -41,7 +41,8 @@ class JobStart:
 
     def run(self) -> None:
         begin(self._settings, self._tables, self._checkpoint)
-        self._world.begun(self._settings)
+        if self._tables.epoch == self._tables.newest_epoch():  # else it stood still until another one had begun
+            self._world.begun(self._settings)
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
         for number in range(10):
