@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pyspark
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
@@ -97,9 +96,6 @@ _JVM_OPTIONS = (
 # For Spark's JVM and the Python processes. Else malloc has up to eight arenas for each core, each with freed memory
 # that it does not return; and numpy starts threads for matrix products, which the job does not compute.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
-
-# How the modules begin with which Python processes plan queries for Spark.
-_PLANNER = "pyspark.sql.worker."
 
 _JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 
@@ -226,24 +222,6 @@ def archive_classes(spark: SparkSession) -> None:
     jvm = getattr(spark.sparkContext._gateway, "proc", None)
     if jvm is not None:
         make_archive(jvm.pid)
-
-
-def end_planners(spark: SparkSession) -> None:
-    """Ends the Python processes that Spark keeps for the next query that it plans, which the job never has.
-
-    Spark has a daemon for each step of planning, of 24 MiB, and for a minute the worker that the daemon has forked, of
-    30 MiB. It starts others when it plans again. Spark takes the end of a worker for granted, but not that of a daemon
-    whose worker it still counts as idle. So a call ends workers, and daemons that have none.
-    """
-    jvm = getattr(spark.sparkContext._gateway, "proc", None)
-    if jvm is None:
-        return
-    with suppress(psutil.Error):
-        for process in psutil.Process(jvm.pid).children():
-            with suppress(psutil.Error):  # it has just ended
-                if any(word.startswith(_PLANNER) for word in process.cmdline()):
-                    for one in process.children() or [process]:
-                        one.terminate()
 
 
 def _archive_options(home: Path, conf: Mapping[str, str]) -> list[str]:

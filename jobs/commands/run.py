@@ -5,10 +5,8 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import logging
-import math
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -40,7 +38,6 @@ _log = logging.getLogger(__name__)
 _REPORT_SECONDS = 10.0
 _LOCK_SECONDS = 15  # the longest time for which a job that ends keeps the checkpoint
 _LOG_SECONDS = 1.0  # how often the size of Spark's log is looked at
-_PLANNERS_SECONDS = 90.0  # Spark counts processes that have planned a query as idle for up to 70 seconds
 _STANDBY_SECONDS = 0.5  # how often a standby checks whether it has to stop; it tries the lock ten times as often
 
 
@@ -214,7 +211,7 @@ def _deliver(
     """
     from jobs.background_maintenance import BackgroundMaintenance
     from streaming.query import DelayedDelivery
-    from streaming.session import archive_classes, end_planners
+    from streaming.session import archive_classes
     from warehouse.routes.missing_routes import MissingRoutesWatch
 
     def on_batch(batch: BatchStatus) -> None:
@@ -247,16 +244,11 @@ def _deliver(
             warn_of_namespaces(settings)
             warn_of_open_topics(settings)
         archive_classes(spark)
-        end_planners(spark)
-        next_end = time.monotonic() + _PLANNERS_SECONDS
         # Maintenance begins only after the job has taken the warehouse over: an earlier epoch may not commit.
         with BackgroundMaintenance(settings) if settings.maintain.automatic else nullcontext():
             while worker.is_alive():
                 worker.join(_LOG_SECONDS)
                 rotate(log)
-                if time.monotonic() > next_end:
-                    end_planners(spark)
-                    next_end = math.inf
     if failure:
         raise failure[0]
 

@@ -219,7 +219,7 @@ def test_a_checkpoint_without_payloads_in_files_is_gone_on_from_and_then_closed_
     version = tmp_path / "c" / "query" / "version"
     version.write_text("2")
     Start(settings, tmp_path / "c")
-    assert version.read_text() == "3"
+    assert version.read_text() == "4"
 
 
 def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path: Path) -> None:
