@@ -600,7 +600,7 @@ class World:
             self.trace(f"{process.name}: {found}")
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.rebuilt()
-        except (DelayLakeError, PulsarError, NotADirectoryError) as error:
+        except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
             why = str(error).replace(str(rebuild.copy.folder), "the copy")
         finally:
             del self.rebuilds[process]
