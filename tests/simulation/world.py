@@ -504,8 +504,7 @@ class World:
 
     def begun(self, settings: Settings) -> None:
         """A start has fenced off the jobs before it."""
-        has_it = any(one.name == ADDED for one in settings.routes[0].subscriptions)
-        self.oracle.added.begun(has_it, round((EPOCH_SECONDS + self.scheduler.now) * 1000))
+        self.oracle.added.begun(_has_added(settings), round((EPOCH_SECONDS + self.scheduler.now) * 1000))
 
     def _start_on_the_same_volume(self) -> None:
         """Starts the job on another machine, whose file system has given it the lock of one that stands still."""
@@ -600,6 +599,7 @@ class World:
             self.trace(f"{process.name}: {found}")
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.rebuilt()
+            self.oracle.added.rebuilt(_has_added(self.settings))
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
             why = str(error).replace(str(rebuild.copy.folder), "the copy")
         finally:
@@ -862,6 +862,10 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         Tables: {"create": create},
         warehouse.durable: {"_sync": force, "set": sim.OrderedSet},
     }
+
+
+def _has_added(settings: Settings) -> bool:
+    return any(one.name == ADDED for one in settings.routes[0].subscriptions)
 
 
 def simulate(plan: Plan) -> Result:
