@@ -169,6 +169,7 @@ class DelayedDelivery:
         restarts = Restarts()
         while not self._stopping.is_set():
             started = time.monotonic()
+            checkpoint.check_is_of(tables.epoch or 0)
             checkpoint.check_offsets()
             check_broker(self._settings, checkpoint)
             try:

@@ -140,6 +140,21 @@ class Checkpoint:
         except TypeError as error:
             raise self._damaged(number, error) from None
 
+    def check_is_of(self, epoch: int) -> None:
+        """Checks that it is still the checkpoint on which a start began: a query on another one would begin anew.
+
+        Args:
+            epoch: of the start.
+
+        Raises:
+            CheckpointError: the folder was removed, or another one is in its place.
+        """
+        if self.epoch != epoch:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} was removed or replaced while the job ran: start the job again, and run "
+                "`delaylake rebuild` if it asks for that"
+            )
+
     def check_offsets(self) -> None:
         """Checks that nobody has replaced the last two offsets: with them a batch runs again.
 

@@ -46,6 +46,7 @@ class JobStart:
         check_sent(self._settings, self._checkpoint)
         self._world.point("begun")
         for number in range(10):
+            self._checkpoint.check_is_of(self._tables.epoch or 0)
             self._checkpoint.check_offsets()
             check_broker(self._settings, self._checkpoint)
             if self._run_once(number):

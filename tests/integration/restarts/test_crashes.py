@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ import pytest
 from broker.client import connect
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
+from conf.settings import local_path
 from tests.support.clients import java_client
 from tests.support.service.harness import Collector, Job, check_exactly_once, http, now, wait_until
 from warehouse.audit.accounts import run_audit
@@ -243,6 +245,40 @@ def test_what_is_cleared_at_a_crash_and_a_message_of_which_some_chunks_had_come(
         collector.stop()
         job.stop()
         admin.close()
+        client.close()
+
+
+@pytest.mark.long
+def test_a_query_that_failed_does_not_begin_anew_where_the_checkpoint_was_removed(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
+    client = connect(broker.settings)
+    collector = Collector(client).collect(f"{topic}-a")
+    sent: dict[str, int] = {}
+    try:
+        job.start()
+        producer = client.create_producer(topic)
+        for i in range(50):
+            sent[f"m{i}"] = due = now() + 200 * i
+            producer.send(f"m{i}".encode(), properties={"deliverAt": str(due)})
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) > 10, 60, f"the first messages\n{job.log}")
+        shutil.rmtree(local_path(job.settings.checkpoint))
+        # Spark notices nothing, and writes on: until its query fails.
+        jvm = next(one for one in job.children() if one.name() == "java")
+        next(one for one in jvm.children() if "python_streaming_source_runner" in one.cmdline()[-1]).kill()
+        assert job.process is not None
+        wait_until(lambda: job.process is None or job.process.poll() is not None, 120, f"the job's end\n{job.log}")
+        assert "was removed or replaced while the job ran" in job.log
+        job.rebuild()
+        job.start()
+        wait_until(lambda: len(collector.received[f"{topic}-a"]) >= len(sent), 120, f"all messages\n{job.log}")
+        time.sleep(2)
+        check_exactly_once(sent, collector.received[f"{topic}-a"])
+        assert job.terminate() == 0
+    finally:
+        collector.stop()
+        job.stop()
         client.close()
 
 

@@ -222,6 +222,24 @@ def test_a_checkpoint_without_payloads_in_files_is_gone_on_from_and_then_closed_
     assert version.read_text() == "4"
 
 
+def test_no_query_starts_again_on_a_checkpoint_that_was_removed_or_replaced(settings: Settings, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    Start(settings, folder).batch(1)
+    checkpoint = Checkpoint(folder)
+    epoch = checkpoint.epoch
+    checkpoint.check_is_of(epoch)
+    shutil.copytree(folder, tmp_path / "older")
+    checkpoint.epoch = epoch + 1
+    checkpoint.check_is_of(epoch + 1)
+    for put_in_place in (None, tmp_path / "older"):
+        shutil.rmtree(folder)
+        if put_in_place is not None:
+            shutil.copytree(put_in_place, folder)
+        with pytest.raises(CheckpointError, match="was removed or replaced while the job ran"):
+            checkpoint.check_is_of(epoch + 1)
+        folder.mkdir(exist_ok=True)
+
+
 def test_a_checkpoint_of_another_version_is_refused(settings: Settings, tmp_path: Path) -> None:
     Start(settings, tmp_path / "c").batch(1)
     version = tmp_path / "c" / "query" / "version"
