@@ -268,8 +268,6 @@ class Accounts:
             is_told = command.n_sent == 1 or command.n_told_again > 0 or is_refused
             require(is_told, f"{command.id} was sent {command.n_sent} times, and no repeat is answered")
         left = self._recorded - self._told - self._told_again
-        # What a sender can't send any more, of a subscription that is taken out, is in the tables alone.
-        left = Counter({key: n for key, n in left.items() if key[1] not in self.left_out})
         if self.n_rebuilds:  # what is refused comes again where it was not acknowledged, and is answered anew
             told = self._told | self._told_again
             refused = {key for key in left if key[2] in _REFUSED or key[2:4] == ("ALREADY_APPLIED", "SCHEDULE")}
