@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pulsar
 import pytest
 
@@ -344,10 +343,7 @@ def test_a_query_that_failed_is_told_of_until_it_has_run_for_a_minute(
 
     try:
         job.start()
-        jvm = next(one for one in job.children() if one.name() == "java")
-        alive = [one for one in jvm.children() if one.status() != psutil.STATUS_ZOMBIE]  # some only planned the start
-        source = next(one for one in alive if "python_streaming_source_runner" in one.cmdline()[-1])
-        source.kill()
+        job.source_process().kill()
         [(kind, text)] = wait_until(told, 60, f"a trouble\n{job.log}")
         assert (kind, text[:34]) == (QUERY_FAILED, "the query failed, and starts again")
         client.create_producer(topic).send(b"after it", properties={"deliverAt": str(now())})

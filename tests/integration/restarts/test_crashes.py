@@ -55,8 +55,7 @@ def kill_worker(job: Job, broker: EmbeddedBroker) -> None:
 
 def kill_jvm(job: Job, broker: EmbeddedBroker) -> None:
     """Spark's JVM; without it the job ends, and whatever watches over it starts it again."""
-    jvm = next(p for p in job.children() if p.name() == "java")
-    jvm.send_signal(signal.SIGKILL)
+    job.jvm().send_signal(signal.SIGKILL)
     assert job.process is not None
     wait_until(lambda: job.process is None or job.process.poll() is not None, 60, f"the job's end\n{job.log}")
     job.start()
@@ -265,8 +264,7 @@ def test_a_query_that_failed_does_not_begin_anew_where_the_checkpoint_was_remove
         wait_until(lambda: len(collector.received[f"{topic}-a"]) > 10, 60, f"the first messages\n{job.log}")
         shutil.rmtree(local_path(job.settings.checkpoint))
         # Spark notices nothing, and writes on: until its query fails.
-        jvm = next(one for one in job.children() if one.name() == "java")
-        next(one for one in jvm.children() if "python_streaming_source_runner" in one.cmdline()[-1]).kill()
+        job.source_process().kill()
         assert job.process is not None
         wait_until(lambda: job.process is None or job.process.poll() is not None, 120, f"the job's end\n{job.log}")
         assert "was removed or replaced while the job ran" in job.log

@@ -159,6 +159,15 @@ class Job:
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def jvm(self) -> psutil.Process:
+        """Spark's JVM."""
+        return next(one for one in self.children() if one.name() == "java")
+
+    def source_process(self) -> psutil.Process:
+        """The process of the source, without which the query fails."""
+        alive = [one for one in self.jvm().children() if one.status() != psutil.STATUS_ZOMBIE]  # some only planned
+        return next(one for one in alive if "python_streaming_source_runner" in one.cmdline()[-1])
+
     def terminate(self) -> int:
         """Sends SIGTERM, and returns the exit status."""
         assert self.process is not None
