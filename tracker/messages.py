@@ -269,10 +269,18 @@ def is_among(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> BoolArray
         others: with the columns `keys`.
         keys: names of integer columns without nulls.
     """
+    return are_equal_to_any(as_int64(rows, keys), as_int64(others, keys))
+
+
+def are_equal_to_any(rows: pa.Table, others: pa.Table) -> BoolArray:
+    """Tells which rows are equal to one of the other rows, which have the same columns: bool, (rows,).
+
+    A row with a null is equal to none.
+    """
     found = np.zeros(rows.num_rows, np.bool_)
     if rows.num_rows and others.num_rows:
-        numbered = as_int64(rows, keys).append_column("row", pa.array(np.arange(rows.num_rows)))
-        matched = numbered.join(as_int64(others, keys), list(keys), join_type="left semi", use_threads=False)
+        numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
+        matched = numbered.join(others, rows.column_names, join_type="left semi", use_threads=False)
         found[int64(matched, "row")] = True
     return found
 

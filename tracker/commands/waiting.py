@@ -19,7 +19,17 @@ from tracker.commands.outcomes import answers_of, command_steps
 from tracker.context import Context
 from tracker.due_time import MAX_TIME_MILLIS
 from tracker.message_state.state import MessageState
-from tracker.messages import BoolArray, concat, empty_table, int64, is_among, typed, where, with_columns
+from tracker.messages import (
+    BoolArray,
+    are_equal_to_any,
+    concat,
+    empty_table,
+    int64,
+    is_among,
+    typed,
+    where,
+    with_columns,
+)
 from tracker.packing import pack, unpack
 from tracker.schemas import COMMAND_ROWS, MAX_MESSAGES
 from tracker.store import Store, get_present
@@ -192,12 +202,8 @@ class WaitingCommands:
 def _are_of(rows: pa.Table, others: pa.Table) -> BoolArray:
     """Tells which rows are of the same command, and for the same message, as one of the other rows: bool, (rows,)."""
     keys = ["request_id", "kind", *_ENTRY, "batch_index"]
-    # Nulls are equal to nothing.
     rows, others = (with_columns(t, request_id=pc.fill_null(t["request_id"], "")).select(keys) for t in (rows, others))
-    numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
-    found = np.zeros(rows.num_rows, np.bool_)
-    found[int64(numbered.join(others, keys, join_type="left semi", use_threads=False), "row")] = True
-    return found
+    return are_equal_to_any(rows, others)
 
 
 def _keys_of(commands: pa.Table) -> Iterator[list[tuple[str, int]]]:
