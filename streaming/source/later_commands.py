@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracker.commands.kinds import ANSWER, OPERATIONS, RESCHEDULE, RESTORE, SKIP, Effect
+from tracker.commands.kinds import ANSWER, RESCHEDULE, RESTORE, SINGLE_ACK_KINDS, SKIP, Effect
 from tracker.messages import concat, empty_table, where
 from tracker.schemas import COMMAND_ROWS, MAX_REQUEST_ID_BYTES, PauseChange
 from tracker.subscriptions import ALSO_LATER
@@ -23,7 +23,7 @@ _SQL = NamedQueries(__file__, effect=EFFECT, also_later=ALSO_LATER)
 _KINDS = {Effect.CANCEL: SKIP, Effect.RESTORE: RESTORE, Effect.MOVE: RESCHEDULE}
 
 # As `outcomes` names them: they are NOT_ALLOWED for a subscription that acknowledges cumulatively.
-_NEED_SINGLE_ACKS = pa.array([kind.upper() for kind, operation in OPERATIONS.items() if operation.needs_single_acks])
+_NEED_SINGLE_ACKS = pa.array([kind.upper() for kind in SINGLE_ACK_KINDS])
 
 
 def later_commands(

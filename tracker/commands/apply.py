@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from tracker.commands.decide import NEW_TIMES, CommandGroup, Decision
 from tracker.commands.kinds import (
     ANSWER,
-    OPERATIONS,
     PAUSE_SCHEDULE,
     REPEAT,
     RESTORE,
     RESUME_SCHEDULE,
     RETRY,
+    SINGLE_ACK_KINDS,
     SKIP_NEXT,
     Effect,
 )
@@ -280,8 +280,6 @@ class Executor:
         return with_columns(answers, deliver_at=pc.if_else(is_applied, times, answers["deliver_at"]))
 
 
-_NEED_SINGLE_ACKS = pa.array([kind for kind, operation in OPERATIONS.items() if operation.needs_single_acks])
-
 _NO_MESSAGES = MESSAGES.empty_table()
 
 
@@ -461,7 +459,7 @@ class Control:
         later = pc.fill_null(commands["also_later"], False).to_numpy(zero_copy_only=False)
         added = np.where(later, by_topic(commands, subscriptions.active), 0)
         # Not those for which the command was answered NOT_ALLOWED.
-        is_skip = pc.is_in(commands["kind"], _NEED_SINGLE_ACKS).to_numpy(zero_copy_only=False)
+        is_skip = pc.is_in(commands["kind"], pa.array(SINGLE_ACK_KINDS)).to_numpy(zero_copy_only=False)
         cumulative = by_topic(commands, lambda topic: subscriptions.cumulative.get(topic, 0))
         added &= ~np.where(is_skip, cumulative, 0)
         return with_columns(commands, subscriptions=pa.array(int64(commands, "subscriptions") | added))

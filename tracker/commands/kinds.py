@@ -330,3 +330,4 @@ OPERATIONS = {
 }
 KINDS_WITH_PAYLOAD = tuple(one.kind for one in OPERATIONS.values() if one.wants_payload)
 CANCELLING_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.cancels_message)
+SINGLE_ACK_KINDS = tuple(one.kind for one in OPERATIONS.values() if one.needs_single_acks)

@@ -129,8 +129,9 @@ class ReleaseSender:
                 if lost := _LOST.search(str(error)):
                     raise StateLostError(lost[1]) from None
                 if not self._stopped.is_set():
-                    _log.warning("release %d is sent again: %s", release.tick, _cause(error))
-                    self._errors.note(doing, _cause(error))
+                    cause = _cause(error)
+                    _log.warning("release %d is sent again: %s", release.tick, cause)
+                    self._errors.note(doing, cause)
                     self._stopped.wait(_RETRY_SECONDS)
                 with self._lock:
                     self._releases.note(release, ReleaseEvent.LOST)
