@@ -317,7 +317,8 @@ class CommandGroup:
         needs_last = self.kind == RETRY or (self.operation.effect is Effect.MOVE and self.operation.adds_up)
         if needs_last or self.payload_rows["attempt"].null_count < self.payload_rows.num_rows:
             payload_row = np.where(number > 0, payload_row, last_payload_rows_of(rows, self.payload_rows, names))
-        paused = delivery.moved_to == PAUSED_DELIVER_AT
+        # By its row: the state does not have yet what a rebuild says of an occurrence that comes next.
+        paused = np.append(int64(self.payload_rows, "deliver_at"), 0)[payload_row] == PAUSED_DELIVER_AT
         conditions = Conditions(delivery.cancelled, dispatched, payload_row >= 0, number > 0, paused)
         result, reason = results_of(self.kind, conditions)
         applied = np.flatnonzero(result == Result.APPLIED)

@@ -365,7 +365,7 @@ class Occurrences:
         self.failed.find_failed(rows, masks, current, np.flatnonzero(following == NEVER), {}, self._context.now)
         times = np.where(current.is_paused & (following != NEVER), PAUSED_DELIVER_AT, following)
         pending = PendingOccurrences(current.numbers + 1, times, np.where(current.is_paused, following, NEVER))
-        self._replace_all(rows, subscription, pending, sequence)
+        self._replace_all(rows, current, subscription, pending, sequence)
         return current.since
 
     def pause_schedules(self, rows: pa.Table, subscription: int, sequence: int) -> Int64Array:
@@ -376,7 +376,7 @@ class Occurrences:
         """
         current = CurrentOccurrences(rows, np.full(rows.num_rows, 1 << subscription))
         pending = PendingOccurrences(current.numbers, np.full(len(current), PAUSED_DELIVER_AT), current.by_rule)
-        self._replace_all(rows, subscription, pending, sequence)
+        self._replace_all(rows, current, subscription, pending, sequence)
         return pending.times
 
     def resume_schedules(self, rows: pa.Table, subscription: int, sequence: int) -> Int64Array:
@@ -386,10 +386,20 @@ class Occurrences:
         # A late occurrence is treated like one that was parked: by the misfire policy.
         was_due = np.where(current.by_rule < now, current.by_rule, NEVER)
         pending = PendingOccurrences(current.numbers, np.maximum(current.by_rule, now), current.by_rule, was_due)
-        self._replace_all(rows, subscription, pending, sequence)
+        self._replace_all(rows, current, subscription, pending, sequence)
         return pending.times
 
-    def _replace_all(self, rows: pa.Table, subscription: int, pending: PendingOccurrences, sequence: int) -> None:
+    def _replace_all(
+        self,
+        rows: pa.Table,
+        current: CurrentOccurrences,
+        subscription: int,
+        pending: PendingOccurrences,
+        sequence: int,
+    ) -> None:
+        if self._earlier:  # what a rebuild has found of these occurrences, a pause too, holds no more
+            for i, number in enumerate(current.numbers.tolist()):
+                self._earlier.forget(current.message(i), number)
         is_replaced = np.ones(rows.num_rows, np.bool_)
         self._state.replace_occurrences(rows, subscription, pending, is_replaced, sequence)
 

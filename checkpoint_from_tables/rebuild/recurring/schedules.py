@@ -130,8 +130,8 @@ class Schedules:
             if command["effect"] != Effect.MOVE and not is_pause:
                 continue
             done, number = delivered.occurrences.of(message), command["occurrence"]
-            while is_pause and number > 1 and number in done:  # the occurrence was skipped after the pause
-                number += 1
+            if is_pause:
+                number = next_number(done, self._now)
             if (number in done and not is_pause) or not self._is_again(command["topic"], command["partition"], message):
                 continue
             if number == 1 and (is_pause or not done):
@@ -152,12 +152,12 @@ class Schedules:
         done = delivered.occurrences.of(message)
         row, moved, command = (of.get(message) for of in (self._rows, self._moves, self._commands))
         rescheduled = command if command is not None and command["effect"] == Effect.MOVE else None
-        paused = _paused(row, moved, command)
+        is_paused = _is_paused(row, moved, command)
         if not done and row is None and command is None:
             if not is_cancelled:
                 self._note(found, source["topic"], message[0], source["deliver_at"])
             return  # it waits for its first occurrence, as it came
-        is_ended = is_cancelled and paused is None
+        is_ended = is_cancelled and not is_paused
         properties = dict(source["properties"] or ())
         rule, start = stored(properties, source["publish_time"])
         recurring = _Recurring(message, source, rule, start)
@@ -169,7 +169,7 @@ class Schedules:
             found.ended.setdefault(message[0], []).append(message[1:])
             return
         passed_over = [_done_row(message, n, one) for n, one in done.items() if n >= number - 1]
-        if paused is not None and number >= paused:
+        if is_paused:
             self._pause(found, recurring, number, done)
             found.done += passed_over
             return
@@ -200,8 +200,6 @@ class Schedules:
         else:
             due = self._pending(found, recurring, _Next(number, before, by_rule), last, moved)
         found.done += passed_over
-        if paused is not None:  # occurrences that were dispatched before the pause are sent first
-            found.done.append((*message, paused, 0, PAUSED_DELIVER_AT, None))
         self._note(found, source["topic"], message[0], due)
 
     def _pending(
@@ -344,10 +342,10 @@ def next_number(done: Mapping[int, Done], first_due: int) -> int:
     return number + 1
 
 
-def _paused(
+def _is_paused(
     row: Mapping[str, Any] | None, moved: Mapping[str, Any] | None, command: Mapping[str, Any] | None
-) -> int | None:
-    """Returns the number of a paused message's next occurrence; None: the message is not paused.
+) -> bool:
+    """Whether a message is paused.
 
     Args:
         row: the last row of an occurrence.
@@ -356,10 +354,8 @@ def _paused(
     """
     last = max((int(one["sequence"]) for one in (row, moved) if one is not None), default=-1)
     if command is not None and command["sequence"] >= last:
-        return int(command["occurrence"]) if command["effect"] == Effect.HOLD else None
-    if row is None or row["deliver_at"] != PAUSED_DELIVER_AT or row["sequence"] < last:
-        return None
-    return int(row["occurrence"])
+        return bool(command["effect"] == Effect.HOLD)
+    return row is not None and row["deliver_at"] == PAUSED_DELIVER_AT and row["sequence"] >= last
 
 
 def _is_resumed(command: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service.one_shard import NOW, SECOND, Service, recurring
+from tests.support.service.one_shard import NOW, SECOND, Service, recurring, run_audit_of_tables
 from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP_NEXT
 from tracker.wire.delaylake_pb2 import Result
 
@@ -92,6 +92,26 @@ def test_a_schedule_that_is_paused_after_one_came_late_goes_on_at_its_next_time(
     assert service.numbers("a", 0) == expected[:-1]
     run(service, 85)
     assert service.numbers("a", 0) == expected
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+def test_what_was_in_flight_when_its_schedule_was_paused_waits_with_the_others_until_that_is_resumed(
+    tmp_path: Path, misfire: str, is_durable: bool
+) -> None:
+    service = Service(tmp_path)
+    service.step(recurring(0, START, "@every 20s", misfire=misfire, repeatTimes="4"))
+    run(service, 15, is_written=is_durable)
+    assert run(service, 25, arrives=False, is_written=is_durable) == [(2, 20)]
+    assert service.order(PAUSE_SCHEDULE, 0, (0,)) == [Result.APPLIED]
+    assert bool(service.source) is not is_durable
+    service.lose_checkpoint()
+    run(service, 120)
+    assert service.numbers("a", 0) == [1]
+    assert service.order(RESUME_SCHEDULE, 0, (0,)) == [Result.APPLIED]
+    run(service, 220)
+    assert service.numbers("a", 0) == [1, 2, 3, 4]
+    assert run_audit_of_tables(service) == {}
 
 
 @pytest.mark.parametrize("bits", [(0,), (0, 1)])

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.tracker.messages import TOPIC, batches, command, commands
 from tests.support.tracker.recurring import NAMES, SECOND, Job, recurring
-from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, SKIP, SKIP_NEXT
+from tracker.commands.kinds import CANCEL, PAUSE_SCHEDULE, RESCHEDULE, RESTORE, RESUME_SCHEDULE, SKIP, SKIP_NEXT
+from tracker.message_state.changes import PAUSED_DELIVER_AT
 from tracker.messages import concat
 from tracker.rebuilt import OCCURRENCES_DONE, Rebuilt
 from tracker.wire.delaylake_pb2 import Result
@@ -266,6 +267,31 @@ def test_a_command_after_a_rebuild_is_for_the_first_occurrence_that_was_not_done
     assert outcome["occurrence"] == (None if got is None else 3)
     job.run(50 - job.now // SECOND)
     assert list(zip(job.numbers("a"), job.times("a"), strict=True)) == (got or [])
+
+
+@pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+@pytest.mark.parametrize("later", [8, 100])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_resume_after_a_rebuild_ends_the_pause_that_the_rebuild_has_found(
+    is_first: bool, later: int, misfire: str
+) -> None:
+    """Also where it is read before its message comes in again."""
+    job = Job(behind=1)
+    done = [(0, 1, 0, -1, 1, 5 * SECOND, None), (0, 1, 0, -1, 2, 0, PAUSED_DELIVER_AT)]
+    columns = [pa.array(column, pa.int64()) for column in zip(*done, strict=True)]
+    rebuilt = Rebuilt(occurrences=pa.table(columns, names=OCCURRENCES_DONE.names[:7]))
+    job.step(later=later * SECOND, rebuilt=rebuilt)
+    order = command("r", 1, 0, (0,), -1, kind=RESUME_SCHEDULE)
+    came = recurring(0, 5 * SECOND, repeatTimes="3", misfire=misfire)
+    if is_first:
+        job.step(order=order)
+        effects = job.step(came)
+    else:
+        effects = job.step(came, order=order)
+    [outcome] = effects.outcomes.to_pylist()
+    assert (outcome["result"], outcome["occurrence"]) == (Result.APPLIED, 2)
+    job.run(40)
+    assert job.numbers("a") == [2, 3]
 
 
 def test_a_rule_that_can_t_be_read_or_chooses_no_day_ends_its_own_schedule_alone() -> None:
