@@ -78,6 +78,7 @@ class Arrival(NamedTuple):
         topic: the source topic.
         deliver_at: `delaylake.deliverAt`, ms since the epoch.
         occurrence: `delaylake.occurrence`; 0: it does not recur.
+        attempt: `delaylake.attempt`; 0: it is no retry.
         sent_at: the publish time, ms since the epoch.
     """
 
@@ -86,5 +87,6 @@ class Arrival(NamedTuple):
     topic: str
     deliver_at: int
     occurrence: int
+    attempt: int
     payload: bytes
     sent_at: int

@@ -96,7 +96,7 @@ class Oracle:
             self.schedules.arrived(arrival, self.now())
             return
         self.order.arrived(arrival)
-        self.accounts.arrived(position, subscription, self.now(), arrival.topic)
+        self.accounts.arrived(arrival, self.now())
         self.keys.arrived(arrival)
 
     def told(self, outcome: ControlOutcome) -> None:
@@ -136,7 +136,7 @@ class Oracle:
 
     def rebuilt(self) -> None:
         """The checkpoint was rebuilt."""
-        self.accounts.n_rebuilds += 1
+        self.accounts.rebuilt()
         self.rejected.rebuilt()
         # What is not durable comes again, and is not known until then. Its times are those of the first rows.
         for entry in self.taken_at.keys() - self.durable["entries"]:

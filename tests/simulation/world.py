@@ -253,14 +253,17 @@ class World:
                         self.oracle.rejected.put_aside(position)
                     continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
-                due, occurrence = (properties.get(f"delaylake.{one}", "0") for one in ("deliverAt", "occurrence"))
+                due, occurrence, attempt = (
+                    int(properties.get(f"delaylake.{one}", "0")) for one in ("deliverAt", "occurrence", "attempt")
+                )
                 self.oracle.arrived(
                     Arrival(
                         position,
                         name,
                         source,
-                        int(due),
-                        int(occurrence),
+                        due,
+                        occurrence,
+                        attempt,
                         message.payload or b"",
                         envelope.metadata.publish_time,
                     )
