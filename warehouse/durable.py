@@ -23,6 +23,25 @@ def write_durably(file: Path, content: str | bytes) -> None:
         _sync(folder)
 
 
+def create_durably(file: Path, content: str, temporary: Path) -> None:
+    """Makes a file that a reader, also after a crash, sees whole; does nothing if another process has made it first.
+
+    Args:
+        file: the file; its folder is made if it is missing.
+        content: of the file.
+        temporary: a name in the same folder that no other process uses.
+    """
+    write_durably(temporary, content)
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        temporary.replace(file)
+    temporary.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
 def sync(files: Iterable[Path]) -> None:
     """Forces files and their folders to the disk (fsync); ignores files that are gone."""
     folders = set()

@@ -20,7 +20,7 @@ from conf.errors import DelayLakeError
 from conf.files import make_folder
 from streaming.checkpoint.batch_input import input_name
 from streaming.checkpoint.offset import Offset
-from warehouse.durable import sync, write_durably
+from warehouse.durable import create_durably, sync, write_durably
 
 # The version of the checkpoint's format: it rises when the meaning of state or offsets changes. A checkpoint without a
 # version is of release 0.1.0, and has version 1. In version 3 payloads may be in files, which an earlier program would
@@ -93,7 +93,8 @@ class Checkpoint:
         """The app id of this checkpoint's job. A new checkpoint gets a new one, because its ticks begin again."""
         file = self._query / "application"
         if not file.exists():
-            write_durably(file, f"delaylake-{uuid.uuid4().hex[:12]}")
+            app_id = f"delaylake-{uuid.uuid4().hex[:12]}"
+            create_durably(file, app_id, file.with_name(f".{app_id}"))
         return file.read_text()
 
     @property

@@ -562,6 +562,10 @@ class World:
             why = str(error)
             if process not in self.others:
                 self.break_off(f"{process.name} has lost its disk: {error}")
+        except FileNotFoundError as error:
+            why = str(error)
+            if not self.others:  # else another one that writes the same volume has just put this file in its place
+                self.break_off(f"{process.name} has lost a file: {error}")
         self.trace(f"{process.name} ends: {why}")
         self.end(process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -79,6 +80,22 @@ def test_a_job_goes_on_from_its_own_checkpoint(settings: Settings, tmp_path: Pat
     assert again.tables.epoch == again.checkpoint.epoch == 2
     with pytest.raises(FencedError):
         job.batch(4, "entries")
+
+
+def test_a_start_that_stood_still_leaves_the_app_id_that_another_start_has_given(tmp_path: Path) -> None:
+    """On a volume that both write. Under another app id what is sent and committed again counts as new."""
+    first = Checkpoint(tmp_path).app_id
+    with mock.patch.object(Path, "exists", return_value=False):  # as it was when the other one looked
+        late = Checkpoint(tmp_path).app_id
+    assert late == first
+    assert [file.name for file in (tmp_path / "query").iterdir()] == ["application"]
+
+
+def test_a_checkpoint_on_a_file_system_without_hard_links_gets_an_app_id_too(tmp_path: Path) -> None:
+    with mock.patch.object(os, "link", side_effect=OSError(errno.EOPNOTSUPP, "not supported")):
+        first = Checkpoint(tmp_path).app_id
+    assert Checkpoint(tmp_path).app_id == first
+    assert [file.name for file in (tmp_path / "query").iterdir()] == ["application"]
 
 
 @pytest.mark.parametrize(
