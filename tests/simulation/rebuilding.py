@@ -6,9 +6,11 @@ somebody who was overtaken meanwhile is refused, as the tables' epoch does it.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ import checkpoint_from_tables.rebuild.rejected
 from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
 from checkpoint_from_tables.rebuild.context import Reports
 from conf.settings import Settings
+from streaming.checkpoint.checkpoint import checkpoint_lock
 from tests.simulation import tables as fake_tables
 from tests.simulation.broker import Admin
 from warehouse.delta.commits import last_transactions
@@ -58,7 +61,7 @@ class Copy:
         self._logs, self._point = logs, point
         self._epoch: int | None = None  # once it has overtaken
         self._at: dict[str, int] = {}  # the version of each table in memory that the copy has
-        create_tables(Tables(f"file:{self.folder}"))
+        shutil.copytree(empty_tables(), self.folder, dirs_exist_ok=True)
         self._bring()
 
     def overtake(self) -> None:
@@ -124,6 +127,15 @@ class Copy:
             )
 
 
+@cache
+def empty_tables() -> Path:
+    """Makes the tables, once in a process and outside of a simulation: a copy of them is there sooner than new ones."""
+    folder = Path(tempfile.mkdtemp(prefix="delaylake-rebuild-", dir="/dev/shm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    create_tables(Tables(f"file:{folder}"))
+    return folder
+
+
 def _order(schema: pa.Schema) -> list[tuple[str, str]]:
     """The columns that can be compared, by which rows are sorted."""
     return [(field.name, "ascending") for field in schema if not pa.types.is_nested(field.type)]
@@ -153,9 +165,14 @@ def rebuild_names(world: World) -> dict[Any, dict[str, Any]]:
         world.rebuild_of().copy.overtake()
         _wait_for_overtaken(warehouse, reports)
 
+    def lock_at_once(folder: Path) -> Any:
+        """That of the checkpoint; nobody waits for it, because here only simulated time goes by."""
+        return SimpleNamespace(acquire=lambda timeout: checkpoint_lock(folder).acquire(timeout=0))
+
     of_broker = {"Brokers": lambda *_: world.new_brokers(), "AdminClient": lambda *_: Admin(world.cluster)}
     return {
         checkpoint_from_tables.new_checkpoint: {
+            "checkpoint_lock": lock_at_once,
             "known_status": status,
             "_wait_for_overtaken": wait_for_overtaken,
         },

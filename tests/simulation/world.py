@@ -54,7 +54,7 @@ from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
-from tests.simulation.rebuilding import Rebuild, create_tables, rebuild_names
+from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
 from tests.simulation.retaining import Maintenance
 from tests.simulation.scheduler import EPOCH_SECONDS, Process, Scheduler
 from tests.simulation.spark import StateDamagedError
@@ -143,6 +143,7 @@ class World:
         self.history: list[str] = []
         self.points: Counter[str] = Counter()
         self.fallen_at: Counter[tuple[str, str]] = Counter()  # by side effect and kind of fault
+        empty_tables()
         self.disk = Disk(Path(tempfile.mkdtemp(prefix="delaylake-simulation-", dir="/dev/shm")))
         self.cluster = Cluster(self.scheduler, self.faults)
         self.cluster.on_stored, self.cluster.on_acknowledged = self._stored, self._acknowledged
