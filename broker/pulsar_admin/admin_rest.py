@@ -219,7 +219,7 @@ class AdminClient:
         return millis(response.json().get("creationDate") or "") if response.status_code == 200 else None
 
     def reset_to_entry(self, topic: str, subscription: str, ledger_id: int, entry_id: int) -> None:
-        """Sets a subscription of a topic partition to go on after an entry.
+        """Sets a subscription of a topic partition to go on after an entry. The broker sends that once more.
 
         Raises:
             PulsarError: also if there is no such subscription.

@@ -43,6 +43,9 @@ class Account:
         came_at: ms since the epoch.
         attempts: which of its deliveries came; 0: the first, n: the n-th retry.
         n_left_out: so many deliveries may not come, because a retry was asked for before, and a rebuild knows of that.
+        is_unsure: answers about it came after the backup that is the warehouse now. They are given again, about what
+            has come meanwhile, and may be other ones. docs/operations.md, "Backup and restore".
+        n_lost_retries: retries that were answered after the backup, and may come once more.
     """
 
     due: int
@@ -56,6 +59,8 @@ class Account:
     came_at: list[int] = field(default_factory=list)
     attempts: set[int] = field(default_factory=set)
     n_left_out: int = 0
+    is_unsure: bool = False
+    n_lost_retries: int = 0
 
     @property
     def is_gone(self) -> bool:
@@ -130,6 +135,7 @@ class Accounts:
         self._key_of: dict[str, str] = {}  # by position: its topic and schedule key
         self._paused_at: dict[tuple[str, str], int] = {}  # by topic and subscription
         self._last_resume: dict[tuple[str, str], int] = {}  # when it was sent
+        self._rows: list[dict[str, Any]] = []  # of `outcomes`
         self._recorded: Counter[tuple[Any, ...]] = Counter()
         self._told: Counter[tuple[Any, ...]] = Counter()
         self.results: Counter[str] = Counter()
@@ -190,6 +196,9 @@ class Accounts:
         account = self.accounts[position, name]
         account.came_at.append(now)
         account.attempts.add(arrival.attempt)
+        if account.is_unsure:
+            self._check_most(position, name, account)
+            return
         unanswered = [one for one in self._unanswered(position, name) if one.operation != "CANCEL"]
         retries = sum(one.operation == "RETRY" for one in unanswered)
         n = len(account.came_at)
@@ -214,15 +223,83 @@ class Accounts:
         for account in self.accounts.values():
             account.n_left_out = len({*range(len(account.earlier))} - account.attempts)
 
+    def _check_most(self, position: str, name: str, account: Account) -> None:
+        """An unsure message comes once, and once for each retry; those that were answered may come once more."""
+        naming = self._naming.get(_entry_of(position), ())
+        retries = sum(one.operation == "RETRY" and name in one.subscriptions for one in naming)
+        n, most = len(account.came_at), 1 + retries + account.n_lost_retries
+        require(n <= most, f"{name} has got {position} {n} times, and {most} at most after a restore")
+
+    def restored(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A backup is the warehouse now, with these rows of `outcomes`; what is not among them is answered again.
+
+        Returns:
+            (answers that it lacks; answers that the earlier warehouse never had for good, in any order).
+        """
+        before = Counter(map(repr, self._rows))
+        new = []
+        for row in rows:
+            if before[repr(row)]:
+                before[repr(row)] -= 1
+            else:
+                new.append(row)
+        lost: list[dict[str, Any]] = []
+        kept: list[dict[str, Any]] = []
+        for row in reversed(self._rows):  # of alike ones the last is lost
+            (lost if before[repr(row)] else kept).append(row)
+            before[repr(row)] -= before[repr(row)] > 0
+        self._rows = kept[::-1]
+        for row in lost:
+            self._take_back(row)
+        self._told &= self._recorded
+        new = [row for row in new if not self._is_none_of_commands(row)]
+        for row in new:
+            self._become_unsure(row)
+        return lost, new
+
+    def _take_back(self, row: dict[str, Any]) -> None:
+        """An answer is lost with its table: what it was about is unsure, and the command is to be answered again."""
+        self._recorded[_outcome_key(row)] -= 1
+        name, index = row["subscription"], row["batch_index"]
+        if name in self.left_out:
+            return
+        entry = f"{row['ledger_id']}:{row['entry_id']}"
+        command = self.commands.get(row["request_id"])
+        if command is not None and command.n_others and row["operation"] == "RESTORE":
+            command.n_refused -= 1
+        elif command is not None:
+            key = ("-1:-1", -1, name) if command.schedule_key else (entry, index, name)
+            command.answers[key].remove(row["result"])
+            if not command.answers[key]:
+                del command.answers[key]
+        if row["operation"] in ("PAUSE", "RESUME"):
+            self._paused_at.pop((row["topic"], name), None)
+        for account in self._become_unsure(row):
+            account.n_lost_retries += (row["operation"], row["result"]) == ("RETRY", "APPLIED")
+
+    def _become_unsure(self, row: dict[str, Any]) -> list[Account]:
+        """Notes that nobody knows in which order an answer was given; returns the accounts that it is about."""
+        found = []
+        for position in self._by_entry[f"{row['ledger_id']}:{row['entry_id']}"]:
+            account = self.accounts.get((position, row["subscription"]))
+            if account is not None and (row["batch_index"] < 0 or position.endswith(f":{row['batch_index']}")):
+                account.is_unsure = account.is_moved = True
+                account.is_cancelled = account.is_expired = False
+                found.append(account)
+        return found
+
+    def _is_none_of_commands(self, row: dict[str, Any]) -> bool:
+        """Whether a rebuild has written a row, or it is of what was on its way to a subscription that was taken out."""
+        is_given_up = row["subscription"] in self.left_out and row["request_id"].startswith("not-delivered-")
+        return row["issued_by"] == "rebuild" or is_given_up
+
     def recorded(self, row: dict[str, Any]) -> None:
         """An outcome is in the table, and no loss of power takes it."""
-        if row["issued_by"] == "rebuild":
-            if row["subscription"] not in self.left_out:
+        if self._is_none_of_commands(row):
+            if row["issued_by"] == "rebuild" and row["subscription"] not in self.left_out:
                 self._check_rebuilt(row)
             return
-        # What was on its way to a subscription that was taken out: no command is answered with it.
-        if row["subscription"] in self.left_out and row["request_id"].startswith("not-delivered-"):
-            return
+        self._rows.append(row)
         self._recorded[_outcome_key(row)] += 1
         self.results[f"{row['operation']} {row['result']}"] += 1
         is_left_out = row["operation"] == "SCHEDULE" or row["result"] == "SUPERSEDED"
@@ -235,6 +312,8 @@ class Accounts:
         if _entry_of(position) in self._recurring:
             return
         account = self.accounts[position, name]
+        if account.is_unsure:
+            return
         if row["operation"] == "RESTORE":
             is_gone = row["result"] == "APPLIED" and account.is_gone
             require(not is_gone, f"a rebuild has restored {position} of {name}, which is cancelled or expired")
@@ -264,6 +343,11 @@ class Accounts:
     def check_end(self) -> None:
         """Nothing waits any more: each message has come as often as it is to, each command is answered."""
         for (position, name), account in self.accounts.items():
+            if account.is_unsure:
+                self._check_most(position, name, account)
+                may_be_gone = account.ends_at or self.is_named(position) or position in self._key_of
+                require(bool(account.came_at or may_be_gone), f"{name} has not got {position} after a restore")
+                continue
             n, expected = len(account.came_at), account.n_expected
             is_right = expected - account.n_left_out <= n <= expected
             require(is_right, f"{name} has got {position} {n} times, and not {expected}")
@@ -366,6 +450,10 @@ class Accounts:
 
     def _change(self, account: Account, row: dict[str, Any], command: Command | None, what: str) -> None:
         operation, result, at = row["operation"], row["result"], row["applied_at"]
+        if account.is_unsure:
+            if result == "APPLIED" and operation in (*_CANCELS, "RESTORE"):
+                account.is_cancelled = operation != "RESTORE"
+            return
         is_gone = account.is_gone
         n_before = len(account.earlier)
         # Once all is dispatched that is due so early nobody needs to know any more that it was cancelled.

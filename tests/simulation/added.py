@@ -41,6 +41,11 @@ class Added:
         if not has_it:
             self._not_looked_for.update(self.came.keys())
 
+    def restored(self, now: int) -> None:
+        """A backup is the warehouse now: to its tables the subscription may be new."""
+        if self._edits and self._edits[-1][1]:
+            self._edits += [(now, False), (now, True)]
+
     def _most_times(self, position: str) -> int:
         return 1 + self._not_looked_for[position]
 

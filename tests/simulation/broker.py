@@ -29,11 +29,12 @@ from broker.position import Position
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingMessage, batch_entry
 from broker.protocol.consumer import EntryConsumer
+from broker.protocol.entries import open_envelope
 from broker.protocol.frames import Frame, FrameDecoder
 from broker.protocol.producer import EntryProducer
 from broker.protocol.session import ClosedError, DisconnectedError, RefusedError
 from broker.protocol.wire.pulsar_pb2 import Command, LastMessageId, ProducerAnswer, ServerError
-from broker.pulsar_admin.answers import TopicLedgers
+from broker.pulsar_admin.answers import BrokerEntry, TopicLedgers
 from tests.simulation.faults import Faults
 from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
 
@@ -194,6 +195,14 @@ class Cluster:
         if done > topic.n_acknowledged:
             self.on_acknowledged(topic, position)
             topic.n_acknowledged = done
+
+    def reset(self, topic: Topic, n_acknowledged: int) -> None:
+        """Lets the subscription go on after so many entries; its consumer has to look for the topic again."""
+        if topic.reader is not None:
+            command = Command(type=Command.CLOSE_CONSUMER, close_consumer={"consumer_id": topic.reader.id})
+            topic.reader.link.tell(topic.reader.id, command)
+            topic.reader = None
+        topic.n_acknowledged = n_acknowledged
 
 
 class Link:
@@ -487,10 +496,17 @@ class SimulatedBrokers(Brokers):
 
 
 class Admin:
-    """Stands in for `AdminClient`: what the service asks of it in a simulation."""
+    """Stands in for `AdminClient`: what the service asks of it in a simulation.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    A subscription that is reset loses its consumers, and goes on with an entry, or with the first one that was
+    published at a time or later ("Reset cursor" in Pulsar's admin docs).
+
+    Args:
+        point: called with the name of a side effect.
+    """
+
+    def __init__(self, cluster: Cluster, point: Callable[[str], None] = lambda name: None) -> None:
+        self._cluster, self._point = cluster, point
 
     def __enter__(self) -> Admin:
         return self
@@ -514,6 +530,32 @@ class Admin:
 
     def message_index(self, topic: str, ledger: int, entry: int) -> int | None:
         return None
+
+    def connections(self, topic: str, subscription: str) -> list[str]:
+        return [] if self._cluster.topic(topic).reader is None else ["somebody"]
+
+    def entry_metadata(self, topic: str, ledger: int, entry: int) -> BrokerEntry | None:
+        found = [one for one in self._cluster.topic(topic).entries if one.position == (ledger, entry)]
+        if not found:
+            return None
+        metadata = open_envelope(found[0].data).metadata
+        n, name = found[0].n_messages, metadata.producer_name.decode()
+        return BrokerEntry(n, metadata.publish_time, name, None, {}, False, False)
+
+    def reset_to_entry(self, topic: str, subscription: str, ledger: int, entry: int) -> None:
+        entries = self._cluster.topic(topic).entries
+        self._reset(topic, sum(one.position < (ledger, entry) for one in entries))
+
+    def reset_to_time(self, topic: str, subscription: str, published_at: int) -> None:
+        times = [open_envelope(one.data).metadata.publish_time for one in self._cluster.topic(topic).entries]
+        self._reset(topic, next((i for i, time in enumerate(times) if time >= published_at), len(times)))
+
+    def _reset(self, topic: str, n_acknowledged: int) -> None:
+        self._point("rewind: before")
+        if not self._cluster.is_up:
+            raise PulsarError("the broker does not answer")
+        self._cluster.reset(self._cluster.topic(topic), n_acknowledged)
+        self._point("rewind: a subscription is reset")
 
     def internal_stats(self, name: str) -> TopicLedgers | None:
         if not self._cluster.is_up:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 # (kind, number of the opportunity): names a fault of a seed, or something that a user does.
 Fault = tuple[str, int]
 
-# How often a fault falls on an opportunity. The first ones fall before a side effect of a process.
+# How often a fault falls on an opportunity. The first ones fall before a side effect of a process. Some fall in a share
+# of the seeds only, which the rate that begins with "seeds with" says.
 USUAL_RATES: Mapping[str, float] = {
     "crash": 0.004,
     "pause": 0.0015,
@@ -34,10 +35,14 @@ USUAL_RATES: Mapping[str, float] = {
     "crash after a late write": 0.5,
     "route edited": 0.2,
     "maintenance": 0.04,
+    "backup": 0.06,
+    "warehouse lost": 0.03,
+    "seeds with backups": 0.17,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.
 _FACTORS_OF_ENDS = {"crash": (1, 2, 4), "pause": (1, 2, 4), "broker ends": (1, 2, 4), "power loss": (1,)}
+_FACTORS_OF_ENDS["seeds with backups"] = (1,)
 _FACTORS = (1, 3, 6, 12)
 _MOST = 0.5
 

@@ -7,7 +7,7 @@ their names say.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,29 @@ class Oracle:
         for entry in self.taken_at.keys() - self.durable["entries"]:
             del self.taken_at[entry]
 
+    def restored(self, tables: Mapping[str, pa.Table]) -> None:
+        """A backup is the warehouse now, and has these rows: answers since then are given again."""
+        outcomes = tables["outcomes"].to_pylist()
+        for name, rows in tables.items():
+            self.replaced(name, rows)
+        self.durable["outcomes"] |= {
+            f"{row['ledger_id']}:{row['entry_id']}" for row in outcomes if row["result"] == "SUPERSEDED"
+        }
+        lost, new = self.accounts.restored(outcomes)
+        self.schedules.restored([*lost, *new])
+        self.added.restored(self.now())
+        self._answered(new)
+        self.recorded = Counter()
+        self._record_deliveries(tables["deliveries"])
+        self.rebuilt()
+
+    def _record_deliveries(self, rows: pa.Table) -> None:
+        for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
+            self.recorded[position, name] += 1
+            n, came = self.recorded[position, name], self.came[position, name]
+            if n > came:
+                raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
+
     def _note_durable(self, table: str, rows: pa.Table) -> None:
         if table in ("delayed_index", "entries", "rejects", "deliveries"):
             names = ("ledger_id", "entry_id")
@@ -159,11 +182,7 @@ class Oracle:
         if table == "outcomes":
             self._answered(rows.to_pylist())
         if table == "deliveries":
-            for position, name in zip(rows["position"].to_pylist(), rows["subscription"].to_pylist(), strict=True):
-                self.recorded[position, name] += 1
-                n, came = self.recorded[position, name], self.came[position, name]
-                if n > came:
-                    raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
+            self._record_deliveries(rows)
 
     def _answered(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:

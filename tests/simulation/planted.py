@@ -16,6 +16,7 @@ import streaming.source.reader
 import warehouse.delta.commits
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.sending import Sending
+from checkpoint_from_tables import new_checkpoint
 from checkpoint_from_tables.rebuild import changes, rebuild
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -679,11 +680,15 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
     "a window closes 20 seconds too late": _a_window_closes_too_late,
     "retention deletes what waits": _retention_of_what_waits,
+    "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
 }
 
 # Of what only some faults show, these fall more often.
 _LOST = {"checkpoint lost": 0.04}
+_RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
+_RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 RATES: dict[str, dict[str, float]] = {
+    "a restore does not rewind the subscriptions": _RESTORED,
     "offset and input not forced to the disk": {"power loss": 0.006, "slow": 0.05},
     "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},
     "the epoch is not checked before a commit": {"pause": 0.008},

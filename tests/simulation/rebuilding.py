@@ -102,9 +102,7 @@ class Copy:
 
     def rows(self, name: str) -> pa.Table:
         """The rows that a table of the copy has now."""
-        schema = self._logs[name].schema
-        rows = run_sql(query_builder({name: self._open(name)}), f"SELECT * FROM {name}")
-        return rows.select(schema.names).cast(schema).sort_by(_order(schema))  # files are read in any order
+        return sorted_rows(self._open(name), name, self._logs[name].schema)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -134,6 +132,12 @@ def empty_tables() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     create_tables(Tables(f"file:{folder}"))
     return folder
+
+
+def sorted_rows(table: deltalake.DeltaTable, name: str, schema: pa.Schema) -> pa.Table:
+    """The rows of a table, in an order of their own: files are read in any."""
+    rows = run_sql(query_builder({name: table}), f"SELECT * FROM {name}")
+    return rows.select(schema.names).cast(schema).sort_by(_order(schema))
 
 
 def _order(schema: pa.Schema) -> list[tuple[str, str]]:

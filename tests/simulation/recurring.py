@@ -21,6 +21,8 @@ class Schedule:
         ended_at: since when it has ended, ms since the epoch; None: it goes on.
         paused_at: likewise.
         was_restored: a command took it up again.
+        is_unsure: answers about it came after the backup that is the warehouse now: they are given again, about what
+            has come meanwhile.
     """
 
     repeat: Repeat
@@ -30,6 +32,7 @@ class Schedule:
     ended_at: int | None = None
     paused_at: int | None = None
     was_restored: bool = False
+    is_unsure: bool = False
 
     def time_of(self, number: int) -> int:
         """When an occurrence is due at the earliest: later where others were missed. ms since the epoch."""
@@ -74,6 +77,9 @@ class Schedules:
         what = f"{arrival.subscription} has got occurrence {number} of {arrival.position}"
         require(0 < number <= one.repeat.times, f"{what}, which has {one.repeat.times}")
         require(number not in one.came, f"{what} twice")
+        if one.is_unsure:
+            one.came.add(number)
+            return
         require(number not in one.skipped, f"{what}, which was skipped")
         one.came.add(number)
         if self._accounts.operations_for(arrival.position) & {"RESCHEDULE", "RESTORE"}:
@@ -85,13 +91,19 @@ class Schedules:
             is_after = since is not None and arrival.deliver_at > since + self._accounts.dispatched_millis
             require(not is_after, f"{what}, due {arrival.deliver_at - (since or 0)} ms after its {why}")
 
+    def restored(self, lost: Iterable[Mapping[str, Any]]) -> None:
+        """A backup is the warehouse now, without these answers."""
+        for row in lost:
+            if (one := self._schedules.get((row["position"], row["subscription"]))) is not None:
+                one.is_unsure = True
+
     def answered(self, row: Mapping[str, Any]) -> None:
         """A command for a schedule is answered in `outcomes`."""
         position, name = row["position"], row["subscription"]
         operation, result, number = row["operation"], row["result"], row["occurrence"]
         one = self._schedules[position, name]
         what = f"{operation} {position} of {name}: {result} {number}"
-        if result != "APPLIED":
+        if result != "APPLIED" or one.is_unsure:
             return
         match operation:
             case "SKIP_NEXT":
@@ -115,6 +127,8 @@ class Schedules:
     def check_end(self) -> None:
         """Nothing waits any more: each number has come, or was skipped."""
         for (position, name), one in self._schedules.items():
+            if one.is_unsure:
+                continue
             done = one.came | one.skipped
             last = one.repeat.times if one.ended_at is None else max(done, default=0)
             missing = sorted({*range(1, last + 1)} - done)

@@ -82,9 +82,8 @@ class ScheduleKeys:
         require((newer.key.mode == "keep") == (newer is one), f"{what}: {newer.position} says {newer.key.mode}")
         name = row["subscription"]
         account = self._accounts.accounts[one.position, name]
-        require(
-            not account.is_gone and len(account.came_at) <= len(account.earlier), f"{what}: it has come, or is gone"
-        )
+        is_waiting = not account.is_gone and len(account.came_at) <= len(account.earlier)
+        require(is_waiting or account.is_unsure, f"{what}: it has come, or is gone")
         account.is_cancelled = True
         self._yields_to[one.position, name] = other
         if other is newer:
@@ -135,5 +134,6 @@ class ScheduleKeys:
     def _others(self, topic: str, one: Keyed) -> Iterator[Keyed]:
         """The other messages of its key, but for those that commands name, which may have been cancelled first."""
         for other in self._by_key[topic, one.key.name]:
-            if other is not one and not self._accounts.is_named(other.position):
+            is_sure = not any(account.is_unsure for account in self._of(other))
+            if other is not one and is_sure and not self._accounts.is_named(other.position):
                 yield other

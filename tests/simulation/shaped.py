@@ -68,5 +68,5 @@ class Windows:
         minute = at // 60_000 % (24 * 60)
         if any(start <= minute < end for start, end in self.open[name]):
             return None
-        ended = max(end for _, end in self.open[name] if end <= minute)
+        ended = max((end for _, end in self.open[name] if end <= minute), default=0)
         return (at // 60_000 - minute + ended) * 60_000

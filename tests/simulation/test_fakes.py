@@ -20,10 +20,11 @@ import warehouse.delta.tables
 from broker.client import PulsarError, connect
 from broker.protocol.brokers import Brokers
 from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
+from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from streaming.sinks.outcomes import _PRODUCER_OPTIONS
 from tests.simulation import tables as fake_tables
-from tests.simulation.broker import Client, SimulatedBrokers
+from tests.simulation.broker import Admin, Client, SimulatedBrokers
 from tests.simulation.faults import Faults
 from tests.simulation.load import Producers
 from tests.simulation.scheduler import Process
@@ -241,6 +242,54 @@ def test_the_cluster_in_memory_does_as_pulsar_does(broker: EmbeddedBroker, topic
     fake = _told_in_memory(seed, script)
     assert fake == real
     assert any(isinstance(one, list) and len(one) == 4 and one[2] >= 0 for one in real), "something was repeated"
+
+
+def _reset_script(brokers: Brokers, admin: Any, topic: str, chance: random.Random) -> list[Any]:
+    """What the admin API tells of a subscription that is acknowledged, and reset to entries and times."""
+    told: list[Any] = []
+    producer = brokers.produce(topic, "p")
+    for i in range(12):
+        producer.send(single_entry(OutgoingMessage(i + 1, b"%d" % i), b"p", 1_000 * (i + 1)))
+    producer.flush()
+    producer.close()(5.0)
+    first = None
+    for _ in range(8):
+        consumer = brokers.subscribe(topic, "delaylake", max_bytes=1 << 20, max_messages=1_000)
+        told.append(len(admin.connections(topic, "delaylake")))
+        came = []
+        while (entry := consumer.receive(1.2)) is not None:
+            came.append(entry.position)
+        first = first or came[0]
+        told.append([position.entry_id for position in came])
+        if came:
+            consumer.acknowledge(chance.choice(came))
+        if chance.random() < 0.7:
+            consumer.close()
+        if chance.random() < 0.5:
+            admin.reset_to_entry(topic, "delaylake", first.ledger_id, chance.randrange(12))
+        else:
+            admin.reset_to_time(topic, "delaylake", chance.choice([0, 1_000 * chance.randrange(15) + 500, 3_000]))
+        with contextlib.suppress(PulsarError):  # the broker has ended it
+            consumer.close()
+        stats = admin.internal_stats(topic)
+        told.append([stats.acknowledged["delaylake"][1], len(admin.connections(topic, "delaylake"))])
+        entry = admin.entry_metadata(topic, first.ledger_id, chance.randrange(12))
+        told.append([entry.publish_time, entry.producer_name, entry.batch_size])
+    return told
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_subscriptions_are_reset_in_memory_as_by_pulsar(broker: EmbeddedBroker, topic: str, seed: int) -> None:
+    brokers, chance = Brokers(broker.settings), random.Random(seed)
+    with AdminClient(broker.settings) as admin:
+        real = _reset_script(brokers, admin, topic, chance)
+    brokers.close()
+
+    def script(world: World, process: Process) -> list[Any]:
+        simulated: Any = SimulatedBrokers(world.cluster, process)
+        return _reset_script(simulated, Admin(world.cluster), topic, random.Random(seed))
+
+    assert _told_in_memory(seed, script) == real
 
 
 def _client_script(clients: list[Any], topic: str, chance: random.Random) -> list[Any]:

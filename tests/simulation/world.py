@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import deltalake
+from deltalake.exceptions import CommitFailedError
 
 import broker.protocol.byte_budget
 import streaming.checkpoint.checkpoint
@@ -46,6 +47,7 @@ from tests.simulation import scheduler as sim
 from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED
+from tests.simulation.backing_up import Backup, Backups, Restore, backup_names
 from tests.simulation.broker import Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
@@ -209,7 +211,8 @@ class World:
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
         self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
-        self.rebuilds: dict[Process, Rebuild | Maintenance] = {}  # that run
+        self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore] = {}  # that run
+        self.backups = Backups(self)
         self.needs_rebuild = ""  # why
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
         self.kept: Path | None = None  # a copy of the checkpoint
@@ -398,7 +401,7 @@ class World:
     def lose_power(self) -> None:
         """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
         chance = self.scheduler.random
-        for process in [*self.others, *([self.job] if self.job else []), *self.maintaining()]:
+        for process in dict.fromkeys([*self.others, *([self.job] if self.job else []), *self.rebuilds]):
             self.end(process)
         for log in self.logs.values():
             log.lose(chance.randint(log.forced_to, log.newest))
@@ -418,7 +421,7 @@ class World:
         """The job ends, and its checkpoint is as it was some time ago; else it is copied, to be put back later."""
         query = self.checkpoint / "query"
         if self.kept is None:
-            if query.exists() and not self.needs_rebuild:
+            if query.exists() and not self.needs_rebuild and not self.backups.is_lost:
                 self.kept = self.disk.folder / "kept"
                 shutil.rmtree(self.kept, ignore_errors=True)
                 shutil.copytree(query, self.kept)
@@ -440,14 +443,24 @@ class World:
         seen = [self.stopped_at[one] if one.is_paused else self.scheduler.now for one in self.others]
         return round((EPOCH_SECONDS + max(seen)) * 1000) if seen else None
 
-    def rebuild_of(self) -> Rebuild | Maintenance:
-        """The rebuild, or the maintenance, that the running process does."""
+    def lose_warehouse(self) -> None:
+        """The place of the job is gone, with all processes there, the tables and the checkpoint."""
+        self.trace("the warehouse is lost")
+        self.backups.is_lost = True
+        for process in [*self.others, *self.maintaining()]:
+            self.end(process)
+        self._end_job()
+        self.needs_rebuild, self.kept = "", None
+        self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
+
+    def rebuild_of(self) -> Rebuild | Maintenance | Backup | Restore:
+        """What the running process does on real tables."""
         process = self.scheduler.process
         assert process is not None
         return self.rebuilds[process]
 
     def is_rebuilding(self) -> bool:
-        """Whether the running process is a rebuild, or maintains the tables."""
+        """Whether the running process is a rebuild, maintains the tables, backs them up, or restores them."""
         return self.scheduler.process in self.rebuilds
 
     def maintaining(self) -> list[Process]:
@@ -474,6 +487,8 @@ class World:
             for process in self.maintaining():
                 self.end(process)  # as it ends with the job
             what, main = ("rebuild", self._rebuild) if self.needs_rebuild else ("job", self._main)
+            if self.backups.is_lost:
+                what, main = "restore", self._restore
             self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
             self.trace(f"{process.name} starts")
             self.scheduler.start(process, "main", partial(main, process))
@@ -518,7 +533,9 @@ class World:
 
     def _start_elsewhere(self) -> None:
         """Starts the job on another machine, which gets the checkpoint's disk."""
-        if self.job is None and not self.is_over:
+        if self.backups.is_lost:
+            self.start()
+        elif self.job is None and not self.is_over:
             folder = self._new_machine()
             self.trace(f"the disk is moved to {folder.name}")
             self.disk.move(self.checkpoint, folder)
@@ -526,7 +543,9 @@ class World:
 
     def _start_on_copy(self) -> None:
         """Starts the job on another machine with a copy of the checkpoint; the paused one still has its own."""
-        if self.job is None and not self.is_over:
+        if self.backups.is_lost:
+            self.start()
+        elif self.job is None and not self.is_over:
             folder = self._new_machine()
             self.trace(f"the checkpoint is copied to {folder.name}")
             shutil.copytree(self.checkpoint, folder)
@@ -578,7 +597,8 @@ class World:
     def _begin_maintenance(self) -> None:
         """Maintains the tables beside the job, unless somebody does, or a rebuild."""
         is_forced = all(log.forced_to == log.newest for log in self.logs.values())
-        if self.job is not None and not self.rebuilds and is_forced:
+        is_alone = all(isinstance(one, Backup) for one in self.rebuilds.values())
+        if self.job is not None and is_alone and is_forced:
             process = Process("maintenance", self.clock_ahead)
             self.trace("maintenance starts")
             self.scheduler.start(process, "main", partial(self._maintain, process))
@@ -596,6 +616,23 @@ class World:
             del self.rebuilds[process]
             maintenance.copy.remove()
         self.trace(f"maintenance ends: {why}")
+        self.end(process)
+
+    def _restore(self, process: Process) -> None:
+        self.rebuilds[process] = restore = Restore(self)
+        why = "it is done"
+        try:
+            restore.run()
+            self.needs_rebuild, self.may_refuse = "", False
+            self.oracle.restored({name: log.rows(log.newest) for name, log in self.logs.items()})
+            self.oracle.added.rebuilt(_has_added(self.settings))
+        except BrokenGuaranteeError as error:
+            self.break_off(str(error))
+        except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError, CommitFailedError) as error:
+            why = str(error).replace(str(restore.copy.folder), "the backup")
+        finally:
+            del self.rebuilds[process]
+        self.trace(f"{process.name} ends: {why}")
         self.end(process)
 
     def _rebuild(self, process: Process) -> None:
@@ -654,8 +691,9 @@ class World:
                 self.break_off(f"it goes on for ever: {error}")
             finally:
                 self.is_over = True
-                for process in [*self.others, *([self.job] if self.job else []), *self.maintaining()]:
+                for process in dict.fromkeys([*self.others, *([self.job] if self.job else []), *self.rebuilds]):
                     self.scheduler.kill(process)
+                self.backups.remove()
                 self.disk.remove()
         return Result(
             self.plan.seed,
@@ -726,6 +764,11 @@ class World:
             self.lose_checkpoint()
         if self.faults.is_now("maintenance"):
             self._begin_maintenance()
+        if self.backups.are_made:
+            if self.faults.is_now("backup"):
+                self.backups.begin()
+            if not self.backups.is_lost and self.backups.has_one() and self.faults.is_now("warehouse lost"):
+                self.lose_warehouse()
         if self.faults.is_now("checkpoint put back"):
             self.put_checkpoint_back()
         if self.plan.seed % 4 == 3 and self.faults.is_now("clock jumps"):
@@ -812,7 +855,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         return lambda *args, **named: (real if world.is_rebuilding() else fake)(*args, **named)
 
     def create(tables: Tables, *schemas: Any, **named: Any) -> None:
-        if world.scheduler.process in world.maintaining():
+        if not isinstance(world.rebuilds.get(world.scheduler.process), Rebuild | None):  # type: ignore[arg-type]
             create_tables(tables, *schemas, **named)
 
     def new_name() -> Any:
@@ -822,6 +865,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
     new_brokers: Callable[..., SimulatedBrokers] = lambda *_, **__: world.new_brokers()  # noqa: E731
     return {
         **rebuild_names(world),
+        **backup_names(world),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
         streaming.checkpoint.checkpoint: {
             "sync": lambda files: sync(sorted(files)),

@@ -1,0 +1,256 @@
+"""Backups in a simulation, and what is restored of one: the real code, on real Delta tables in two places.
+
+The warehouse that is backed up is made of the tables in memory. Before a backup opens one of its tables that gets what
+has been committed meanwhile; so the job goes on between the tables as it does beside a real backup. In half of the
+seeds the place of the backup stands for object storage, which two machines write without a lock between them: a commit
+there is put if absent ("Delta Log Entries" in Delta's PROTOCOL.md), as it is in a folder.
+
+What this does not have: a loss of power at the backup's machine, and files that the warehouse deletes meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import filelock._api
+import pyarrow as pa
+
+import checkpoint_from_tables.restore.rewind
+import warehouse.backup.copying
+import warehouse.backup.marker
+from checkpoint_from_tables.new_checkpoint import rebuild_checkpoint
+from checkpoint_from_tables.rebuild.context import Reports
+from tests.simulation import tables as fake_tables
+from tests.simulation.broker import Admin
+from tests.simulation.rebuilding import empty_tables, sorted_rows
+from tests.simulation.scheduler import STAND_INS, Process
+from warehouse.backup.copying import BackupError, back_up
+from warehouse.backup.marker import read_marker
+from warehouse.delta.commits import last_transactions
+from warehouse.delta.opening import open_table
+from warehouse.storage import Storage
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_lock_of_folder = warehouse.backup.copying._alone
+
+
+class _Place:
+    """A folder of Delta tables, as `Copy` has them: what is committed there is a side effect."""
+
+    def __init__(self, world: World, what: str) -> None:
+        self._world, self._what = world, what
+        self.folder = Path(tempfile.mkdtemp(prefix="delaylake-backup-", dir="/dev/shm"))
+
+    @property
+    def uri(self) -> str:
+        return f"file:{self.folder}"
+
+    def committed(self, uri: str) -> None:
+        self._world.point(f"{self._what}: {Path(uri).name} is written")
+
+    def overtake(self) -> None:
+        pass  # nobody else is here
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Source(_Place):
+    """The warehouse, as Delta tables that have what those in memory had when they were last brought up to date."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "warehouse")
+        shutil.copytree(empty_tables(), self.folder, dirs_exist_ok=True)
+        self._brought: dict[str, list[fake_tables.Commit]] = {name: [] for name in world.logs}
+
+    def bring(self, name: str) -> None:
+        log, before = self._world.logs[name], self._brought[name]
+        n = len(before)
+        if len(log.commits) == n and all(map(_is_same, log.commits, before)):
+            return
+        new = log.commits[n:]
+        is_longer = all(map(_is_same, log.commits, before)) and not any(commit.replaces for commit in new)
+        if is_longer:
+            parts = [commit.rows for commit in new if commit.rows is not None]
+            rows = pa.concat_tables(parts) if parts else log.schema.empty_table()
+        else:  # a power loss has taken some of them, or rows were deleted
+            rows = log.rows(log.newest)
+        numbers = log.transactions(log.newest)
+        properties = deltalake.CommitProperties(
+            app_transactions=[deltalake.Transaction(app, number) for app, number in numbers.items()]
+        )
+        mode = "append" if is_longer else "overwrite"
+        deltalake.write_deltalake(open_table(self.uri, name), rows, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
+        self._brought[name] = [*log.commits]
+
+
+def _is_same(one: fake_tables.Commit, other: fake_tables.Commit) -> bool:
+    return one is other
+
+
+class Backups:
+    """What a timer and an operator do: backups to one place, and after a disaster the last one becomes the warehouse.
+
+    Attributes:
+        are_made: whether there are any in this seed.
+        has_lock: whether the place of a backup is locked while somebody writes it.
+        is_lost: the warehouse is gone, and was not restored yet.
+        n_restored: so often a backup has become the warehouse.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        chance = random.Random(f"backup of seed {world.plan.seed}")
+        self.are_made = chance.random() < world.plan.rates.get("seeds with backups", 0.0)
+        self.has_lock = chance.random() < 0.5
+        self.is_lost = False
+        self.n_restored = self._n = 0
+        self._places: list[_Place] = []
+        self.source: _Source | None = None
+        self.target: _Place | None = None
+        self._restored: set[Path] = set()
+        self._is_refused = False  # a backup to the newest place, which was restored: there is to be another one
+
+    def begin(self) -> None:
+        """The timer starts a backup, whether an earlier one still runs or not."""
+        world = self._world
+        if self.source is None or self._is_refused:
+            self._is_refused = False
+            self.source, self.target = _Source(world), _Place(world, "backup")
+            self._places += [self.source, self.target]
+        self._n += 1
+        process = Process(f"backup {self._n}")
+        world.trace(f"{process.name} starts")
+        world.scheduler.start(process, "main", partial(self._back_up, process))
+
+    def _back_up(self, process: Process) -> None:
+        world, source, target = self._world, self.source, self.target
+        assert source is not None
+        assert target is not None
+        world.rebuilds[process] = Backup(target)
+        why = "it is done"
+        is_restored = target.folder in self._restored
+        try:
+            settings = world.settings.model_copy(update={"warehouse": source.uri})
+            back_up(settings, target.uri)
+            if is_restored:
+                world.break_off(f"{process.name} has written to a warehouse that was restored")
+        except BackupError as error:
+            why = str(error)
+            self._is_refused = is_restored and target is self.target
+        finally:
+            del world.rebuilds[process]
+        world.trace(f"{process.name} ends: {self._short(why)}")
+        world.end(process)
+
+    def has_one(self) -> bool:
+        """Whether there is a backup that can be restored."""
+        if self.target is None or self.target.folder in self._restored:
+            return False
+        marker = read_marker(self.target.uri)
+        return marker is not None and marker.made_at > 0
+
+    def restore(self) -> None:
+        """Makes the last backup the warehouse, as somebody does who has lost it, and has no job running."""
+        world, target = self._world, self.target
+        assert target is not None
+        settings = world.settings.model_copy(update={"warehouse": target.uri})
+        found = rebuild_checkpoint(settings, discards_checkpoint=True, reports=Reports(on_warning=world.trace))
+        self._restored.add(target.folder)
+        self.is_lost = False
+        self.n_restored += 1
+        world.trace(f"the backup is restored: {found}")
+        for name, log in world.logs.items():
+            table = open_table(target.uri, name)
+            rows = sorted_rows(table, name, log.schema)
+            world.logs[name] = new = fake_tables.Log(name, log.schema)
+            new.commits.append(fake_tables.Commit(rows, last_transactions(table)))
+            new.force(1)
+            new.on_forced = log.on_forced
+            log.on_forced = _nobody_hears
+
+    def remove(self) -> None:
+        for place in self._places:
+            place.remove()
+
+    def _short(self, text: str) -> str:
+        for place in self._places:
+            text = text.replace(str(place.folder), f"the {place._what}")
+        return text
+
+
+def _nobody_hears(name: str, rows: pa.Table) -> None:
+    """The rows of a warehouse that is lost."""
+
+
+class Backup:
+    """A run of a backup."""
+
+    def __init__(self, target: _Place) -> None:
+        self.copy = target
+
+
+class Restore:
+    """A run of a restore."""
+
+    def __init__(self, world: World) -> None:
+        assert world.backups.target is not None
+        self.copy = world.backups.target
+        self._world = world
+
+    def run(self) -> None:
+        self._world.backups.restore()
+
+
+class _Storage(Storage):
+    """The real one; what it changes is a side effect."""
+
+    def __init__(self, world: World, uri: str) -> None:
+        super().__init__(uri)
+        self._world = world
+
+    def copy_from(self, other: Storage, path: str) -> None:
+        super().copy_from(other, path)
+        self._world.point("backup: a file is copied")
+
+    def delete(self, path: str) -> None:
+        super().delete(path)
+        self._world.point("backup: a file is deleted")
+
+    def write(self, path: str, content: bytes) -> None:
+        self._world.point(f"backup: {path}, before")
+        super().write(path, content)
+        self._world.point(f"backup: {path} is written")
+
+
+def backup_names(world: World) -> dict[Any, dict[str, Any]]:
+    """What stands in for what a backup, and a restore, have around them."""
+
+    def open_source(where: str, name: str) -> Any:
+        source = world.backups.source
+        if source is not None and name in world.logs and where.endswith(str(source.folder)):
+            world.point(f"backup: {name} is chosen")
+            if not world.backups.is_lost:
+                source.bring(name)
+        return open_table(where, name)
+
+    def alone(target: str) -> Any:
+        return _lock_of_folder(target) if world.backups.has_lock else contextlib.nullcontext()
+
+    storage = partial(_Storage, world)
+    return {
+        warehouse.backup.copying: {"Storage": storage, "open_table": open_source, "_alone": alone},
+        warehouse.backup.marker: {"Storage": storage},
+        checkpoint_from_tables.restore.rewind: {"AdminClient": lambda *_: Admin(world.cluster, world.point)},
+        filelock._api: {"time": STAND_INS[time]},
+    }
