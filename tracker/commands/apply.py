@@ -129,7 +129,8 @@ class Executor:
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
         own = self._context.are_answered_here(commands)[command]
         subscriptions = self._context.subscriptions
-        outcomes = out_of_batch_outcomes(subscriptions, commands, command[own], size[own], is_named[own])
+        outcomes, is_missing = out_of_batch_outcomes(subscriptions, commands, command[own], size[own], is_named[own])
+        unmatched |= is_missing
         is_named &= self._context.shard_id.has(named.known)[row]
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))
