@@ -6,6 +6,10 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - Deduplication: an entry whose sequence id is not above the last one of its producer's name is answered with the id
   -1:-1, and dropped ("Message deduplication"). A name that nobody has used for six hours is forgotten
   (`brokerDeduplicationProducerInactivityTimeoutMinutes`).
+- Of a message in chunks it looks at the last chunk alone (PIP 37, and from 3.0.2 on `MessageDeduplication`).
+- A broker that loads a topic has the last ids of the newest snapshot (`brokerDeduplicationEntriesInterval`), and of the
+  entries after it: there each chunk counts as the whole message. All names are in use again from then on.
+- A frame that is larger than the broker takes ends the connection (`maxMessageSize`).
 - A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
   ConsumerBusy.
 - A durable subscription goes on after its mark-delete position: what was not acknowledged comes again.
@@ -44,6 +48,8 @@ LOST_AFTER_SECONDS = (30.0, 60.0)  # after which a broker drops a connection tha
 _FORGETS_SECONDS = 6 * 3600  # a producer's name
 _UNSIGNED = (1 << 64) - 1
 _BROKERS = 2
+MAX_MESSAGE_BYTES = 131_072  # of which batches are well below
+SNAPSHOT_ENTRIES = 10  # from one snapshot to the next; Pulsar has 1,000 of them
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Entry:
     n_messages: int = 1
     producer: str = ""
     sequence_id: int = -1
+    highest_sequence_id: int = -1
 
 
 @dataclass(eq=False)
@@ -80,6 +87,8 @@ class Topic:
     producers: dict[str, tuple[Link, int]] = field(default_factory=dict)
     last_ids: dict[str, int] = field(default_factory=dict)  # by producer
     seen_at: dict[str, float] = field(default_factory=dict)  # likewise, seconds
+    snapshot: dict[str, int] = field(default_factory=dict)  # of `last_ids`
+    n_in_snapshot: int = 0  # so many entries, from the first on
     is_open: bool = True  # else nobody has it now: who asks for it has to ask again
 
     @property
@@ -126,14 +135,28 @@ class Cluster:
         for reader in topic.plain_readers:
             reader.link.tell(reader.id, Command(type=Command.CLOSE_CONSUMER, close_consumer={"consumer_id": reader.id}))
         topic.plain_readers = []
-        self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(setattr, topic, "is_open", True))
+        self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(self._load, topic))
+
+    def _load(self, topic: Topic) -> None:
+        """A broker has the topic from now on, and knows of its producers what is stored."""
+        topic.is_open = True
+        topic.last_ids = dict(topic.snapshot)
+        for entry in topic.entries[topic.n_in_snapshot :]:
+            if entry.producer:
+                topic.last_ids[entry.producer] = entry.highest_sequence_id
+        topic.seen_at = dict.fromkeys(topic.last_ids, self.scheduler.now)
 
     def crash(self, seconds: float) -> None:
         """The broker ends, and is there again after a while. Entries and cursors are at the bookies."""
         self.is_up = False
         for link in [*self.links]:
             link.cut(DisconnectedError("the broker has ended"))
-        self.scheduler.after(seconds, partial(setattr, self, "is_up", True))
+        self.scheduler.after(seconds, self._begin)
+
+    def _begin(self) -> None:
+        self.is_up = True
+        for topic in self.topics.values():
+            self._load(topic)
 
     def _end_producers(self, topic: Topic, names: list[str]) -> None:
         for name in names:
@@ -165,10 +188,15 @@ class Cluster:
     def store(self, topic: Topic, name: str, entry: Any, data: bytes) -> Position | None:
         """Stores what a producer has sent; None: it is a repetition."""
         highest = max(entry.highest_sequence_id, entry.sequence_id)
-        if entry.sequence_id <= topic.last_ids.get(name, -1):
-            return None
-        topic.last_ids[name] = highest
-        return self._store(topic, Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id))
+        if not entry.is_chunk or _is_last_chunk(data):
+            if entry.sequence_id <= topic.last_ids.get(name, -1):
+                return None
+            topic.last_ids[name] = highest
+        stored = Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id, highest)
+        position = self._store(topic, stored)
+        if len(topic.entries) >= topic.n_in_snapshot + SNAPSHOT_ENTRIES:
+            topic.snapshot, topic.n_in_snapshot = dict(topic.last_ids), len(topic.entries)
+        return position
 
     def _store(self, topic: Topic, entry: Entry) -> Position:
         topic.entries.append(entry)
@@ -211,7 +239,7 @@ class Link:
     def __init__(self, cluster: Cluster, process: Process) -> None:
         self.address = "the broker"
         self.error: PulsarError | None = None
-        self.max_message_bytes = 5 << 20
+        self.max_message_bytes = MAX_MESSAGE_BYTES
         self._cluster, self._scheduler, self._process = cluster, cluster.scheduler, process
         self._ids = itertools.count(1)
         self._attached: dict[int, Any] = {}
@@ -236,6 +264,8 @@ class Link:
     def write(self, frame: bytes, is_more: bool = False) -> None:
         self._check()
         [(command, data)] = FrameDecoder().feed(frame)
+        if len(data) > self.max_message_bytes:
+            self._scheduler.after(0.0, partial(self.cut, DisconnectedError("the frame is too large")))
         self._ask_broker(partial(self._sent, command.send, data))
 
     def send(self, kind: Command.Type, **fields: Any) -> None:
@@ -414,6 +444,11 @@ class Link:
         if not topic.is_open:
             raise RefusedError(ServerError.ServiceNotReady, b"the topic is being loaded")
         return topic
+
+
+def _is_last_chunk(data: bytes) -> bool:
+    metadata = open_envelope(data).metadata
+    return metadata.chunk_id == metadata.n_chunks - 1
 
 
 def _signed(number: int) -> int:

@@ -22,6 +22,8 @@ _DEBOUNCE_MILLIS = (1_500, 6_000, 15_000)
 SCHEDULE_KEYS = ("k0", "k1", "k2", "k3")
 _KINDS = {"plain": 0.7, "keyed": 0.15, "requested": 0.05, "again": 0.05, "bad": 0.03, "recurring": 0.02}
 _IN_CHUNKS = 0.04  # of the messages that are alone in their entry
+_LARGE = 0.06  # of the messages that are alone in their entry, or in chunks
+_LARGE_BYTES = 130_500  # of a payload, or of a chunk's: with what the service adds it does not fit an entry
 _BETWEEN_CHUNKS_SECONDS = (0.0, 0.1, 1.0, 4.0)
 _KEYS = ("", "", "", "x", "y")  # the messages' own, for their order
 _INTERVALS_SECONDS = (2, 3, 5, 6)  # of those that recur: each divides a minute
@@ -44,6 +46,7 @@ class _InChunks(NamedTuple):
     uuid: str
     last: int
     whole: Chunked
+    parts: list[bytes]
 
 
 class Producers:
@@ -97,7 +100,9 @@ class Producers:
         if n == 1 and self._random.random() < _IN_CHUNKS:
             self._n += 1
             last = 2 if self._random.random() < 0.9 else 3
-            self._publish_chunk(_InChunks(self._random, source, f"user-{self._n}", last, Chunked(now)), 0)
+            uuid = f"user-{self._n}"
+            parts = [self._padded(f"{uuid} {part}".encode()) for part in "abcd"[: last + 1]]
+            self._publish_chunk(_InChunks(self._random, source, uuid, last, Chunked(now), parts), 0)
             return
         topic = self._cluster.topic(source)
         following = topic.end.next
@@ -113,6 +118,11 @@ class Producers:
         self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
         self._cluster.publish(source, entry.data, n)
 
+    def _padded(self, payload: bytes) -> bytes:
+        """Returns a payload, sometimes so large that its message is delivered in chunks; the same for each message."""
+        is_large = random.Random(f"{self._name} large {self._n}").random() < _LARGE
+        return payload.ljust(_LARGE_BYTES, b".") if is_large else payload
+
     def _now(self) -> int:
         return round((EPOCH_SECONDS + self._scheduler.now) * 1000)
 
@@ -120,21 +130,20 @@ class Producers:
         """Publishes a chunk of a message, and the next one later; of four chunks the last one is never published."""
         if number == 3:
             return
-        chance, source, uuid, last, whole = message
+        chance, source, uuid, last, whole, parts = message
         position = self._cluster.topic(source).end.next
         metadata = MessageMetadata(producer_name=b"user", sequence_id=self._n, publish_time=self._now())
         metadata.uuid, metadata.chunk_id, metadata.n_chunks = uuid.encode(), number, last + 1
         self._oracle.chunks[str(position)] = whole
         if number == last:
             due = self._now() + chance.choice(_DUE_MILLIS)
-            content = b"".join(f"{uuid} {part}".encode() for part in "abcd"[: last + 1])
-            expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, content)
+            expected = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, b"".join(parts))
             whole.last = str(position)
             self._oracle.sent(f"{position}:-1:-1", expected)
             self.last_due = max(self.last_due, due)
             metadata.properties.add(key=b"deliverAt", value=str(due).encode())
         self._trace(f"published {position} to {source.rpartition('/')[2]}: chunk {number} of {uuid}")
-        self._cluster.publish(source, raw_entry(metadata, f"{uuid} {'abcd'[number]}".encode()))
+        self._cluster.publish(source, raw_entry(metadata, parts[number]))
         if number < last:
             following = partial(self._publish_chunk, message, number + 1)
             self._scheduler.after(chance.choice(_BETWEEN_CHUNKS_SECONDS), following)
@@ -143,7 +152,8 @@ class Producers:
         chance = self._random
         due = max(0, now + chance.choice(_DUE_MILLIS) + chance.randrange(200))
         self._n += 1
-        message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, b"%d" % self._n)
+        payload = self._padded(b"%d" % self._n) if is_alone else b"%d" % self._n
+        message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, payload)
         message.key = chance.choice(_KEYS)
         [kind] = chance.choices([*_KINDS], [*_KINDS.values()])
         match kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 import streaming.source.reader
 import warehouse.delta.commits
+from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.sending import Sending
 from checkpoint_from_tables import new_checkpoint
@@ -27,6 +29,7 @@ from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release, sending_order
 from streaming.release.task.planning.plan_release import _Release
+from streaming.release.task.producer_line import Line
 from streaming.release.task.shared_paces import Pace
 from streaming.sinks import batch_sink, outcomes
 from streaming.sinks.batch_sink import BatchSink
@@ -602,6 +605,17 @@ def _retention_of_what_waits() -> Iterator[None]:
         yield
 
 
+def _sent_in_part_counts_as_sent() -> Planted:
+    return mock.patch.object(Line, "_may_be_in_part", return_value=False)
+
+
+def _chunks_again_under_one_uuid() -> Planted:
+    def made(_: Any, self: Chunks, *__: Any) -> None:
+        self._metadata = re.sub(rb"-[0-9a-f]{16}", b"-0000000000000000", self._metadata)  # the number of the attempt
+
+    return _after(Chunks, "__init__", made)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -681,6 +695,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a window closes 20 seconds too late": _a_window_closes_too_late,
     "retention deletes what waits": _retention_of_what_waits,
     "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
+    "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
+    "chunks are sent again under one UUID": _chunks_again_under_one_uuid,
 }
 
 # Of what only some faults show, these fall more often.
@@ -701,6 +717,8 @@ RATES: dict[str, dict[str, float]] = {
     "a subscription that is named again stays out": {"route edited": 1.0, "crash": 0.006},
     "a subscription has the number of its place in the settings": {"route edited": 0.5, "crash": 0.015},
     "retention deletes what waits": {"maintenance": 0.2},
+    "what is sent in part counts as sent": {"unload": 0.06},
+    "chunks are sent again under one UUID": {"connection lost": 0.03},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
 }
 

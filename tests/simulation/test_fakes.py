@@ -6,7 +6,7 @@ import contextlib
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,21 @@ import warehouse.delta.commits
 import warehouse.delta.tables
 from broker.client import PulsarError, connect
 from broker.protocol.brokers import Brokers
-from broker.protocol.building import OutgoingMessage, batch_entry, single_entry
+from broker.protocol.building import OutgoingEntry, OutgoingMessage, batch_entry, single_entry
+from broker.protocol.wire.pulsar_pb2 import MessageMetadata
 from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from streaming.sinks.outcomes import _PRODUCER_OPTIONS
 from tests.simulation import tables as fake_tables
-from tests.simulation.broker import Admin, Client, SimulatedBrokers
+from tests.simulation.broker import SNAPSHOT_ENTRIES, Admin, Client, SimulatedBrokers
 from tests.simulation.faults import Faults
 from tests.simulation.load import Producers
 from tests.simulation.scheduler import Process
 from tests.simulation.spark import ConcurrentUpdateError, Query, StateDamagedError
 from tests.simulation.spark_script import KEYS, POINTS, Script, ScriptOperator, ScriptReader, sink_of
 from tests.simulation.world import Plan, World, in_simulation
-from tests.support.service.harness import wait_until
+from tests.support.clients.raw_producer import entry as raw_entry
+from tests.support.service.harness import http, wait_until
 from tests.support.tracker.messages import messages
 from warehouse.delta.fencing import EPOCH, FencedError
 from warehouse.delta.tables import Tables
@@ -290,6 +292,99 @@ def test_subscriptions_are_reset_in_memory_as_by_pulsar(broker: EmbeddedBroker, 
         return _reset_script(simulated, Admin(world.cluster), topic, random.Random(seed))
 
     assert _told_in_memory(seed, script) == real
+
+
+def _load_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:
+    """What a producer is told that sends messages, and some chunks of others, when a broker has loaded its topic."""
+    told: list[Any] = []
+    sent = 0
+    for step in range(24):
+        if chance.random() < 0.4 and step:
+            act.unload(topic)
+        producer = act.opened(lambda: brokers.produce(topic, "p"))
+        told.append(producer.last_sequence_id)
+        sequence_id = max(1, sent + chance.choice([0, 1, 1]))
+        sent = max(sent, sequence_id)
+        last = chance.choice([0, 2])  # the number of its last chunk
+        for number in range(chance.randrange(last + 1) + 1):
+            metadata = MessageMetadata(producer_name=b"p", sequence_id=sequence_id, publish_time=1_000)
+            if last:
+                metadata.uuid, metadata.chunk_id, metadata.n_chunks = b"%d" % step, number, last + 1
+            data = raw_entry(metadata, b"x")
+            producer.send(OutgoingEntry(sequence_id, sequence_id, 1, data, is_chunk=last > 0))
+            producer.flush()
+            act.wait(lambda one=producer: one.has_arrived)
+            told.append([sequence_id, number, last, producer.repeated_to])
+        producer.close()(5.0)
+    return told
+
+
+class _OnPulsar:
+    """What scripts do beside producers: on a real broker."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        wait_until(holds, 20, "it arrives")
+
+    def opened(self, open_it: Callable[[], Any]) -> Any:
+        found: list[Any] = []
+
+        def is_open() -> bool:
+            with contextlib.suppress(PulsarError):
+                found.append(open_it())
+            return bool(found)
+
+        self.wait(is_open)
+        return found[0]
+
+    def unload(self, topic: str) -> None:
+        url = f"{self._broker.settings.admin_url}/admin/v2/{topic.replace('://', '/')}/unload"
+        http.put(url).raise_for_status()
+
+
+class _InMemory(_OnPulsar):
+    """The same in a simulated world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._world.scheduler.wait(0.01)
+
+    def unload(self, topic: str) -> None:
+        self._world.cluster.unload(self._world.cluster.topic(topic))
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker whose deduplication takes a snapshot as often as that of a simulated cluster."""
+    folder = tmp_path_factory.mktemp("snapshots")
+    made = EmbeddedBroker(folder, {"brokerDeduplicationEntriesInterval": f"{SNAPSHOT_ENTRIES}"})
+    try:
+        made.start(port=0, http_port=0)
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_topic_that_is_loaded_again_knows_in_memory_what_it_knows_on_pulsar(
+    snapshots: EmbeddedBroker, topic: str, seed: int
+) -> None:
+    with contextlib.closing(Brokers(snapshots.settings)) as brokers:
+        real = _load_script(brokers, topic, random.Random(seed), _OnPulsar(snapshots))
+
+    def script(world: World, process: Process) -> list[Any]:
+        return _load_script(SimulatedBrokers(world.cluster, process), topic, random.Random(seed), _InMemory(world))
+
+    fake = _told_in_memory(seed, script)
+    assert fake == real
+    ids = [one for one in real if isinstance(one, int)]
+    assert len({*ids}) > 5
+    assert any(one[3] >= 0 for one in real if isinstance(one, list)), "something was repeated"
 
 
 def _client_script(clients: list[Any], topic: str, chance: random.Random) -> list[Any]:

@@ -22,6 +22,7 @@ from unittest import mock
 import deltalake
 from deltalake.exceptions import CommitFailedError
 
+import broker.protocol.building
 import broker.protocol.byte_budget
 import streaming.checkpoint.checkpoint
 import streaming.crash_recovery
@@ -48,7 +49,8 @@ from tests.simulation import tables as fake_tables
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED
 from tests.simulation.backing_up import Backup, Backups, Restore, backup_names
-from tests.simulation.broker import Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
+from tests.simulation.broker import MAX_MESSAGE_BYTES, Admin, Client, Cluster, Entry, Link, SimulatedBrokers, Topic
+from tests.simulation.chunked import ChunkedMessages
 from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
@@ -78,6 +80,7 @@ _WINDOWS = [[{"from": f"08:{m:02}", "to": f"08:{m + 1:02}"} for m in range(first
 _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
+_CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrainedExecutorBackend` hears of it
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
 
@@ -156,6 +159,7 @@ class World:
             warehouse="file:/nowhere",
             checkpoint=f"file:{self.disk.folder}/machine 0",
             replicated="all",
+            pulsar={"max_message_size_bytes": MAX_MESSAGE_BYTES},  # type: ignore[arg-type]
             # Batches that come more often meet more faults, those that come as the default says meet other ones.
             ingest={"batch_interval_millis": 600 if plan.seed % 2 else 300},  # type: ignore[arg-type]
             tracker={  # type: ignore[arg-type]
@@ -196,6 +200,7 @@ class World:
             if s.windows
         }
         self.oracle.order.subscriptions = frozenset(s.name for s in subscriptions if s.order == "key")
+        self.chunked = ChunkedMessages()
         self.destinations = {
             s.destination: (route.source, s.name) for route in self.settings.routes for s in route.subscriptions
         }
@@ -206,11 +211,13 @@ class World:
         self.rejects_topics = {f"{route.source}-rejects" for route in self.settings.routes}
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
+        self.drivers: dict[Process, Process] = {}  # of tasks that go on
         self.starts = 0
         self.machines = 1  # that have had the disk with the checkpoint
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
         self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
+        self.attempts = itertools.count()  # to send a message in chunks
         self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore] = {}  # that run
         self.backups = Backups(self)
         self.needs_rebuild = ""  # why
@@ -244,8 +251,13 @@ class World:
             return
         source, name = self.destinations.get(topic.name, ("", ""))
         envelope = open_envelope(entry.data)
+        payload: bytes | None = envelope.payload
         try:
-            for message in messages_of(envelope.metadata, envelope.payload):
+            if envelope.is_chunk:
+                of = envelope.metadata
+                self.trace(f"{topic.name.rpartition('/')[2]} gets chunk {of.chunk_id} of {of.uuid.decode()}")
+                payload = self.chunked.whole(topic.name, envelope.metadata, envelope.payload, self.scheduler.now)
+            for message in messages_of(envelope.metadata, payload) if payload is not None else ():
                 if is_told:
                     self.oracle.told(ControlOutcome.FromString(message.payload or b""))
                     continue
@@ -332,6 +344,9 @@ class World:
 
     def end(self, process: Process) -> None:
         """Kills a process; another start of the job follows after a while. Returns only to others."""
+        for executor in [one for one, driver in self.drivers.items() if driver is process]:
+            self.scheduler.after(_CUT_OFF_SECONDS, partial(self.end, executor))
+            del self.drivers[executor]
         if process is self.job:
             self.job = None
             self.scheduler.after(self._how_long([0.5, 3.0, 15.0]), self.start)
@@ -679,6 +694,8 @@ class World:
     def begin_executor(self) -> Process:
         executor = Process("a lost task")
         self.others.append(executor)
+        assert self.scheduler.process is not None
+        self.drivers[executor] = self.scheduler.process
         return executor
 
     def run(self) -> Result:
@@ -866,6 +883,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
     return {
         **rebuild_names(world),
         **backup_names(world),
+        broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
         streaming.checkpoint.checkpoint: {
             "sync": lambda files: sync(sorted(files)),
