@@ -38,11 +38,19 @@ USUAL_RATES: Mapping[str, float] = {
     "backup": 0.06,
     "warehouse lost": 0.03,
     "seeds with backups": 0.17,
+    "import": 0.04,
+    "other system ends": 0.01,
+    "seeds with imports": 0.12,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.
-_FACTORS_OF_ENDS = {"crash": (1, 2, 4), "pause": (1, 2, 4), "broker ends": (1, 2, 4), "power loss": (1,)}
-_FACTORS_OF_ENDS["seeds with backups"] = (1,)
+_FACTORS_OF_ENDS: dict[str, tuple[int, ...]] = {
+    "crash": (1, 2, 4),
+    "pause": (1, 2, 4),
+    "broker ends": (1, 2, 4),
+    "power loss": (1,),
+}
+_FACTORS_OF_ENDS |= {kind: (1,) for kind in USUAL_RATES if kind.startswith("seeds with")}
 _FACTORS = (1, 3, 6, 12)
 _MOST = 0.5
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected
+from tests.simulation.importing import ImportedItems, is_imported
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
@@ -51,6 +52,7 @@ class Oracle:
         self.keys = ScheduleKeys(self.accounts, self.taken_at)
         self.rates = Rates()
         self.windows = Windows()
+        self.imports = ImportedItems(frozenset(), lambda: self.accounts.ahead_millis)
         self._published_at: dict[str, int] = {}  # by position, ms since the epoch
         self.schedules = Schedules(self.accounts)
         self.added = Added(self.accounts, self.expected)
@@ -75,6 +77,11 @@ class Oracle:
     def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
         position, subscription = arrival.position, arrival.subscription
+        if is_imported(position):
+            self.came[position, subscription] += 1
+            self.rates.arrived(subscription, arrival.sent_at)
+            self.imports.arrived(arrival, self.now())
+            return
         if (message := self.expected.get(position)) is None:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which nobody has sent")
         if subscription != ADDED and subscription not in message.subscriptions:
@@ -110,6 +117,7 @@ class Oracle:
         self._note_durable(table, rows)
         if table == "rejects":
             self.rejected.replaced(rows["position"].to_pylist())
+            self.imports.replaced([row for row in rows.to_pylist() if is_imported(row["position"])])
 
     def deleted(self, table: str, rows: pa.Table) -> None:
         """Retention has deleted rows of a table."""
@@ -176,8 +184,9 @@ class Oracle:
         """Rows are in a table, and no loss of power takes them."""
         self._note_durable(table, rows)
         if table == "rejects":
+            self.imports.stored([row for row in rows.to_pylist() if is_imported(row["position"])])
             for position, reason in zip(rows["position"].to_pylist(), rows["reason"].to_pylist(), strict=True):
-                if not self.added.is_given_up(position, reason):
+                if not is_imported(position) and not self.added.is_given_up(position, reason):
                     self.rejected.recorded(position, reason)
         if table == "outcomes":
             self._answered(rows.to_pylist())
@@ -219,6 +228,7 @@ class Oracle:
         self.rejected.check_end()
         self.schedules.check_end()
         self.added.check_end()
+        self.imports.check_end()
         # What a subscription got that was taken out then may never be recorded.
         if left := [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")

@@ -19,6 +19,7 @@ from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
 from broker.protocol.sending import Sending
 from checkpoint_from_tables import new_checkpoint
+from checkpoint_from_tables.other_systems import importing
 from checkpoint_from_tables.rebuild import changes, rebuild
 from streaming import crash_recovery, start_checks
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -694,6 +695,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a subscription has the number of its place in the settings": _numbers_of_subscriptions_from_the_settings,
     "a window closes 20 seconds too late": _a_window_closes_too_late,
     "retention deletes what waits": _retention_of_what_waits,
+    "an import knows nothing of earlier ones": lambda: mock.patch.object(importing, "_known", return_value=set()),
+    "an import that was killed is not completed": lambda: mock.patch.object(importing, "_unfinished", return_value=[]),
     "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
     "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
     "chunks are sent again under one UUID": _chunks_again_under_one_uuid,
@@ -702,8 +705,11 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 # Of what only some faults show, these fall more often.
 _LOST = {"checkpoint lost": 0.04}
 _RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
+_IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 RATES: dict[str, dict[str, float]] = {
+    "an import knows nothing of earlier ones": _IMPORTED,
+    "an import that was killed is not completed": _IMPORTED,
     "a restore does not rewind the subscriptions": _RESTORED,
     "offset and input not forced to the disk": {"power loss": 0.006, "slow": 0.05},
     "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},

@@ -55,6 +55,7 @@ from tests.simulation.commands import Operators
 from tests.simulation.disk import Disk
 from tests.simulation.expected import Arrival
 from tests.simulation.faults import USUAL_RATES, Fault, Faults
+from tests.simulation.importing import Import, OtherSystem, import_names
 from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
 from tests.simulation.oracle import Oracle
@@ -207,6 +208,7 @@ class World:
         route = self.settings.routes[0]
         self.oracle.accounts.left_out = frozenset({ADDED})
         self.oracle.added.topic = route.source
+        self.oracle.imports.subscriptions = frozenset(s.name for s in self.settings.routes[1].subscriptions)
         self.destinations[f"{NAMESPACE}/{ADDED}"] = route.source, ADDED
         self.rejects_topics = {f"{route.source}-rejects" for route in self.settings.routes}
         self.job: Process | None = None
@@ -218,8 +220,9 @@ class World:
         self._connection_numbers = itertools.count(_FIRST_OWN)
         self.names = itertools.count(1)  # of checkpoints that are made anew
         self.attempts = itertools.count()  # to send a message in chunks
-        self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore] = {}  # that run
+        self.rebuilds: dict[Process, Rebuild | Maintenance | Backup | Restore | Import] = {}  # that run
         self.backups = Backups(self)
+        self.other_system = OtherSystem(self)
         self.needs_rebuild = ""  # why
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
         self.kept: Path | None = None  # a copy of the checkpoint
@@ -468,7 +471,7 @@ class World:
         self.needs_rebuild, self.kept = "", None
         self.settings = self.settings.model_copy(update={"checkpoint": f"file:{self._new_machine()}"})
 
-    def rebuild_of(self) -> Rebuild | Maintenance | Backup | Restore:
+    def rebuild_of(self) -> Rebuild | Maintenance | Backup | Restore | Import:
         """What the running process does on real tables."""
         process = self.scheduler.process
         assert process is not None
@@ -502,6 +505,8 @@ class World:
             for process in self.maintaining():
                 self.end(process)  # as it ends with the job
             what, main = ("rebuild", self._rebuild) if self.needs_rebuild else ("job", self._main)
+            if self.other_system.is_wanted:
+                what, main = "import", self._import
             if self.backups.is_lost:
                 what, main = "restore", self._restore
             self.job = process = Process(f"{what} {self.starts}", self.clock_ahead)
@@ -641,6 +646,7 @@ class World:
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.restored({name: log.rows(log.newest) for name, log in self.logs.items()})
             self.oracle.added.rebuilt(_has_added(self.settings))
+            self.other_system.is_wanted |= self.other_system.n_imports > 0  # it may not know what was imported
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError, CommitFailedError) as error:
@@ -650,13 +656,21 @@ class World:
         self.trace(f"{process.name} ends: {why}")
         self.end(process)
 
+    def _import(self, process: Process) -> None:
+        self._make_checkpoint(process, Import(self))
+
     def _rebuild(self, process: Process) -> None:
-        self.rebuilds[process] = rebuild = Rebuild(self)
+        self._make_checkpoint(process, Rebuild(self))
+
+    def _make_checkpoint(self, process: Process, rebuild: Rebuild | Import) -> None:
+        self.rebuilds[process] = rebuild
         self.kept = None
         why = "it is done"
         try:
             found = rebuild.run()
             self.trace(f"{process.name}: {found}")
+            if isinstance(rebuild, Import):
+                self.other_system.is_wanted = False
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.rebuilt()
             self.oracle.added.rebuilt(_has_added(self.settings))
@@ -781,6 +795,13 @@ class World:
             self.lose_checkpoint()
         if self.faults.is_now("maintenance"):
             self._begin_maintenance()
+        if self.other_system.are_made:
+            self.other_system.each_second(round((EPOCH_SECONDS + self.scheduler.now) * 1000))
+            if self.other_system.may_begin() and self.faults.is_now("import"):
+                self.trace("somebody stops the job, and imports")
+                self.other_system.is_wanted = True
+                self.other_system.n_imports += 1
+                self._end_job()
         if self.backups.are_made:
             if self.faults.is_now("backup"):
                 self.backups.begin()
@@ -872,7 +893,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         return lambda *args, **named: (real if world.is_rebuilding() else fake)(*args, **named)
 
     def create(tables: Tables, *schemas: Any, **named: Any) -> None:
-        if not isinstance(world.rebuilds.get(world.scheduler.process), Rebuild | None):  # type: ignore[arg-type]
+        if not isinstance(world.rebuilds.get(world.scheduler.process), Rebuild | Import | None):  # type: ignore[arg-type]
             create_tables(tables, *schemas, **named)
 
     def new_name() -> Any:
@@ -884,6 +905,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
         **rebuild_names(world),
         **backup_names(world),
         broker.protocol.building: {"secrets": SimpleNamespace(token_hex=lambda _: f"{next(world.attempts):016x}")},
+        **import_names(),
         broker.protocol.byte_budget: {"set": sim.OrderedSet},
         streaming.checkpoint.checkpoint: {
             "sync": lambda files: sync(sorted(files)),
