@@ -263,9 +263,19 @@ class EntryProducer:
             raise
 
     def _new_link(self, connection: Connection) -> _Link:
+        """Makes the producer's link to a connection.
+
+        Raises:
+            ClosedError: the producer was closed while it looked for its broker.
+        """
         link = _Link(self, connection)
         with self._lock:
-            self._link = link
+            is_closed = self._is_closed.is_set()
+            if not is_closed:
+                self._link = link
+        if is_closed:
+            connection.detach(link.producer_id)
+            raise ClosedError(f"the producer of {self.topic} is closed")
         return link
 
     def _forget(self, link: _Link) -> None:

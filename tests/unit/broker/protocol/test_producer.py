@@ -233,6 +233,32 @@ def test_one_that_is_closed_does_not_come_again(
         brokers.produce(TOPIC, "p")
 
 
+def test_one_that_is_closed_while_it_looks_for_its_broker_again_is_not_opened_there(
+    broker: Broker, brokers: Brokers
+) -> None:
+    opened = brokers.produce(TOPIC, "p")
+    found, answers = broker.lookup, threading.Event()
+    asked = threading.Event()
+
+    def lookup(command: Command) -> dict[str, object]:
+        asked.set()
+        answers.wait(20)
+        return found(command)
+
+    broker.lookup = lookup
+    broker.ends_producers()
+    assert asked.wait(20)
+    opened.close()(1)
+    answers.set()
+    wait_until(lambda: not _is_opening(), 20, "it looks for its broker no more")
+    assert len(broker.of(Command.PRODUCER)) == 1
+    assert not opened.is_open
+
+
+def _is_opening() -> bool:
+    return any(thread.name == f"producer {TOPIC}" for thread in threading.enumerate())
+
+
 def test_an_entry_that_is_too_large_is_refused_before_it_is_sent(broker: Broker, brokers: Brokers) -> None:
     producer = brokers.produce(TOPIC, "p")
     with pytest.raises(EntryTooLargeError, match="an entry of 52429"):
