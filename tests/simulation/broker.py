@@ -9,6 +9,7 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - Of a message in chunks it looks at the last chunk alone (PIP 37, and from 3.0.2 on `MessageDeduplication`).
 - A broker that loads a topic has the last ids of the newest snapshot (`brokerDeduplicationEntriesInterval`), and of the
   entries after it: there each chunk counts as the whole message. All names are in use again from then on.
+- A topic that no broker has is refused with ServiceNotReady, or whoever looks for it gets no answer. The others go on.
 - A frame that is larger than the broker takes ends the connection (`maxMessageSize`).
 - A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
   ConsumerBusy.
@@ -19,6 +20,7 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 from __future__ import annotations
 
 import itertools
+import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,6 +92,7 @@ class Topic:
     snapshot: dict[str, int] = field(default_factory=dict)  # of `last_ids`
     n_in_snapshot: int = 0  # so many entries, from the first on
     is_open: bool = True  # else nobody has it now: who asks for it has to ask again
+    offline_until: float = 0.0  # until then no broker has it, seconds
 
     @property
     def end(self) -> Position:
@@ -113,6 +116,7 @@ class Cluster:
         self.on_stored: Callable[[Topic, Entry], None] = lambda topic, entry: None
         self.on_acknowledged: Callable[[Topic, Position], None] = lambda topic, position: None
         self.names = itertools.count()  # of producers that have none
+        self.chance = random.Random(f"topics {faults.seed}")
         self._ledgers = itertools.count(7, 3)
 
     def topic(self, name: str) -> Topic:
@@ -137,8 +141,19 @@ class Cluster:
         topic.plain_readers = []
         self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(self._load, topic))
 
+    def take_offline(self, topic: Topic, seconds: float) -> None:
+        """No broker has the topic for a while, as where a bookie or the metadata that it needs is missing."""
+        topic.offline_until = max(topic.offline_until, self.scheduler.now + seconds)
+        self.unload(topic)
+        self.scheduler.at(topic.offline_until, partial(self._load, topic))
+
+    def is_offline(self, name: str) -> bool:
+        return name in self.topics and self.scheduler.now < self.topics[name].offline_until
+
     def _load(self, topic: Topic) -> None:
         """A broker has the topic from now on, and knows of its producers what is stored."""
+        if self.is_offline(topic.name):
+            return
         topic.is_open = True
         topic.last_ids = dict(topic.snapshot)
         for entry in topic.entries[topic.n_in_snapshot :]:
@@ -502,11 +517,29 @@ class SimulatedBrokers(Brokers):
         if not self._cluster.is_up:
             self._cluster.scheduler.wait(0.1)
             raise NoAnswerError("the broker does not answer")
+        if self._cluster.is_offline(topic):
+            self._look_for(topic)
         number = _broker_of(topic)
         link = self._links.get(number)
         if link is None or link.error is not None:
             link = self._links[number] = Link(self._cluster, self._process)
         return link
+
+    def _look_for(self, topic: str) -> None:
+        """Waits for a broker that has a topic.
+
+        Raises:
+            PulsarError: none has it.
+        """
+        cluster = self._cluster
+        if cluster.chance.random() < 0.5:
+            raise RefusedError(ServerError.ServiceNotReady, b"no broker has the topic")
+        ends_at = cluster.scheduler.now + REQUEST_SECONDS
+        cluster.scheduler.wait(min(ends_at, cluster.topics[topic].offline_until) - cluster.scheduler.now)
+        if self._is_closed:
+            raise ClosedError("the connections are closed")
+        if cluster.is_offline(topic):
+            raise NoAnswerError("the broker does not answer a request")
 
     def _known_connection(self, topic: str) -> Any:
         link = self._links.get(_broker_of(topic))
@@ -595,6 +628,8 @@ class Admin:
     def internal_stats(self, name: str) -> TopicLedgers | None:
         if not self._cluster.is_up:
             raise PulsarError("the broker does not answer")
+        if self._cluster.is_offline(name):
+            raise PulsarError(f"no broker has {name}")
         topic = self._cluster.topics.get(name)
         if topic is None:
             return None

@@ -27,6 +27,7 @@ USUAL_RATES: Mapping[str, float] = {
     "unload": 0.004,
     "acknowledgement lost": 0.3,
     "broker ends": 0.01,
+    "topic offline": 0.01,
     "checkpoint lost": 0.008,
     "checkpoint put back": 0.01,
     "clock jumps": 0.03,

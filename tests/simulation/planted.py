@@ -17,6 +17,7 @@ import streaming.source.reader
 import warehouse.delta.commits
 from broker.protocol.building import Chunks
 from broker.protocol.chunks import ChunkAssembler, Whole
+from broker.protocol.producer import EntryProducer
 from broker.protocol.sending import Sending
 from checkpoint_from_tables import new_checkpoint
 from checkpoint_from_tables.other_systems import importing
@@ -26,6 +27,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.offset import Offset
 from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
+from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.naming import producer_name
 from streaming.release.task import send_on_time
 from streaming.release.task.planning import plan_release, sending_order
@@ -617,6 +619,16 @@ def _chunks_again_under_one_uuid() -> Planted:
     return _after(Chunks, "__init__", made)
 
 
+def _opened_after_its_end() -> Planted:
+    original = EntryProducer._new_link
+
+    def new_link(self: EntryProducer, connection: Any) -> Any:
+        with mock.patch.object(self._is_closed, "is_set", return_value=False):
+            return original(self, connection)
+
+    return mock.patch.object(EntryProducer, "_new_link", new_link)
+
+
 PLANTED: dict[str, Callable[[], Planted]] = {
     "the epoch is not checked before a commit": _epoch_not_checked,
     "nor before anything is sent": _sent_without_a_look_at_the_epoch,
@@ -700,6 +712,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a restore does not rewind the subscriptions": lambda: mock.patch.object(new_checkpoint, "rewind", _nothing),
     "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
     "chunks are sent again under one UUID": _chunks_again_under_one_uuid,
+    "a producer is opened after its end": _opened_after_its_end,
+    "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
 }
 
 # Of what only some faults show, these fall more often.
@@ -725,6 +739,8 @@ RATES: dict[str, dict[str, float]] = {
     "retention deletes what waits": {"maintenance": 0.2},
     "what is sent in part counts as sent": {"unload": 0.06},
     "chunks are sent again under one UUID": {"connection lost": 0.03},
+    "a producer is opened after its end": {"topic offline": 0.1},
+    "nobody tries a destination again": {"topic offline": 0.05},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
 }
 
@@ -732,6 +748,7 @@ RATES: dict[str, dict[str, float]] = {
 NOT_FOUND = frozenset(
     {
         "the limit of a key begins with each message",
+        "a producer is opened after its end",
         "messages of a key are sent side by side",
         "a rebuild waits for nobody",
         "a command's barrier is one entry short",

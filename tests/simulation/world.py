@@ -791,6 +791,11 @@ class World:
             seconds = self._how_long([0.5, 5.0, 30.0])
             self.trace(f"the broker ends, for {seconds} s")
             self.cluster.crash(seconds)
+        if self.faults.is_now("topic offline"):
+            topic = self.cluster.chance.choice([self.cluster.topics[name] for name in sorted(self.cluster.topics)])
+            seconds = self.cluster.chance.choice([2.0, 10.0, 50.0])
+            self.trace(f"no broker has {topic.name.rpartition('/')[2]}, for {seconds} s")
+            self.cluster.take_offline(topic, seconds)
         if self.faults.is_now("checkpoint lost"):
             self.lose_checkpoint()
         if self.faults.is_now("maintenance"):
