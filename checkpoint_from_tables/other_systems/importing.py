@@ -6,6 +6,7 @@ in `imported` alone to the job's tables, and leaves out items whose id is in `im
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -127,17 +128,14 @@ def import_items(importer: Importer, source: Source) -> None:
     """
     tables, topic = importer.tables, importer.source_topic
     known = _known(tables, topic)
-    number = _parts(tables, topic)
     read: dict[str, int | None] = {}
     for rows in _unfinished(tables, topic):
         read.update(dict.fromkeys(rows["item"].to_pylist()))
         _finish(importer, rows)
     for items in _in_parts(source, known, read, importer.done):
-        ledger = _FIRST_LEDGER + hash48(f"{topic} {number}".encode())
-        rows = _rows(topic, ledger, items)
-        tables.append(TABLE, rows, {f"import-{ledger}": 1})
+        rows = _rows(topic, _ledger_of(topic, items), items)
+        tables.append(TABLE, rows, {f"import-{rows['ledger_id'][0]}": 1})
         _finish(importer, rows)
-        number += 1
     tables.forget_replaced(TABLE)
 
 
@@ -170,6 +168,14 @@ def _in_parts(source: Source, known: set[str], read: dict[str, int | None], done
             part, n_bytes = [], 0
     if part:
         yield part
+
+
+def _ledger_of(topic: str, items: list[Item]) -> int:
+    """Returns the ledger id of a part: of other items it is another one, also in a restored warehouse that lacks them.
+
+    There a rebuild takes what the destinations have for delivered, by its id.
+    """
+    return _FIRST_LEDGER + hash48(json.dumps([topic, *(item.id for item in items)]).encode())
 
 
 def _rows(topic: str, ledger: int, items: list[Item]) -> pa.Table:
@@ -211,8 +217,3 @@ def _unfinished(tables: Tables, topic: str) -> Iterator[pa.Table]:
 def _known(tables: Tables, topic: str) -> set[str]:
     """Returns the ids of the items that were imported for a source topic."""
     return set(tables.query(TABLE, _SQL("items", topic=topic))["item"].to_pylist())
-
-
-def _parts(tables: Tables, topic: str) -> int:
-    """Returns how many parts earlier imports for a source topic had."""
-    return int(tables.query(TABLE, _SQL("ledgers", topic=topic)).num_rows)

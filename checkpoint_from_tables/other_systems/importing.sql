@@ -6,6 +6,3 @@ SELECT * FROM imported WHERE topic = :topic AND ledger_id = :ledger ORDER BY ent
 
 -- items --
 SELECT item FROM imported WHERE topic = :topic
-
--- ledgers --
-SELECT DISTINCT ledger_id FROM imported WHERE topic = :topic

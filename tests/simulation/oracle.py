@@ -161,6 +161,7 @@ class Oracle:
         lost, new = self.accounts.restored(outcomes)
         self.schedules.restored([*lost, *new])
         self.added.restored(self.now())
+        self.imports.restored({*tables["imported"]["item"].to_pylist()})
         self._answered(new)
         self.recorded = Counter()
         self._record_deliveries(tables["deliveries"])
@@ -230,8 +231,14 @@ class Oracle:
         self.added.check_end()
         self.imports.check_end()
         # What a subscription got that was taken out then may never be recorded.
-        if left := [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]:
+        left = [key for key in self.came if key[1] != ADDED and self.recorded[key] < self.came[key]]
+        # Nor what an import brought in that a restored backup lacks.
+        if left := [key for key in left if not is_imported(key[0]) or _entry_of(key[0]) in self.durable["entries"]]:
             raise BrokenGuaranteeError(f"{len(left)} have come and are not in `deliveries`, as {left[0]}")
         entries = {position.rsplit(":", 2)[0] for position in self.expected} | self.chunks.keys()
         if n_acknowledged < len(entries):
             raise BrokenGuaranteeError(f"only {n_acknowledged} entries are acknowledged")
+
+
+def _entry_of(position: str) -> str:
+    return position.rsplit(":", 2)[0]

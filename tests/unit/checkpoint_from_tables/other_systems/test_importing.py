@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -231,3 +232,28 @@ def test_a_look_after_an_import_was_killed_counts_what_the_next_one_does(
         run(settings, *items)
     found = looked(settings, *items, job(3))
     assert run(settings, *items, job(3)) == (found.items, found.rejected, found.already_there)
+
+
+def test_items_that_a_restored_backup_lacks_get_no_id_of_another_item_when_they_are_imported_again(
+    settings: Settings, tmp_path: Path
+) -> None:
+    restored = settings.model_copy(update={"warehouse": str(tmp_path / "restored")})
+    shutil.copytree(settings.warehouse, restored.warehouse)
+    run(settings, job(1), job(2))
+    run(restored, job(3), job(1))  # job 3 has come meanwhile, and is due first
+    ids: dict[tuple[int, int], set[bytes]] = {}
+    for one in (settings, restored):
+        for row in rows(one, "delayed_index"):
+            ids.setdefault((row["ledger_id"], row["entry_id"]), set()).add(row["payload"])
+    assert all(len(payloads) == 1 for payloads in ids.values()), "a rebuild would take one for the other, delivered"
+
+
+def test_what_is_imported_again_as_it_was_has_its_ids_again(settings: Settings, tmp_path: Path) -> None:
+    restored = settings.model_copy(update={"warehouse": str(tmp_path / "restored")})
+    shutil.copytree(settings.warehouse, restored.warehouse)
+    for one in (settings, restored):
+        run(one, job(1), job(2))
+    first, second = (
+        [(row["ledger_id"], row["entry_id"]) for row in rows(one, "entries")] for one in (settings, restored)
+    )
+    assert first == second, "a rebuild finds at the destinations what has come"
