@@ -104,6 +104,14 @@ class Command:
     n_refused: int = 0  # of these
     answers: dict[tuple[str, int, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     n_told_again: int = 0
+    answered_at: int = 0  # the last answer, by the clock of its tick
+    waits_from: dict[str, int] = field(default_factory=dict)  # by subscription: the first answer WAITING, likewise
+
+    def is_done_before(self, at: int) -> bool:
+        """Whether a command by key had its last answers before a time, ms since the epoch."""
+        return self.answered_at < at and all(
+            self.is_answered("-1:-1", -1, name) for name in self.subscriptions if name != "*"
+        )
 
     def is_answered(self, entry: str, index: int, name: str) -> bool:
         """Whether something that it names has a last answer for a subscription."""
@@ -377,13 +385,23 @@ class Accounts:
         """The accounts of a message."""
         return [account for (one, _), account in self.accounts.items() if one == position]
 
+    def commands_for(self, position: str) -> list[Command]:
+        """The commands that name a message's entry."""
+        return self._naming.get(_entry_of(position), [])
+
     def operations_for(self, position: str) -> set[str]:
         """The operations of the commands that name a message's entry."""
-        return {command.operation for command in self._naming.get(_entry_of(position), ())}
+        return {command.operation for command in self.commands_for(position)}
 
-    def is_named(self, position: str) -> bool:
-        """Whether a command names a message, or its key."""
-        return bool(self._naming.get(_entry_of(position)) or self._naming.get(self._key_of.get(position, "")))
+    def is_named(self, position: str, since: int = 0) -> bool:
+        """Whether a command names a message, or its key, but for those by key that were done before a time.
+
+        Args:
+            since: ms since the epoch.
+        """
+        by_key = self._naming.get(self._key_of.get(position, ""), ())
+        before = since - self.skew_millis
+        return bool(self._naming.get(_entry_of(position))) or any(not one.is_done_before(before) for one in by_key)
 
     def is_named_only_by(self, position: str, command: Command) -> bool:
         """Whether no other command names a message, or its key."""
@@ -416,6 +434,9 @@ class Accounts:
             is_last = bool(answers) and answers[-1] != "WAITING" and not is_named_again
             require(not is_last, f"{command.id} {operation} {entry}:{index} of {name}: {answers}, and then {result}")
             answers.append(result)
+            command.answered_at = max(command.answered_at, row["applied_at"])
+            if result == "WAITING":
+                command.waits_from.setdefault(name, row["applied_at"])
             is_refused = operation == "SKIP" and name in self._cumulative
             require((result == "NOT_ALLOWED") == is_refused, f"{command.id} {operation} of {name}: {result}")
         elif result != "EXPIRED":

@@ -14,6 +14,7 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
   ConsumerBusy.
 - A durable subscription goes on after its mark-delete position: what was not acknowledged comes again.
+- Who asks for a topic's end may hear of an entry before it comes: a dispatcher reads entries in a thread of its own.
 - Of what is under way when a connection ends some is done and some is not, in the order in which it was asked for.
 """
 
@@ -47,6 +48,8 @@ from tests.simulation.scheduler import Future, Process, Scheduler, wait_seconds
 REQUEST_SECONDS = 5.0
 _NEXT_SECONDS = 1e-7  # between two things that come one after the other
 LOST_AFTER_SECONDS = (30.0, 60.0)  # after which a broker drops a connection that is silent: `keepAliveIntervalSeconds`
+_DISPATCH_SECONDS = (0.005, 0.05, 0.5)  # from when an entry is stored until it is sent to consumers, where it is late
+_LATE_DISPATCHES = 0.1
 _FORGETS_SECONDS = 6 * 3600  # a producer's name
 _UNSIGNED = (1 << 64) - 1
 _BROKERS = 2
@@ -118,6 +121,7 @@ class Cluster:
         self.names = itertools.count()  # of producers that have none
         self.chance = random.Random(f"topics {faults.seed}")
         self._ledgers = itertools.count(7, 3)
+        self._dispatch = random.Random(f"dispatch {faults.seed}")
 
     def topic(self, name: str) -> Topic:
         if name not in self.topics:
@@ -216,7 +220,8 @@ class Cluster:
     def _store(self, topic: Topic, entry: Entry) -> Position:
         topic.entries.append(entry)
         self.on_stored(topic, entry)
-        self.feed(topic)
+        seconds = self._dispatch.choice(_DISPATCH_SECONDS) if self._dispatch.random() < _LATE_DISPATCHES else 0.0
+        self.scheduler.after(seconds, partial(self.feed, topic))
         return entry.position
 
     def feed(self, topic: Topic) -> None:

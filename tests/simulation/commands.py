@@ -20,6 +20,8 @@ _OPERATIONS = (
     *("OF A SCHEDULE", "OF A SCHEDULE"),
 )
 _MOST_RETRIES = 3  # of a message; after more it is a dead letter
+_AT_ONCE = 0.06  # so many entries are named by a command when they are published
+_CANCELLED_NEXT = 12  # entries
 _DELAYS_MILLIS = (0, 500, 3_000, 9_000, 25_000)
 
 
@@ -46,7 +48,7 @@ class Operators:
         self._settings, self._until, self._per_second, self._trace = settings, until, per_second, trace
         self._name = f"commands {scheduler.random.random()}"
         self._random = random.Random(self._name)
-        self._n_asked = 0
+        self._n_asked = self._n_published = 0
         self._topic_of = {s.name: route.source for route in settings.routes for s in route.subscriptions}
         self._sent: list[tuple[Command, ControlCommand]] = []
         self._retries: dict[tuple[str, str], int] = {}
@@ -99,8 +101,12 @@ class Operators:
             self._send(operation, [], {name}, value, chance.choice(SCHEDULE_KEYS))
             return
         position = self._choose(operation, name)
-        if position is None:
-            return
+        if position is not None:
+            self._ask_of(operation, name, position)
+
+    def _ask_of(self, operation: str, name: str, position: str) -> None:
+        """Sends a command for a message of a subscription, and maybe for others of its entry and topic."""
+        chance, now = self._random, self._now()
         ledger, entry, _, index = position.split(":")
         named = [(f"{ledger}:{entry}", -1 if chance.random() < 0.3 else int(index))]
         if operation == "RETRY":
@@ -121,6 +127,27 @@ class Operators:
         else:
             value = now + chance.choice(_DELAYS_MILLIS) + chance.randrange(200)
         self._send(operation, named, names, value)
+
+    def published(self, topic: str, position: str) -> None:
+        """A message is in a source topic: somebody may name it at once, when the job may not have it yet."""
+        self._n_published += 1
+        between, self._random = self._random, random.Random(f"{self._name} published {self._n_published}")
+        if self._per_second and self._random.random() < _AT_ONCE and self._cluster.faults.is_done("ask at once"):
+            name = self._random.choice([one for one, of in sorted(self._topic_of.items()) if of == topic])
+            operation = self._random.choice(["CANCEL", "SKIP", "RESCHEDULE", "POSTPONE"])
+            if (position, name) in self._accounts.accounts:
+                self._ask_of(operation, name, position)
+        self._random = between
+
+    def cancel_next(self, topic: str) -> None:
+        """Cancels the messages that come next to a topic."""
+        between, self._random = self._random, random.Random(f"{self._name} {topic}")
+        if self._per_second and self._cluster.faults.is_done("cancel next"):
+            name = self._random.choice([one for one, of in sorted(self._topic_of.items()) if of == topic])
+            following = self._cluster.topic(topic).end.next
+            for entry in range(following.entry_id, following.entry_id + _CANCELLED_NEXT):
+                self._send("CANCEL", [(f"{following.ledger_id}:{entry}", -1)], {name}, self._now() + 60_000)
+        self._random = between
 
     def _ask_schedule(self, name: str) -> None:
         schedules = [*self._oracle.schedules.of_subscription(name)][-8:]

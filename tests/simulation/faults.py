@@ -42,6 +42,7 @@ USUAL_RATES: Mapping[str, float] = {
     "import": 0.04,
     "other system ends": 0.01,
     "seeds with imports": 0.12,
+    "rebuilt elsewhere": 0.003,
 }
 
 # By how much more often a fault falls in a seed; what ends processes would else keep the job from doing anything.

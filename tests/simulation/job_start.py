@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from status.alerts import Alerts
@@ -49,15 +51,17 @@ class JobStart:
             self._checkpoint.check_is_of(self._tables.epoch or 0)
             self._checkpoint.check_offsets()
             check_broker(self._settings, self._checkpoint)
-            if self._run_once(number):
-                return
+            folder = self._world.disk.folder / f"run {self._number} {number}"
+            folder.mkdir()
+            try:
+                self._run_once(number, folder)
+            finally:  # where it is killed, too: its machine's tasks end with it, but for those that are sending
+                shutil.rmtree(folder)
             self._tables.check_epoch()
             self._world.scheduler.wait(1.0)
 
-    def _run_once(self, number: int) -> bool:
+    def _run_once(self, number: int, folder: Path) -> None:
         world, settings, checkpoint, tables = self._world, self._settings, self._checkpoint, self._tables
-        folder = world.disk.folder / f"run {self._number} {number}"
-        folder.mkdir()
         keys = shard_keys(settings.tracker.shard_count)
         payloads = PayloadSweep(checkpoint.payload_folder)
         run = Run(
@@ -124,4 +128,3 @@ class JobStart:
         outcomes.close()
         if is_damaged:
             raise is_damaged[0]
-        return False

@@ -26,6 +26,9 @@ _LARGE = 0.06  # of the messages that are alone in their entry, or in chunks
 _LARGE_BYTES = 130_500  # of a payload, or of a chunk's: with what the service adds it does not fit an entry
 _BETWEEN_CHUNKS_SECONDS = (0.0, 0.1, 1.0, 4.0)
 _KEYS = ("", "", "", "x", "y")  # the messages' own, for their order
+_TOGETHER = 0.4  # of those with a key, so many are due with the one before of their key
+_TOGETHER_MILLIS = (-2, 0, 1, 5)
+_FIRST_KEYS_SECONDS = 6.0  # for which half of the messages have a schedule key where a topic gets its first one late
 _INTERVALS_SECONDS = (2, 3, 5, 6)  # of those that recur: each divides a minute
 
 # Properties that make a message bad, beside a time.
@@ -73,9 +76,11 @@ class Producers:
         self._name = f"load {scheduler.random.random()}"
         self._random = random.Random(self._name)
         # Some topics get their first schedule key when commands wait already.
-        self._keys_from = {
+        self.keys_from = {
             source: self._random.choice([0.0, self._random.uniform(5.0, 25.0)]) for source in self._routes
         }
+        self.on_published: Callable[[str, str], None] = lambda source, position: None
+        self._due_of_key: dict[tuple[str, str], int] = {}  # of the last message, ms since the epoch
         self._n_entries = self._n = 0
         # By topic: what came under request ids, and the first message of each.
         self._requested: dict[str, list[tuple[Expected, str]]] = {source: [] for source in self._routes}
@@ -117,6 +122,7 @@ class Producers:
         entry = batch_entry(messages, b"user", now) if n > 1 else single_entry(messages[0], b"user", now)
         self._trace(f"published {following} to {source.rpartition('/')[2]}: {'; '.join(said)}")
         self._cluster.publish(source, entry.data, n)
+        self.on_published(source, position)
 
     def _padded(self, payload: bytes) -> bytes:
         """Returns a payload, sometimes so large that its message is delivered in chunks; the same for each message."""
@@ -156,8 +162,13 @@ class Producers:
         message = Expected(source, due, self._routes[source], {"deliverAt": str(due)}, payload)
         message.key = chance.choice(_KEYS)
         [kind] = chance.choices([*_KINDS], [*_KINDS.values()])
+        if message.key:
+            self._bring_together(message, now)
+        since_first = self._scheduler.now - self.keys_from[source]
+        if self.keys_from[source] and 0 <= since_first < _FIRST_KEYS_SECONDS and self._own("first keys").random() < 0.5:
+            kind = "keyed"
         match kind:
-            case "keyed" if self._scheduler.now >= self._keys_from[source]:
+            case "keyed" if self._scheduler.now >= self.keys_from[source]:
                 self._set_key(message, now)
             case "recurring" if is_alone:
                 self._set_rule(message, now)
@@ -170,9 +181,22 @@ class Producers:
             case "again" if self._requested[source]:
                 return self._again(source, due)
             case _ if chance.random() < 0.1:
-                message.ends_at = due + chance.choice(_ENDS_MILLIS)
+                message.ends_at = message.due + chance.choice(_ENDS_MILLIS)
                 message.properties["expireAt"] = str(message.ends_at)
         return message
+
+    def _own(self, what: str) -> random.Random:
+        """What is drawn of this for the message changes nothing else of it."""
+        return random.Random(f"{self._name} {what} {self._n}")
+
+    def _bring_together(self, message: Expected, now: int) -> None:
+        """May let a message be due with the one before of its key."""
+        chance, named = self._own("together"), (message.topic, message.key)
+        before = self._due_of_key.get(named, 0)
+        if before > now and chance.random() < _TOGETHER:
+            message.due = before + chance.choice(_TOGETHER_MILLIS)
+            message.properties["deliverAt"] = str(message.due)
+        self._due_of_key[named] = message.due
 
     def _set_key(self, message: Expected, now: int) -> None:
         chance = self._random

@@ -17,6 +17,7 @@ from tests.simulation.accounts import Accounts, BrokenGuaranteeError
 from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected
 from tests.simulation.importing import ImportedItems, is_imported
+from tests.simulation.kept import KeptCancels
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
@@ -56,6 +57,7 @@ class Oracle:
         self._published_at: dict[str, int] = {}  # by position, ms since the epoch
         self.schedules = Schedules(self.accounts)
         self.added = Added(self.accounts, self.expected)
+        self.kept = KeptCancels(self.accounts, self.expected, self.taken_at)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
     def sent(self, position: str, expected: Expected) -> None:
@@ -70,6 +72,7 @@ class Oracle:
             self.schedules.sent(position, expected.repeat, expected.subscriptions)
             return
         self.accounts.add_message(position, expected, self.now())
+        self.kept.sent(position, expected)
         if expected.schedule_key is not None:
             asked = int(expected.properties["deliverAt"])
             self.keys.sent(position, expected.topic, expected.schedule_key, asked, self.now())
@@ -103,6 +106,7 @@ class Oracle:
             self.schedules.arrived(arrival, self.now())
             return
         self.order.arrived(arrival)
+        self.kept.arrived(arrival)
         self.accounts.arrived(arrival, self.now())
         self.keys.arrived(arrival)
 

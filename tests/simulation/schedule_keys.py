@@ -18,14 +18,21 @@ class Keyed:
     Attributes:
         number: in the order in which the topic has them.
         asked: when it is due without a limit, ms since the epoch.
-        since: when the first message of its key was published, ms since the epoch.
+        published_at: ms since the epoch.
+        since: when the first message of its key was published, likewise.
     """
 
     position: str
     key: ScheduleKey
     number: int
     asked: int
+    published_at: int
     since: int
+
+    @property
+    def times_without_others(self) -> tuple[int, int]:
+        """When it is due without a limit, and with one of its own alone, ms since the epoch."""
+        return self.asked, min(self.asked, self.published_at + self.key.limit)
 
     @property
     def entry(self) -> str:
@@ -44,11 +51,12 @@ class ScheduleKeys:
         self._accounts, self._taken_at = accounts, taken_at
         self._messages: dict[str, Keyed] = {}
         self._by_key: dict[tuple[str, str], list[Keyed]] = defaultdict(list)  # by topic and key, in their order
+        self._before: dict[str, list[Keyed]] = defaultdict(list)  # by position: those from which the limit counts
         self._yields_to: dict[tuple[str, str], Keyed] = {}  # by position and subscription
 
     def sent(self, position: str, topic: str, key: ScheduleKey, asked: int, now: int) -> None:
         """A message with a key is in a source topic."""
-        one = Keyed(position, key, len(self._messages), asked, now)
+        one = Keyed(position, key, len(self._messages), asked, now, now)
         self._messages[position] = one
         self._by_key[topic, key.name].append(one)
 
@@ -95,6 +103,7 @@ class ScheduleKeys:
             return
         limit = one.since + other.key.limit
         other.since = one.since
+        self._before[other.position].append(one)
         # What has been parked, or came to another subscription, counts as delivered, and the limit begins again.
         is_begun = due <= at or any(account.came_at or account.is_moved for account in self._of(one))
         for account in self._of(other):
@@ -111,9 +120,11 @@ class ScheduleKeys:
         if one is None:
             return
         account = self._accounts.accounts[arrival.position, arrival.subscription]
-        if account.is_moved or self._accounts.is_named(arrival.position):
+        if account.is_moved or self._accounts.is_named(arrival.position, one.since):
             return
-        is_in_time = arrival.deliver_at <= account.due or arrival.deliver_at != one.asked
+        # What was parked, or put off by a rate or windows, has another time; without a limit it has one of these.
+        is_in_time = arrival.deliver_at <= account.due or arrival.deliver_at not in one.times_without_others
+        is_in_time = is_in_time or self._may_begin_again(one)
         require(is_in_time, f"{one.position} has come {arrival.deliver_at - account.due} ms after the limit of its key")
         for other in self._others(arrival.topic, one):
             is_newer = other.number > one.number
@@ -130,6 +141,15 @@ class ScheduleKeys:
                 )
             name = arrival.subscription
             require(not is_wrong, f"{name} has got {one.position}, which was to yield to {other.position}")
+
+    def _may_begin_again(self, one: Keyed) -> bool:
+        """Whether some subscription may have had a message before, so that the limit begins again with this one."""
+        return any(self._has_come(before) or self._may_begin_again(before) for before in self._before[one.position])
+
+    def _has_come(self, one: Keyed) -> bool:
+        """Whether a message may have come, or been cancelled, for a subscription before it yielded for others."""
+        pairs = [pair for pair in self._accounts.accounts if pair[0] == one.position]
+        return any(pair not in self._yields_to for pair in pairs)
 
     def _others(self, topic: str, one: Keyed) -> Iterator[Keyed]:
         """The other messages of its key, but for those that commands name, which may have been cancelled first."""

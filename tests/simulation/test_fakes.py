@@ -201,7 +201,7 @@ def _consumer_script(brokers: list[Brokers], topic: str, chance: random.Random) 
             told.append(str(busy.value).partition(":")[0])
             end = consumer.last_entry()
             came = []
-            while (entry := consumer.receive(0.7)) is not None:
+            while (entry := consumer.receive(1.2)) is not None:
                 came.append(entry.position)
             told.append([[position.entry_id for position in came], [e.entry_id for e in [end]]])
             if came:

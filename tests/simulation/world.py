@@ -82,6 +82,7 @@ _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
 _CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrainedExecutorBackend` hears of it
+_CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
 
 
@@ -224,6 +225,7 @@ class World:
         self.backups = Backups(self)
         self.other_system = OtherSystem(self)
         self.needs_rebuild = ""  # why
+        self.has_begun = False  # the job has fenced off those before it
         self.may_refuse = False  # the checkpoint is not as a job has left it: a start may refuse it
         self.kept: Path | None = None  # a copy of the checkpoint
         self.clock_ahead = 0.0  # the clock of the job's machine, seconds
@@ -351,6 +353,8 @@ class World:
             self.scheduler.after(_CUT_OFF_SECONDS, partial(self.end, executor))
             del self.drivers[executor]
         if process is self.job:
+            # Another one may have its own copy of the checkpoint, and go on where this one did not fence it off.
+            self.may_refuse |= bool(self.others) and not self.has_begun
             self.job = None
             self.scheduler.after(self._how_long([0.5, 3.0, 15.0]), self.start)
         elif process in self.others:
@@ -498,6 +502,7 @@ class World:
         """Starts the job, unless it runs."""
         if self.job is None and not self.is_over:
             self.starts += 1
+            self.has_begun = False
             if self.faults.is_now("settings edited"):
                 self._edit_settings()
             if self.faults.is_now("route edited"):
@@ -543,6 +548,7 @@ class World:
 
     def begun(self, settings: Settings) -> None:
         """A start has fenced off the jobs before it."""
+        self.has_begun = True
         self.oracle.added.begun(_has_added(settings), round((EPOCH_SECONDS + self.scheduler.now) * 1000))
 
     def _start_on_the_same_volume(self) -> None:
@@ -570,6 +576,16 @@ class World:
             self.trace(f"the checkpoint is copied to {folder.name}")
             shutil.copytree(self.checkpoint, folder)
             self.disk.force_all(folder)
+            self._start_in(folder)
+
+    def _rebuild_elsewhere(self) -> None:
+        """Somebody takes the job for dead and rebuilds its checkpoint on another machine: the job goes on meanwhile."""
+        if self.job is not None and self.job not in self.rebuilds:
+            self.others.append(self.job)
+            self.job = None
+            self.needs_rebuild = "its machine is not found"
+            folder = self._new_machine()
+            self.trace(f"a rebuild is begun on {folder.name}")
             self._start_in(folder)
 
     def _new_machine(self) -> Path:
@@ -756,6 +772,10 @@ class World:
             plan.commands_per_second,
             self.trace,
         )
+        producers.on_published = operators.published
+        for topic, at in producers.keys_from.items():
+            if at:  # commands wait when its first message with a schedule key comes
+                scheduler.after(at - _CANCELLED_BEFORE_SECONDS, partial(operators.cancel_next, topic))
         self.start()
         scheduler.after(1.0, self._each_second)
         scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds + plan.more_seconds)
@@ -798,6 +818,8 @@ class World:
             self.cluster.take_offline(topic, seconds)
         if self.faults.is_now("checkpoint lost"):
             self.lose_checkpoint()
+        if not (self.other_system.are_made or self.backups.are_made) and self.faults.is_now("rebuilt elsewhere"):
+            self._rebuild_elsewhere()
         if self.faults.is_now("maintenance"):
             self._begin_maintenance()
         if self.other_system.are_made:
