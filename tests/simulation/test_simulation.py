@@ -38,6 +38,14 @@ def test_the_guarantees_hold_whatever_fails(first: int, seeds: int) -> None:
     assert summary["messages"] > 150 * seeds
 
 
+def test_dense_faults_fall_where_a_job_is_soon_back_and_after_the_last_message() -> None:
+    arguments = ("--seed", "5", "--seeds", "1", "--rates", "dense", "--faults", "1000000")
+    summary = json.loads(run(*arguments, "--output", "json"))
+    assert summary["total"]["faults"] > 100
+    assert len(summary["faults"]) >= 10, "kinds of faults"
+    assert not summary["broken"]
+
+
 def test_a_seed_has_one_history() -> None:
     one, other = (run("--seed", "8", "--history") for _ in range(2))
     assert one == other
