@@ -10,6 +10,8 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A broker that loads a topic has the last ids of the newest snapshot (`brokerDeduplicationEntriesInterval`), and of the
   entries after it: there each chunk counts as the whole message. All names are in use again from then on.
 - A topic that no broker has is refused with ServiceNotReady, or whoever looks for it gets no answer. The others go on.
+- A topic that is deleted with force loses its producers and consumers, and is made anew, empty and with no producer
+  known, when it is next used (`allowAutoTopicCreation`).
 - A frame that is larger than the broker takes ends the connection (`maxMessageSize`).
 - A name, and an exclusive subscription, belong to one connection at a time: another one gets ProducerBusy or
   ConsumerBusy.
@@ -133,8 +135,17 @@ class Cluster:
         topic = self.topic(name)
         return self._store(topic, Entry(topic.end.next, data, n_messages))
 
+    def delete(self, topic: Topic) -> None:
+        """Somebody deletes the topic."""
+        self._disconnect(topic)
+        del self.topics[topic.name]
+
     def unload(self, topic: Topic) -> None:
         """Another broker has the topic in a moment: who uses it has to look for it again."""
+        self._disconnect(topic)
+        self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(self._load, topic))
+
+    def _disconnect(self, topic: Topic) -> None:
         topic.is_open = False
         self._end_producers(topic, [*topic.producers])
         if topic.reader is not None:
@@ -143,7 +154,6 @@ class Cluster:
         for reader in topic.plain_readers:
             reader.link.tell(reader.id, Command(type=Command.CLOSE_CONSUMER, close_consumer={"consumer_id": reader.id}))
         topic.plain_readers = []
-        self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(self._load, topic))
 
     def take_offline(self, topic: Topic, seconds: float) -> None:
         """No broker has the topic for a while, as where a bookie or the metadata that it needs is missing."""

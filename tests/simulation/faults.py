@@ -28,6 +28,7 @@ USUAL_RATES: Mapping[str, float] = {
     "acknowledgement lost": 0.3,
     "broker ends": 0.01,
     "topic offline": 0.01,
+    "destination deleted": 0.02,
     "checkpoint lost": 0.008,
     "checkpoint put back": 0.01,
     "clock jumps": 0.03,

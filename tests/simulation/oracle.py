@@ -178,6 +178,10 @@ class Oracle:
             if n > came:
                 raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
 
+    def is_behind(self, subscription: str) -> bool:
+        """Whether a subscription has got messages that `deliveries` does not have for good."""
+        return any(n > self.recorded[key] for key, n in self.came.items() if key[1] == subscription)
+
     def _note_durable(self, table: str, rows: pa.Table) -> None:
         if table in ("delayed_index", "entries", "rejects", "deliveries"):
             names = ("ledger_id", "entry_id")

@@ -44,6 +44,7 @@ from streaming.source.receiving import acknowledgements as receiver_acknowledgem
 from streaming.source.receiving.receiver import Receiver
 from tests.simulation import rebuilding
 from tests.simulation.broker import Cluster
+from tests.simulation.oracle import Oracle
 from tracker import expiry, requests
 from tracker.buckets.time_slots import SLOT_MILLIS
 from tracker.commands import decode
@@ -717,6 +718,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "what is sent in part counts as sent": _sent_in_part_counts_as_sent,
     "chunks are sent again under one UUID": _chunks_again_under_one_uuid,
     "a producer is opened after its end": _opened_after_its_end,
+    "a destination is deleted that has what is not recorded": lambda: mock.patch.object(
+        Oracle, "is_behind", return_value=False
+    ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
 }
 
@@ -745,6 +749,7 @@ RATES: dict[str, dict[str, float]] = {
     "chunks are sent again under one UUID": {"connection lost": 0.03},
     "a producer is opened after its end": {"topic offline": 0.1},
     "nobody tries a destination again": {"topic offline": 0.05},
+    "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
     "a rebuild waits for nobody": {"rebuilt elsewhere": 0.05},
 }

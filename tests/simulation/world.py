@@ -806,6 +806,21 @@ class World:
             return True
         return False
 
+    def _delete_destination(self, tries: int = 50) -> None:
+        """Somebody deletes a destination as soon as the job is not behind for it, unless backups are restored."""
+        found = [
+            self.cluster.topics[name]
+            for name, (_, subscription) in sorted(self.destinations.items())
+            if name in self.cluster.topics and not self.cluster.is_offline(name) and subscription != ADDED
+            if not self.oracle.is_behind(subscription)
+        ]
+        if not self.backups.are_made and found:
+            topic = self.cluster.chance.choice(found)
+            self.trace(f"{topic.name.rpartition('/')[2]} is deleted")
+            self.cluster.delete(topic)
+        elif tries and not self.faults.are_over:
+            self.scheduler.after(0.1, partial(self._delete_destination, tries - 1))
+
     def _each_second(self) -> None:
         if self.faults.is_now("broker ends"):
             seconds = self._how_long([0.5, 5.0, 30.0])
@@ -816,6 +831,8 @@ class World:
             seconds = self.cluster.chance.choice([2.0, 10.0, 50.0])
             self.trace(f"no broker has {topic.name.rpartition('/')[2]}, for {seconds} s")
             self.cluster.take_offline(topic, seconds)
+        if self.faults.is_now("destination deleted"):
+            self._delete_destination()
         if self.faults.is_now("checkpoint lost"):
             self.lose_checkpoint()
         if not (self.other_system.are_made or self.backups.are_made) and self.faults.is_now("rebuilt elsewhere"):
