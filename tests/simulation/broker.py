@@ -10,6 +10,7 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A broker that loads a topic has the last ids of the newest snapshot (`brokerDeduplicationEntriesInterval`), and of the
   entries after it: there each chunk counts as the whole message. All names are in use again from then on.
 - A topic that no broker has is refused with ServiceNotReady, or whoever looks for it gets no answer. The others go on.
+- A topic whose backlog is over its quota loses its producers, and refuses new ones (`producer_exception`).
 - A topic that is deleted with force loses its producers and consumers, and is made anew, empty and with no producer
   known, when it is next used (`allowAutoTopicCreation`).
 - A frame that is larger than the broker takes ends the connection (`maxMessageSize`).
@@ -98,6 +99,7 @@ class Topic:
     n_in_snapshot: int = 0  # so many entries, from the first on
     is_open: bool = True  # else nobody has it now: who asks for it has to ask again
     offline_until: float = 0.0  # until then no broker has it, seconds
+    full_until: float = 0.0  # until then its backlog is over its quota, likewise
 
     @property
     def end(self) -> Position:
@@ -160,6 +162,11 @@ class Cluster:
         topic.offline_until = max(topic.offline_until, self.scheduler.now + seconds)
         self.unload(topic)
         self.scheduler.at(topic.offline_until, partial(self._load, topic))
+
+    def fill(self, topic: Topic, seconds: float) -> None:
+        """The topic's backlog is over its quota for a while."""
+        topic.full_until = self.scheduler.now + seconds
+        self._end_producers(topic, [*topic.producers])
 
     def is_offline(self, name: str) -> bool:
         return name in self.topics and self.scheduler.now < self.topics[name].offline_until
@@ -424,6 +431,8 @@ class Link:
         cluster = self._cluster
         if kind == Command.PRODUCER:
             topic = self._open(fields["topic"])
+            if self._scheduler.now < topic.full_until:
+                raise RefusedError(ServerError.ProducerBlockedQuotaExceededException, b"the backlog is over its quota")
             name = fields.get("producer_name") or f"standalone-{next(cluster.names)}"
             last = cluster.produce(self, topic, name, fields["producer_id"])
             self._topics[fields["producer_id"]], self._names[fields["producer_id"]] = topic, name

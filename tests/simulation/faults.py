@@ -29,6 +29,7 @@ USUAL_RATES: Mapping[str, float] = {
     "broker ends": 0.01,
     "topic offline": 0.01,
     "destination deleted": 0.02,
+    "quota exceeded": 0.01,
     "checkpoint lost": 0.008,
     "checkpoint put back": 0.01,
     "clock jumps": 0.03,

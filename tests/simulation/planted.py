@@ -748,7 +748,7 @@ RATES: dict[str, dict[str, float]] = {
     "what is sent in part counts as sent": {"unload": 0.06},
     "chunks are sent again under one UUID": {"connection lost": 0.03},
     "a producer is opened after its end": {"topic offline": 0.1},
-    "nobody tries a destination again": {"topic offline": 0.05},
+    "nobody tries a destination again": {"topic offline": 0.0, "broker ends": 0.0, "quota exceeded": 0.05},
     "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},
     "a rebuild waits for nobody": {"rebuilt elsewhere": 0.05},

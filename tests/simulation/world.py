@@ -831,6 +831,13 @@ class World:
             seconds = self.cluster.chance.choice([2.0, 10.0, 50.0])
             self.trace(f"no broker has {topic.name.rpartition('/')[2]}, for {seconds} s")
             self.cluster.take_offline(topic, seconds)
+        if self.faults.is_now("quota exceeded"):
+            name, seconds = (
+                self.cluster.chance.choice(sorted(self.destinations)),
+                self.cluster.chance.choice([2.0, 20.0]),
+            )
+            self.trace(f"{name.rpartition('/')[2]} is over its quota, for {seconds} s")
+            self.cluster.fill(self.cluster.topic(name), seconds)
         if self.faults.is_now("destination deleted"):
             self._delete_destination()
         if self.faults.is_now("checkpoint lost"):
