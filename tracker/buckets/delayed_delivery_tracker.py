@@ -115,8 +115,13 @@ class DelayedDeliveryTracker:
 
     @property
     def next_due(self) -> int | None:
-        """A lower bound of `deliver_at` of the messages in time slots and queues, ms since the epoch; None: none."""
-        return min((time for time in (self._slots.earliest, self._waiting.earliest) if time is not None), default=None)
+        """A lower bound of `deliver_at` of the messages in state, ms since the epoch; None: there are none.
+
+        What is in the mutable bucket is not due before `near_until`, but for large messages that wait for room.
+        """
+        unsealed = self._mutable.earliest
+        times = self._slots.earliest, self._waiting.earliest, unsealed and max(unsealed, self.near_until)
+        return min((time for time in times if time is not None), default=None)
 
     def add_messages(self, rows: pa.Table, cutoff: int) -> pa.Table:
         """Adds new messages that are due after the cutoff, and ignores those whose position is known already.

@@ -153,12 +153,18 @@ def test_no_messages_change_nothing() -> None:
     assert not store.values
 
 
-def test_the_next_time_that_something_is_due_is_the_start_of_the_first_slot_whatever_the_bucket_holds() -> None:
-    slots, bucket = DelayedDeliveryTracker(MemoryStore()), DelayedDeliveryTracker(MemoryStore())
-    slots.seal_bucket(1_000, 1_000)
-    for tracker in (slots, bucket):
-        tracker.add_messages(messages([(1, 1, 450)]), 0)
-    assert (slots.next_due, bucket.next_due) == (400, None)
+def test_the_next_time_that_something_is_due_is_that_of_the_first_slot_or_when_the_bucket_s_first_is_near() -> None:
+    """A job that has nothing due rests: what is in the bucket alone has to be sealed, or loaded in time, before."""
+    tracker = DelayedDeliveryTracker(MemoryStore())
+    tracker.seal_bucket(1_000, 1_000)
+    tracker.add_messages(messages([(1, 1, 5_400)]), 0)
+    assert tracker.next_due == 5_400
+    tracker.add_messages(messages([(1, 2, 450)]), 0)
+    assert tracker.next_due == 400
+    tracker.get_scheduled_messages(500)
+    assert tracker.next_due == 5_400
+    tracker.seal_bucket(1_000, 1_000)
+    assert tracker.next_due is None
 
 
 def test_the_load_horizon_never_goes_back_and_what_is_near_may() -> None:
