@@ -15,7 +15,7 @@ from tests.support.service.harness import Collector, Job, wait_until
 def test_an_idle_job_does_not_rest_beyond_the_next_occurrence(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
-    """A rest lasts a minute. With 9 s one occurrence in some follows when no seal epoch ends before the job would rest."""
+    """A rest lasts a minute. With 9 s no seal epoch ends between some occurrence and the rest that would follow."""
     job = Job(tmp_path, broker.settings, [{"source": topic, "subscriptions": [{"name": "a"}]}])
     received = collector.collect(f"{topic}-a").received[f"{topic}-a"]
     try:
