@@ -157,16 +157,22 @@ class Checkpoint:
             )
 
     def check_offsets(self) -> None:
-        """Checks that nobody has replaced the last two offsets: with them a batch runs again.
+        """Checks that the last two offsets are there, and that nobody has replaced them: with them a batch runs again.
 
         A job that hangs in the write of an offset, and loses the lock to another one, still ends that write when its
         file system answers. The batch of the other job's offset may have been sent. Its input is named by that offset.
 
         Raises:
-            CheckpointError: there is input of another offset of the same tick; or an offset can't be read.
+            CheckpointError: there is input of another offset of the same tick; or an offset is missing, or can't be
+                read.
         """
         if (newest := self._newest_batch()) is not None:
             for number in range(max(0, newest - 1), newest + 1):
+                if not self._offset_file(number).exists():
+                    raise CheckpointError(
+                        f"the checkpoint {self.folder} has offset {newest}, and not {number}: another job has written "
+                        f"to a copy that was put back meanwhile: {REPAIR}"
+                    )
                 self._check_offset(number)
 
     def remove_input_after(self, tick: int) -> None:
@@ -193,7 +199,7 @@ class Checkpoint:
             CheckpointError: another job has replaced the offset.
         """
         self._check_offset(batch_id)
-        sync([self._query / "offsets" / str(batch_id), *self.input_folder.glob("[0-9]*")])
+        sync([self._offset_file(batch_id), *self.input_folder.glob("[0-9]*")])
 
     def sync_soon(self) -> None:
         """Does the same as `sync_done` in the background, unless a sync is under way: a disk may take long."""
@@ -219,8 +225,8 @@ class Checkpoint:
         self._synced = files
 
     def _check_offset(self, number: int) -> None:
-        if not (self._query / "offsets" / str(number)).exists():
-            return  # Spark keeps some alone
+        if not self._offset_file(number).exists():
+            return  # the checkpoint was removed: `check_is_of` tells
         name = input_name(self._logged_offset(number))
         others = {file.name for file in self.input_folder.glob(f"{name.partition('-')[0]}-*")} - {name}
         if any(not other.endswith(".tmp") for other in others):  # those of a write that was broken off
@@ -229,9 +235,12 @@ class Checkpoint:
                 f"sent: {REPAIR}"
             )
 
+    def _offset_file(self, number: int) -> Path:
+        return self._query / "offsets" / str(number)
+
     def _logged_offset(self, number: int) -> dict[str, Any]:
         try:
-            return dict(json.loads((self._query / "offsets" / str(number)).read_text().splitlines()[-1]))
+            return dict(json.loads(self._offset_file(number).read_text().splitlines()[-1]))
         except (ValueError, IndexError, TypeError) as error:
             raise self._damaged(number, error) from None
 

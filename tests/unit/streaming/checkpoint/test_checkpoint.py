@@ -56,10 +56,10 @@ class Start:
         begin(settings, self.tables, self.checkpoint)
 
     def batch(self, tick: int, table: str | None = None, lane: str = "") -> None:
-        """Begins a batch, and writes to a table in it."""
-        offsets = self.folder / "query" / "offsets"
-        offsets.mkdir(parents=True, exist_ok=True)
-        (offsets / str(tick)).write_text("v1\n{}\n" + json.dumps(Offset(tick=tick).to_json()))
+        """Begins a batch, and writes to a table in it. The batch before it has its offset, too."""
+        for number in range(max(0, tick - 1), tick + 1):
+            if not (self.folder / "query" / "offsets" / str(number)).exists():
+                _log(self.folder, number, Offset(tick=number))
         if table is not None:
             self.tables.append(table, rows(table, [{"ledger_id": tick}]), {self.checkpoint.app_id + lane: tick})
 
@@ -200,6 +200,16 @@ def test_an_offset_that_a_job_which_hung_in_its_write_has_replaced_is_refused(
         job.checkpoint.sync_begun(replaced)
 
 
+def test_a_checkpoint_that_lacks_the_offset_before_its_last_is_refused(settings: Settings, tmp_path: Path) -> None:
+    """An older copy was put back while a job ran, which went on in it: Spark fails there, as often as it is started."""
+    job = Start(settings, tmp_path / "c")
+    for tick in (1, 2, 3):
+        job.batch(tick)
+    (tmp_path / "c" / "query" / "offsets" / "2").unlink()
+    with pytest.raises(CheckpointError, match=r"has offset 3, and not 2: .*delaylake rebuild"):
+        Start(settings, tmp_path / "c")
+
+
 def test_input_whose_offset_the_disk_has_lost_keeps_no_job_from_its_tick(settings: Settings, tmp_path: Path) -> None:
     job = Start(settings, tmp_path / "job")
     taken_in = BatchInput(job.checkpoint.input_folder)
@@ -317,7 +327,7 @@ def test_what_spark_writes_is_on_the_disk_once_it_is_relied_on(
     assert synced == ["3", "offsets"]
     (state / "3.changelog").touch()
     job.checkpoint.sync_done()
-    assert sorted(synced) == ["1", "3", "3", "3.changelog", "offsets", "offsets"]
+    assert sorted(synced) == ["1", "2", "3", "3", "3.changelog", "offsets", "offsets"]
     synced.clear()
     (state / "4.changelog").touch()
     (state / "3.changelog").unlink()
