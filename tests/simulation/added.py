@@ -36,10 +36,11 @@ class Added:
         if has_it != bool(self._edits and self._edits[-1][1]):
             self._edits.append((now, has_it))
 
-    def rebuilt(self, has_it: bool) -> None:
-        """A checkpoint was rebuilt: with settings that lack the subscription nobody looks at what came to it."""
+    def rebuilt(self, has_it: bool, now: int) -> None:
+        """A checkpoint was rebuilt: settings that lack the subscription take it out, and nobody looks at what came."""
         if not has_it:
             self._not_looked_for.update(self.came.keys())
+            self.begun(has_it, now)
 
     def restored(self, now: int) -> None:
         """A backup is the warehouse now: to its tables the subscription may be new."""

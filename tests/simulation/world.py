@@ -661,7 +661,7 @@ class World:
             restore.run()
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.restored({name: log.rows(log.newest) for name, log in self.logs.items()})
-            self.oracle.added.rebuilt(_has_added(self.settings))
+            self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
             self.other_system.is_wanted |= self.other_system.n_imports > 0  # it may not know what was imported
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
@@ -689,7 +689,7 @@ class World:
                 self.other_system.is_wanted = False
             self.needs_rebuild, self.may_refuse = "", False
             self.oracle.rebuilt()
-            self.oracle.added.rebuilt(_has_added(self.settings))
+            self.oracle.added.rebuilt(_has_added(self.settings), self.oracle.now())
         except (DelayLakeError, PulsarError, NotADirectoryError, FileNotFoundError) as error:
             why = str(error).replace(str(rebuild.copy.folder), "the copy")
         finally:
