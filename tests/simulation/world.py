@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -736,6 +737,9 @@ class World:
                 self._run()
             except sim.TooManyEventsError as error:
                 self.break_off(f"it goes on for ever: {error}")
+            except Exception as error:  # of the simulator: a campaign goes on with the next seed
+                self.break_off(f"the simulator: {type(error).__name__}: {error}")
+                self.history += traceback.format_exc().splitlines()
             finally:
                 self.is_over = True
                 for process in dict.fromkeys([*self.others, *([self.job] if self.job else []), *self.rebuilds]):
@@ -826,7 +830,7 @@ class World:
             seconds = self._how_long([0.5, 5.0, 30.0])
             self.trace(f"the broker ends, for {seconds} s")
             self.cluster.crash(seconds)
-        if self.faults.is_now("topic offline"):
+        if self.cluster.topics and self.faults.is_now("topic offline"):
             topic = self.cluster.chance.choice([self.cluster.topics[name] for name in sorted(self.cluster.topics)])
             seconds = self.cluster.chance.choice([2.0, 10.0, 50.0])
             self.trace(f"no broker has {topic.name.rpartition('/')[2]}, for {seconds} s")
