@@ -220,6 +220,9 @@ TIME = {
 VERSION = 2
 VERSION_OF = "delaylake-version"
 
+# The beginning of the app ids of imports' transactions.
+IMPORT = "import-"
+
 # App ids of transactions of the table `entries`: how often the warehouse has got another broker, and when it last did,
 # ms since the epoch. See warehouse/renumber_message_ids.py.
 PLACES = "delaylake-places"

@@ -23,6 +23,7 @@ from conf.message_size import FIELD_BYTES
 from streaming.source.receiving.row_builder import MAX_PRODUCER_NAME_BYTES
 from tracker.due_time import MAX_TIME_MILLIS, TOO_FAR
 from tracker.messages import FIRST_IMPORTED_LEDGER, MESSAGES, BoolArray, typed
+from warehouse.schemas import IMPORT
 
 _ROWS_AT_ONCE = 1_000_000
 _FILE_BYTES_AT_ONCE = 256 << 20
@@ -81,7 +82,7 @@ def import_file(importer: Importer, path: Path) -> None:
     first = 0
     for number, rows in enumerate(_batches(path, rows_at_once), 1):
         rows = rows.append_column("reason", _in_seconds(rows["deliver_at"]))
-        importer.append(messages_of(importer, rows, ledger, first), f"import-{ledger}", number)
+        importer.append(messages_of(importer, rows, ledger, first), f"{IMPORT}{ledger}", number)
         first += rows.num_rows
 
 
@@ -97,7 +98,7 @@ def import_rows(importer: Importer, rows: pa.Table, ledger: int) -> None:
     Raises:
         FencedError: another job has taken the warehouse over.
     """
-    importer.append(messages_of(importer, rows, ledger), f"import-{ledger}", 1)
+    importer.append(messages_of(importer, rows, ledger), f"{IMPORT}{ledger}", 1)
 
 
 def messages_of(importer: Importer, rows: pa.Table, ledger: int, first: int = 0) -> pa.Table:

@@ -20,7 +20,7 @@ from checkpoint_from_tables.other_systems.item import Item, Source
 from tracker.messages import int64, is_rejected, where
 from warehouse.delta.tables import Tables, exists
 from warehouse.named_queries import NamedQueries
-from warehouse.schemas import IMPORTED
+from warehouse.schemas import IMPORT, IMPORTED
 
 TABLE = "imported"
 _SQL = NamedQueries(__file__)
@@ -109,7 +109,7 @@ def preview_import(importer: Importer, source: Source) -> ImportPreview:
         known = _known(tables, topic)
         for rows in _unfinished(tables, topic):
             read.update(dict.fromkeys(rows["item"].to_pylist()))
-            if tables.written("entries", f"import-{rows['ledger_id'][0]}") < 0:
+            if tables.written("entries", f"{IMPORT}{rows['ledger_id'][0]}") < 0:
                 add(rows)
             else:
                 left_out.already_there += rows.num_rows
@@ -134,7 +134,7 @@ def import_items(importer: Importer, source: Source) -> None:
         _finish(importer, rows)
     for items in _in_parts(source, known, read, importer.done):
         rows = _rows(topic, _ledger_of(topic, items), items)
-        tables.append(TABLE, rows, {f"import-{rows['ledger_id'][0]}": 1})
+        tables.append(TABLE, rows, {f"{IMPORT}{rows['ledger_id'][0]}": 1})
         _finish(importer, rows)
     tables.forget_replaced(TABLE)
 

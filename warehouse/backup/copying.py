@@ -4,9 +4,10 @@ A run chooses a version of each table, copies the data files that the backup lac
 the chosen version in one commit, and writes the marker last. So the versions in the marker go together and have all
 their files, even if a run is broken off.
 
-Versions are chosen in the reverse of the order in which the job writes: `entries` first, since that gets messages after
-the other tables. So the versions are as after a crash of the job between two commits, except that some tables may have
-rows that are too new; a rebuild can deal with these.
+Versions are chosen in the reverse of the order in which the tables are written: `imported` first, which has a job as
+imported after `entries` has its message, then `entries`, which gets messages after the other tables. So the versions
+are as after a crash between two commits, except that some tables may have rows that are too new. A rebuild can deal
+with these, and a repeated import does not write them again: the transactions of imports are copied, too.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from conf.errors import DelayLakeError, one_line
 from conf.settings import Settings, is_object_storage, local_path
 from status.job_status import FILE as STATUS_FILE
 from warehouse.backup.marker import Marker, read_marker, write_marker
-from warehouse.delta.commits import commit_next, mend_log, sync_checkpoint
+from warehouse.delta.commits import commit_next, last_transactions, mend_log, sync_checkpoint
 from warehouse.delta.fencing import EPOCH
 from warehouse.delta.opening import open_newest, open_table
 from warehouse.delta.tables import OnProgress, Tables
-from warehouse.schemas import MOVED_AT, PLACES, STATISTICS, VERSION_OF
+from warehouse.schemas import IMPORT, MOVED_AT, PLACES, STATISTICS, VERSION_OF
 from warehouse.storage import Storage
 
 # The data files of a version by their paths, as `files_of` returns them.
@@ -72,7 +73,9 @@ def change_to(table: DeltaTable, files: Files, transactions: Mapping[str, int]) 
     new = [action for path, action in files.items() if path not in present]
     now = time.time_ns() // 1_000_000
     gone = [RemoveAction(path, True, now, action.size, {}) for path, action in present.items() if path not in files]
-    if not new and not gone and all(table.transaction_version(app) == n for app, n in transactions.items()):
+    done = last_transactions(table)
+    transactions = {app: number for app, number in transactions.items() if done.get(app) != number}
+    if not new and not gone and not transactions:
         return False
 
     def is_next(table: DeltaTable) -> bool:
@@ -90,6 +93,11 @@ def change_to(table: DeltaTable, files: Files, transactions: Mapping[str, int]) 
     )
 
 
+def imports_of(table: DeltaTable) -> dict[str, int]:
+    """Returns the numbers of the last writes of imports to a table's version, by app id."""
+    return {app: number for app, number in last_transactions(table).items() if app.startswith(IMPORT)}
+
+
 def _statistics(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"numRecords": row["num_records"]}
     for name, column in (("minValues", "min"), ("maxValues", "max"), ("nullCount", "null_count")):
@@ -97,9 +105,11 @@ def _statistics(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# The order in which versions are chosen. That of the tables after the first three does not matter.
-_FIRST = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
+# The tables that each warehouse has.
+_ALWAYS = ("entries", "delayed_index", "outcomes", "deliveries", "rejects")
 
+# The order in which versions are chosen. That of the tables after the first four does not matter.
+_FIRST = ("imported", *_ALWAYS)
 CHOSEN = (*_FIRST, *sorted(STATISTICS.keys() - set(_FIRST)))
 
 # App id of a transaction in each table of a backup that became a warehouse: further backups refuse to write there.
@@ -150,6 +160,7 @@ class _Version:
 
     table: DeltaTable
     files: Files
+    imports: Mapping[str, int]  # as `imports_of`
 
     @staticmethod
     def of(warehouse: str, name: str) -> _Version | None:
@@ -157,7 +168,7 @@ class _Version:
             table = open_table(warehouse, name)
         except TableNotFoundError:
             return None
-        return _Version(table, files_of(table))
+        return _Version(table, files_of(table), imports_of(table))
 
 
 def back_up(
@@ -239,7 +250,7 @@ class _Backup:
         self._made_at = time.time_ns() // 1_000_000
         versions = {name: _Version.of(self._source, name) for name in CHOSEN}
         found = {name: one for name, one in versions.items() if one is not None}
-        if missing := [name for name in _FIRST if name not in found]:
+        if missing := [name for name in _ALWAYS if name not in found]:
             raise BackupError(self._settings.no_tables(missing[0]))
         return found
 
@@ -319,7 +330,8 @@ class _Backup:
         table = open_newest(self._tables.path(name))
         self._check_not_restored(table.transaction_version(RESTORED))
         numbers = {app: version.table.transaction_version(app) for app in (EPOCH, VERSION_OF, PLACES, MOVED_AT)}
-        change_to(table, version.files, {app: n for app, n in numbers.items() if n is not None})
+        carried = {app: n for app, n in numbers.items() if n is not None}
+        change_to(table, version.files, {**carried, **version.imports})
         return table
 
     def _check_not_restored(self, number: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deltalake import DeltaTable
 
 from conf.errors import DelayLakeError
-from warehouse.backup.copying import CHOSEN, RESTORED, change_to, files_of
+from warehouse.backup.copying import CHOSEN, RESTORED, change_to, files_of, imports_of
 from warehouse.backup.marker import Marker, read_marker
 from warehouse.delta.commits import mend_log
 from warehouse.delta.opening import open_newest
@@ -40,6 +40,9 @@ def restore(warehouse: str) -> Marker | None:
             continue
         mend_log(tables.path(name))  # before a version is read, which a wrong hint does not let
         path, version = tables.path(name), marker.tables.get(name)
-        files = {} if version is None else files_of(DeltaTable(path, version=version))
-        change_to(open_newest(path), files, {RESTORED: marker.made_at})
+        then = None if version is None else DeltaTable(path, version=version)
+        newest = open_newest(path)
+        # A later run that was broken off may have copied transactions of imports whose rows go now.
+        imports = dict.fromkeys(imports_of(newest), -1) | ({} if then is None else imports_of(then))
+        change_to(newest, {} if then is None else files_of(then), imports | {RESTORED: marker.made_at})
     return marker

@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,11 @@ from checkpoint_from_tables.other_systems.importing import ImportPreview, import
 from checkpoint_from_tables.other_systems.item import Item, SourceError, item, rejected_item
 from conf.settings import Settings
 from tests.support.tracker.messages import TOPIC
+from warehouse.backup import copying
+from warehouse.backup.copying import CHOSEN, back_up
+from warehouse.backup.restoring import restore
 from warehouse.delta.tables import Tables
+from warehouse.schemas import IMPORTED
 
 pytestmark = pytest.mark.slow
 
@@ -257,3 +262,51 @@ def test_what_is_imported_again_as_it_was_has_its_ids_again(settings: Settings, 
         [(row["ledger_id"], row["entry_id"]) for row in rows(one, "entries")] for one in (settings, restored)
     )
     assert first == second, "a rebuild finds at the destinations what has come"
+
+
+def restored(settings: Settings, target: Path) -> Settings:
+    assert restore(str(target)) is not None
+    return settings.model_copy(update={"warehouse": str(target)})
+
+
+def check_each_once(settings: Settings, jobs: int) -> None:
+    """Checks that each job but the last one, which is rejected, is in the tables once."""
+    assert Counter(row["entry_id"] for row in rows(settings, "entries")) == Counter(range(jobs))
+    assert Counter(row["entry_id"] for row in rows(settings, "delayed_index")) == Counter(range(jobs - 1))
+    assert Counter(row["entry_id"] for row in rows(settings, "rejects")) == Counter([jobs - 1])
+    assert len(rows(settings, "imported")) == jobs
+
+
+@pytest.mark.parametrize("before", CHOSEN)
+def test_a_job_whose_import_ends_while_a_backup_chooses_versions_is_imported_once_after_a_restore(
+    settings: Settings, tmp_path: Path, before: str
+) -> None:
+    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
+    Tables(settings.warehouse).create({importing.TABLE: IMPORTED})
+    choose = copying._Version.of
+
+    def importing_before(warehouse: str, name: str) -> Any:
+        if name == before:
+            run(settings, *items)
+        return choose(warehouse, name)
+
+    with mock.patch.object(copying._Version, "of", importing_before):
+        back_up(settings, str(tmp_path / "copy"))
+    copy = restored(settings, tmp_path / "copy")
+    run(copy, *items)
+    check_each_once(copy, len(items))
+
+
+def test_a_job_that_only_a_backup_that_was_broken_off_has_is_imported_after_a_restore(
+    settings: Settings, tmp_path: Path
+) -> None:
+    items = [job(1), job(2), rejected_item("x", "no job", b"bytes")]
+    back_up(settings, str(tmp_path / "copy"))
+    run(settings, *items)
+    full = [None, OSError("no space left")]  # the marker is written at the beginning, and at the end
+    with mock.patch.object(copying, "write_marker", side_effect=full), pytest.raises(copying.BackupError):
+        back_up(settings, str(tmp_path / "copy"))
+    copy = restored(settings, tmp_path / "copy")
+    assert rows(copy, "entries") == []
+    assert run(copy, *items) == (3, 1, 0)
+    check_each_once(copy, len(items))
