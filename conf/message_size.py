@@ -9,6 +9,8 @@ from conf.settings import Settings
 # broker and bookie add.
 OWN_BYTES = 2_048
 
+BATCH_BYTES = 100_000  # the most characters of a producer batch, each of up to 4 bytes; a larger message is sent alone
+
 FIELD_BYTES = 12  # of a property in Pulsar's metadata, beside its name and value
 
 
@@ -21,6 +23,12 @@ def max_delivered_bytes(settings: Settings, topic: str) -> int:
     """Returns the most bytes of payload, keys and properties together with which a message can be delivered."""
     pulsar = settings.pulsar
     return max(pulsar.max_message_size_bytes, pulsar.max_chunked_message_bytes) - _own_bytes(settings, topic)
+
+
+def batch_millis(settings: Settings) -> int:
+    """Returns the time that a producer batch spans, ms; 0: there are none, which brokers may refuse."""
+    takes_batches = settings.pulsar.max_message_size_bytes >= 4 * BATCH_BYTES
+    return settings.release.batch_millis if takes_batches else 0
 
 
 def _own_bytes(settings: Settings, topic: str) -> int:

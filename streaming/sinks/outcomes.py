@@ -42,7 +42,7 @@ _PRODUCER_OPTIONS: dict[str, Any] = {
     "send_timeout_millis": 0,
 }
 _BATCH_OUTCOMES = 500
-_BATCH_BYTES = 1024 * 1024
+_BATCH_BYTES = 1024 * 1024  # with the names and keys of outcomes it is less than twice as much
 
 # Bytes of a text in a published outcome; what is beyond is cut off. Texts that come in are far shorter; those that an
 # earlier version took in need not be.
@@ -86,6 +86,8 @@ class OutcomePublisher:
         self._alerts = alerts or Alerts()
         self._client: pulsar.Client | None = None
         self._producer: pulsar.Producer | None = None
+        # A replay after an edit of this setting may publish outcomes again, which consumers of the topic may see.
+        self._most_bytes = min(_BATCH_BYTES, settings.pulsar.max_message_size_bytes // 4)
         self._published = -1  # the producer's last sequence id when it was opened, as the broker knows it
 
     @property
@@ -125,7 +127,7 @@ class OutcomePublisher:
         for number, (key, body) in outcomes.items():
             sequence_id = sequence_id_of(tick, number)
             # The ends of batches follow from the outcomes alone.
-            if not n_in_batch or n_in_batch == _BATCH_OUTCOMES or n_bytes + len(body) > _BATCH_BYTES:
+            if not n_in_batch or n_in_batch == _BATCH_OUTCOMES or n_bytes + len(body) > self._most_bytes:
                 if n_in_batch and first_id > self._published:
                     producer._producer.flush_async(_ignore)  # cuts the batch, and sends it
                 first_id, n_in_batch, n_bytes = sequence_id, 0, 0

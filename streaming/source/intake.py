@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.position import START, Position
+from conf.message_size import batch_millis
 from conf.settings import Settings, local_path
 from conf.time_zones import TIME_ZONE_DATA_VERSION
 from conf.times import Moment
@@ -333,7 +334,7 @@ class Intake:
             positions=positions,
             destinations=self._receivers.destinations,
             lanes=self._settings.release.lanes,
-            batch_millis=self._settings.release.batch_millis,
+            batch_millis=batch_millis(self._settings),
             max_bytes=max(1, self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_file_bytes=max(1, _FILE_SHARE * self._settings.ingest.max_bytes_per_batch // len(self._shard_keys)),
             max_delay_millis=self._settings.tracker.max_delay_millis,

@@ -15,7 +15,7 @@ SLOW = "public/slow"  # a namespace that takes 2 MB a second
 
 
 @contextmanager
-def broker_of_small_entries(folder: Path, usual: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+def broker_of_small_entries(folder: Path, usual: EmbeddedBroker, largest: int = LARGEST) -> Iterator[EmbeddedBroker]:
     """Starts the broker, and kills it at the end.
 
     Args:
@@ -23,8 +23,9 @@ def broker_of_small_entries(folder: Path, usual: EmbeddedBroker) -> Iterator[Emb
         usual: a running broker with the usual sizes. Pulsar's C++ client keeps the largest size that a broker told it
             last in a static variable (`ClientConnection::maxMessageSize_`). A test of the same process would send to
             the usual broker with the bounds of this one: a new connection sets them back.
+        largest: bytes of an entry.
     """
-    made = EmbeddedBroker(folder, {"maxMessageSize": str(LARGEST)})
+    made = EmbeddedBroker(folder, {"maxMessageSize": str(largest)})
     try:
         made.start(port=0, http_port=0)
         admin = f"{made.settings.admin_url}/admin/v2/namespaces"

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conf.message_size import BATCH_BYTES
 from streaming.release.naming import BATCH_MESSAGES
 from streaming.release.task.planning.send_plan import PlannedLine, Sends
 from streaming.release.task.shared_paces import RateLimit
 from tracker.messages import BoolArray, Int64Array
-
-BATCH_BYTES = 100_000  # the most bytes of a producer batch; a larger message is sent alone
 
 
 def cut_batches(

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.client import PulsarError
+from conf.message_size import BATCH_BYTES
 from conf.partitions import partition_name
 from conf.settings import Settings
 from streaming.checkpoint.payload_files import PayloadFiles, Payloads
 from streaming.release.attempt import Assignment, Attempt
 from streaming.release.naming import producer_name, schema_suffix
 from streaming.release.sequence_ids import sequence_id_of
-from streaming.release.task.planning.batches import BATCH_BYTES, cut_batches
+from streaming.release.task.planning.batches import cut_batches
 from streaming.release.task.planning.contents import CONTENT, contents_of, has_values
 from streaming.release.task.planning.destinations import Destination, Destinations
 from streaming.release.task.planning.groups import groups_of

@@ -336,6 +336,17 @@ def test_an_offset_names_the_next_rounds_of_what_was_held_back_at_once_and_each_
     assert (last.drains, last.drained_before) == ({}, {})
 
 
+@pytest.mark.parametrize(("largest", "millis"), [(399_999, 0), (400_000, 5)])
+def test_where_brokers_may_refuse_producer_batches_for_their_size_there_are_none(
+    start: Any, largest: int, millis: int
+) -> None:
+    """A batch has up to 100,000 characters, each of up to 4 bytes; messages of one that is refused are rejected."""
+    before = settings(orders=["a"])
+    pulsar = before.pulsar.model_copy(update={"max_message_size_bytes": largest})
+    intake = start(before.model_copy(update={"pulsar": pulsar}), "now")
+    assert intake.next_offset(offset(before)).batch_millis == millis
+
+
 def test_a_job_that_is_told_to_wait_rejects_nothing_from_its_first_batch_on(start: Any) -> None:
     """What came due while it was down is held back, and goes out when the destination is there again."""
     orders = settings(orders=["a", "b"])
