@@ -474,6 +474,7 @@ class Accounts:
         if account.is_unsure:
             if result == "APPLIED" and operation in (*_CANCELS, "RESTORE"):
                 account.is_cancelled = operation != "RESTORE"
+            account.is_expired = result == "EXPIRED" or (account.is_expired and operation != "RESTORE")
             return
         is_gone = account.is_gone
         n_before = len(account.earlier)
