@@ -219,10 +219,12 @@ class Executor:
         commands = application.commands.take(pa.array(applied))
         for i, reason in zip(applied.tolist(), commands["reason"].to_pylist(), strict=True):
             decision.verdicts.reason[i] = reason or ""
+        rows, state = application.payload_rows, self._state
         rows, times = retry_rows(
-            application.payload_rows,
+            rows,
             commands,
             decision.last_due[applied],
+            state.moved.attempts(subscription, message_ids(rows)),
             self._context.subscriptions,
             subscription,
             self._context.now,
@@ -230,7 +232,6 @@ class Executor:
         application.times[applied], application.attempts[applied] = times, attempts_of(rows)
         if not rows.num_rows:
             return
-        state = self._state
         was_delivered = state.delivered.contains(subscription, message_ids(rows))
         for messages in (state.cancelled, state.delivered):
             some = where(rows, messages.contains(subscription, message_ids(rows)))

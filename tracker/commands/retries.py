@@ -45,6 +45,7 @@ def retry_rows(
     rows: pa.Table,
     commands: pa.Table,
     last_due: Int64Array,
+    last_attempts: Int64Array,
     subscriptions: Subscriptions,
     subscription: int,
     now: int,
@@ -55,6 +56,8 @@ def retry_rows(
         rows: as MESSAGES: the row of each message's last attempt.
         commands: as COMMAND_ROWS, (rows,): the command for each message.
         last_due: int64, (rows,), ms since the epoch: when the message was due last; 0: not known.
+        last_attempts: int64, (rows,): the retry number that the state knows; 0: none. After a rebuild the rows may be
+            those of the messages as they came.
         subscription: its number.
         now: ms since the epoch.
 
@@ -66,7 +69,7 @@ def retry_rows(
     attempts, times, reasons = [], [], []
     names = subscriptions.names_of(rows["topic"], subscription).to_pylist()
     columns = [rows[name].to_pylist() for name in ("topic", "ledger_id", "entry_id", "batch_index", "retry_reasons")]
-    before = attempts_of(rows).tolist()
+    before = np.maximum(attempts_of(rows), last_attempts).tolist()
     for i, (topic, ledger, entry, batch_index, so_far) in enumerate(zip(*columns, strict=True)):
         attempt = given[i] or before[i] + 1
         message = f"{ledger}:{entry}:{max(batch_index, 0)} {names[i]}"

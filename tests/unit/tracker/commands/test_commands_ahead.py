@@ -9,9 +9,11 @@ import pytest
 from tests.support.tracker.control_desk import ALONE, TICK_MILLIS, Desk, results
 from tests.support.tracker.messages import command, messages, positions
 from tracker.commands.kinds import RETRY
+from tracker.rebuilt import MOVED, NOT_TO_DELIVER, Rebuilt
 from tracker.wire.delaylake_pb2 import Result
 
 MARGIN = 2 * TICK_MILLIS
+MESSAGE = {"subscription": 0, "ledger_id": 1, "entry_id": 7, "batch_index": -1}  # that of ALONE, for "a"
 
 
 @pytest.mark.parametrize("cancel_at", [None, 50_000])
@@ -109,3 +111,19 @@ def test_a_retry_does_nothing_where_a_message_that_comes_again_waits_for_a_place
 
     outcomes = desk.control.apply_waiting(ALONE, ALONE.slice(0, 0), done=ALONE, find_in_state=find_in_state)
     assert results(outcomes) == [("a", result)]
+
+
+def test_a_retry_of_a_message_that_comes_again_after_a_rebuild_follows_the_last_one_that_was_delivered(
+    desk: Desk,
+) -> None:
+    """With the number of an earlier retry a second rebuild took it for delivered, and it never came."""
+    until, delivered_at = 9_000_000, 40_000
+    done = pa.Table.from_pylist([{**MESSAGE, "until": until}], NOT_TO_DELIVER)
+    last = {"sequence": 3, "deliver_at": delivered_at, "until": until, "attempt": 2}
+    desk.rebuild(Rebuilt(delivered=done, moved=pa.Table.from_pylist([MESSAGE | last], MOVED)))
+    desk.at(5, 60_000, ingested_through=4)
+    assert desk.apply(command("r", 1, 7, [0], kind=RETRY)) == [("a", Result.WAITING)]
+    outcomes = desk.control.apply_waiting(ALONE)
+    assert results(outcomes) == [("a", Result.APPLIED)]
+    assert outcomes["attempt"].to_pylist() == [3]
+    assert desk.state.take_moves()["attempt"].to_pylist() == [3]
