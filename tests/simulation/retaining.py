@@ -6,6 +6,7 @@ before is read on.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _KEPT_MILLIS = 15_000  # of rows that nobody needs; of deliveries and outcomes the service keeps more
 _PAGE = 4  # messages
+_OF_JOB = re.compile("delaylake-[0-9a-f]{12}")  # the app id of a job's transactions
 _NAMED = ["ledger_id", "entry_id", "partition", "batch_index", "subscription"]
 
 
@@ -105,6 +107,12 @@ def _messages(deliveries: pa.Table) -> set[tuple[str, str]]:
     return set(zip(deliveries["position"].to_pylist(), deliveries["subscription"].to_pylist(), strict=True))
 
 
+def _last_tick(index: fake_tables.Log) -> int:
+    """Returns the last tick of which a job has written rows; -1: none has."""
+    ticks = [number for app, number in index.transactions(index.newest).items() if _OF_JOB.fullmatch(app)]
+    return max(ticks, default=-1)
+
+
 class _Listing:
     """A listing of what waits of a topic, page after page."""
 
@@ -122,8 +130,11 @@ class _Listing:
         delivered = _messages(deliveries)
         wanted = world.oracle.wanted(topic)
         self._waiting = {(one, name) for one, name in wanted if {(one, None), (one, name)} & indexed} - delivered
-        # What is due later by the reader's clock, which may have been set back, waits for a reader.
-        self._done = wanted & _messages(deliveries.filter(pc.field("deliver_at") <= round(wall_seconds() * 1000)))
+        # What is due later by the reader's clock, which may have been set back, waits for a reader. So does what has
+        # just been delivered (docs/rest.md): the rows of its batch are not written yet.
+        is_past = pc.field("deliver_at") <= round(wall_seconds() * 1000)
+        is_written = pc.field("batch_id") <= _last_tick(world.logs["delayed_index"])
+        self._done = wanted & _messages(deliveries.filter(is_past & is_written))
         self._cursor: str | None = None
         self._is_whole = False
         self._found: list[PendingMessage] = []
