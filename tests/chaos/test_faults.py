@@ -17,7 +17,17 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import ALL, AddPartition, Fault, UnloadControl, UnloadDestination, UnloadSource
+from tests.chaos.faults import (
+    ALL,
+    AddPartition,
+    Fault,
+    KillBroker,
+    KillDriver,
+    LoseCheckpoint,
+    UnloadControl,
+    UnloadDestination,
+    UnloadSource,
+)
 from tests.chaos.unanswered import why_unanswered
 from tests.chaos.world import World
 
@@ -125,8 +135,10 @@ def check(report: dict[str, Any]) -> None:
     assert report["exit_status"] == 0
 
 
-def test_unloads_and_new_partitions_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
-    schedule = [UnloadSource(), UnloadDestination(), UnloadControl(), AddPartition(), UnloadDestination()]
+def test_unloads_kills_and_a_lost_checkpoint_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
+    """With keyed, recurring and retried messages, and commands: what simulations show, once on real processes."""
+    schedule: list[Fault] = [UnloadSource(), UnloadDestination(), UnloadControl(), AddPartition(), KillDriver()]
+    schedule += [UnloadDestination(), KillBroker(), LoseCheckpoint()]
     report = run(tmp_path, schedule, seed=171, rate=1_000, pause_seconds=0.5, say=lambda _: None)
     check(report)
     assert sum(report["faults"].values()) == len(schedule)

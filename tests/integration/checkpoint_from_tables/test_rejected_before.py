@@ -12,7 +12,7 @@ from tests.support.service.harness import Collector, Job, now, wait_until
 from warehouse.audit.accounts import run_audit
 
 
-@pytest.mark.long
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_a_message_that_was_rejected_before_a_rebuild_is_in_table_and_topic_once(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 from delaylake import Client
 from retrying_consumer import handle
 
@@ -110,6 +111,7 @@ def check_java_consumer(
     assert json.loads(dead.properties["delaylake.reasons"]) == 3 * ["java.lang.IllegalStateException: no dead"]
 
 
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_what_consumers_fail_on_comes_again_through_crashes(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pulsar
+import pytest
 
 from broker.standalone import EmbeddedBroker
 from status.job_status import read_status
@@ -15,6 +16,7 @@ from tests.support.service.harness import Api, Collector, Job, http, now, wait_u
 from warehouse.audit.accounts import run_audit
 
 
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_of_each_key_one_message_is_delivered_whatever_happens(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:

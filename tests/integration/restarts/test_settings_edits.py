@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 import yaml
 
 from broker.standalone import EmbeddedBroker
@@ -24,6 +25,7 @@ def edit(job: Job, routes: list[dict[str, Any]]) -> None:
     job.file.write_text(yaml.safe_dump({**changed, "routes": routes}))
 
 
+@pytest.mark.chaos  # tests/simulation has such crashes in each run
 def test_commands_stay_with_their_subscription_and_messages_wait_for_their_route(
     broker: EmbeddedBroker, pulsar_client: pulsar.Client, topic: str, tmp_path: Path, collector: Collector
 ) -> None:
