@@ -468,6 +468,8 @@ class Shaper:
         }
         # Unconfirmed ticks, as [tick, its time in ms since the epoch], ascending; needed where shards share places.
         self._unconfirmed: list[list[int]] = saved.get("unconfirmed", [])
+        # Until when the last start put off what was in flight, ms since the epoch: it may still be in flight.
+        self._put_off_to: int = saved.get("put_off_to", 0)
         self._this_tick: list[int] = []
         self.n_moved = 0  # messages that this tick moved to a place after its cutoff
 
@@ -535,13 +537,15 @@ class Shaper:
     def postpone_in_flight(self, since: Mapping[tuple[str, int], int]) -> None:
         """Postpones places after a start, by as much as messages in flight are sent late.
 
-        Where shards share places, all of them postpone by the same time: the most that any of them may need.
+        Where shards share places, all of them postpone by the same time: the most that any of them may need. What an
+        earlier start has put off, and was not sent since, is late by the time since then alone.
 
         Args:
             since: by topic and subscription number: when its first message in flight is due, ms since the epoch.
         """
         until = self._context.now + _START_MILLIS
-        unsent = min([self._context.released + 1, *(time for _, time in self._unconfirmed)])
+        put_off_to, self._put_off_to = min(self._put_off_to, self._context.now), until
+        unsent = max(put_off_to, min([self._context.released + 1, *(time for _, time in self._unconfirmed)]))
         for subscription in self._shaped.values():
             subscription.postpone_in_all_shards(unsent, until)
         for (topic, number), first in since.items():
@@ -549,7 +553,7 @@ class Shaper:
             if rule is not None and rule.rate is not None and first < until:
                 subscription = self._subscription(topic, number)
                 if not subscription.is_postponed:
-                    subscription.postpone(first, until)
+                    subscription.postpone(max(first, put_off_to), until)
 
     def rebuild(self, until: Mapping[str, Mapping[str, int]]) -> None:
         """Begins after a rebuild: messages that come due go after the last place that was given.
@@ -646,7 +650,9 @@ class Shaper:
         if not self._shaped and self._saved is None:
             return
         state = [[*key, *vars(t.state).values()] for key, t in sorted(self._shaped.items())]
-        saved = {"targets": state} | self._kept_unconfirmed()
+        saved: dict[str, Any] = {"targets": state} | self._kept_unconfirmed()
+        if self._put_off_to:
+            saved["put_off_to"] = self._put_off_to
         data = json.dumps(saved, separators=(",", ":")).encode()
         if data != self._saved:
             self._context.store.put(_TABLE, (0, 0), data)

@@ -45,6 +45,7 @@ class Service:
         self.shard_ids = [ShardId(i, shards) for i in range(shards)]
         self.now, self.tick, self.seal_epoch, self.load, self.near = START, 0, 0, START, START
         self.run = self.cutoff = 0
+        self.confirmed: int | None = None  # the last confirmed tick; None: the one before the last
         self.feedback = Feedback()
         self.sealed: list[pa.Table] = []
         self.moves: list[pa.Table] = []
@@ -67,7 +68,7 @@ class Service:
             load_horizon=load,
             near_until=self.near,
             run_id=f"run{self.run}",
-            confirmed=self.tick - 2,
+            confirmed=self.tick - 2 if self.confirmed is None else self.confirmed,
             durable_through=0,
             now=self.now,
             ingested_through=self.tick,

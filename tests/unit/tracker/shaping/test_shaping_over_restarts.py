@@ -50,6 +50,24 @@ def test_after_a_stop_everything_is_put_off_and_what_is_in_flight_comes_first() 
         assert in_order == sorted(in_order)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_second_start_puts_off_by_the_time_since_the_first_one_though_nothing_has_arrived_since(shards: int) -> None:
+    hours = 7 * 3_600_000
+    service = Service(rate(10, burst=5), shards)
+    service.step(100, many(60, START + 500))
+    service.confirmed = service.tick - 1
+    service.run_until(START + 3_000)
+    for millis in (hours, 5_000):
+        service.run += 1
+        service.feedback = Feedback()
+        service.step(millis, many(150, START + 4_000, first=service.tick * 200))
+        service.run_until(service.now + 5_000)
+    assert service.again
+    service.run_out(360)
+    assert len(service.of("s")) == 360
+    assert max(row[3] for row in service.of("s")) < START + hours + 90_000
+
+
 def test_after_a_rebuild_what_comes_due_goes_behind_what_has_its_place() -> None:
     service = Service(rate(10, burst=1))
     last = START + 30_000
