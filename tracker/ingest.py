@@ -155,11 +155,11 @@ class NamedMessages:
         durable = durable.join(recent, _ENTRY, join_type="left anti", use_threads=False)
         known = pa.concat_tables([new, recent, durable.select(KNOWN.names)]).cast(KNOWN)
         if by_key.num_rows:
-            is_there = is_among(by_key, known, [*_ENTRY, "batch_index"])
-            known = pa.concat_tables([known, where(by_key, ~is_there)])
+            by_key = where(by_key, ~is_among(by_key, known, [*_ENTRY, "batch_index"]))
+            known = pa.concat_tables([known, by_key])
         is_new = np.zeros(known.num_rows, np.bool_)
         is_new[: new.num_rows] = int64(new, "deliver_at") > PAST
-        return Named(known, self._context.are_dispatched(known, is_new))
+        return Named(known, self._context.are_dispatched(known, is_new), n_by_key=by_key.num_rows)
 
     def add_payload(self, named: Named, commands: pa.Table, messages: pa.Table, sealed: pa.Table) -> Named:
         """Adds the payload rows of the known messages that commands move or restore.

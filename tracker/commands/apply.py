@@ -121,7 +121,7 @@ class Executor:
         Raises:
             SequencesExhaustedError: the tick has more commands and moves than there are sequences.
         """
-        command, row = match_messages(commands, named.known)
+        command, row = match_messages(commands, named)
         unmatched = np.ones(commands.num_rows, np.bool_)
         unmatched[command] = False
         batch_index = int64(commands, "batch_index")[command]
@@ -129,8 +129,7 @@ class Executor:
         is_named = (batch_index < 0) | (batch_index == row_index) | ((batch_index == 0) & (row_index < 0))
         own = self._context.are_answered_here(commands)[command]
         subscriptions = self._context.subscriptions
-        outcomes, is_missing = out_of_batch_outcomes(subscriptions, commands, command[own], size[own], is_named[own])
-        unmatched |= is_missing
+        outcomes = out_of_batch_outcomes(subscriptions, commands, command[own], size[own], is_named[own])
         is_named &= self._context.shard_id.has(named.known)[row]
         command, row, row_index = command[is_named], row[is_named], row_index[is_named]
         order = np.lexsort((row_index, command))

@@ -25,12 +25,15 @@ class Named(NamedTuple):
         are_dispatched: bool, (known,): the message has been dispatched, assuming that it was not moved.
         payload_rows: as MESSAGES: rows of the messages that commands move or restore.
         in_state: as MESSAGES: those of the payload rows that have not been dispatched.
+        n_by_key: so many of the last known messages are known by their schedule keys alone: after a rebuild, until
+            their entries come in again. Commands by id wait until then.
     """
 
     known: pa.Table
     are_dispatched: BoolArray
     payload_rows: pa.Table = MESSAGES.empty_table()
     in_state: pa.Table = MESSAGES.empty_table()
+    n_by_key: int = 0
 
 
 class Pairs(NamedTuple):
@@ -162,12 +165,12 @@ def _keys(rows: pa.Table) -> list[tuple[int, int, int]]:
     return list(zip(ledgers.tolist(), entries.tolist(), np.maximum(indexes, 0).tolist(), strict=True))
 
 
-def match_messages(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int64Array]:
+def match_messages(commands: pa.Table, named: Named) -> tuple[Int64Array, Int64Array]:
     """Pairs each command with all known messages of the entry that it names, in its topic and partition.
 
     Args:
         commands: as COMMAND_ROWS.
-        known: as KNOWN.
+        named: the known messages.
 
     Returns:
         the index of the command, and that of the known message, of each pair: int64, (pairs,) each.
@@ -181,13 +184,16 @@ def match_messages(commands: pa.Table, known: pa.Table) -> tuple[Int64Array, Int
             "wanted": commands["partition"],
         }
     )
-    right = known.select(["ledger_id", "entry_id", "topic", "partition"]).append_column(
-        "row", pa.array(np.arange(known.num_rows))
+    right = named.known.select(["ledger_id", "entry_id", "topic", "partition"]).append_column(
+        "row", pa.array(np.arange(named.known.num_rows))
     )
     pairs = left.join(right, ["ledger_id", "entry_id", "topic"], join_type="inner", use_threads=False)
     wanted, partition = int64(pairs, "wanted"), int64(pairs, "partition")
     pairs = where(pairs, (wanted < 0) | (partition < 0) | (wanted == partition))
-    return int64(pairs, "command"), int64(pairs, "row")
+    command, row = int64(pairs, "command"), int64(pairs, "row")
+    by_key = pc.is_valid(commands["schedule_key"]).to_numpy(zero_copy_only=False)
+    is_known = by_key[command] | (row < named.known.num_rows - named.n_by_key)
+    return command[is_known], row[is_known]
 
 
 def entry_results(command: Int64Array, is_whole: BoolArray, result: Int64Array) -> tuple[BoolArray, BoolArray]:

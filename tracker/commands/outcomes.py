@@ -16,7 +16,6 @@ from tracker.messages import (
     empty_table,
     int64,
     typed,
-    where,
 )
 from tracker.schemas import OUTCOME_ROWS, SUPERSEDED_ID
 from tracker.subscriptions import Subscriptions
@@ -156,30 +155,25 @@ def out_of_batch_outcomes(
     command: Int64Array,
     size: Int64Array,
     is_named: BoolArray,
-) -> tuple[list[pa.Table], BoolArray]:
+) -> list[pa.Table]:
     """Builds INVALID outcomes, as OUTCOME_ROWS, for commands whose known entry lacks the batch index that they name.
-
-    Of an entry that comes again after a rebuild, one message may be known, such as one that was parked, and the one
-    that is named not yet.
 
     Args:
         commands: as COMMAND_ROWS.
         command: int64, (pairs,): the index of a command, for each known message of its entry.
         size: int64, (pairs,): the number of messages in the entry.
         is_named: bool, (pairs,): the command names the message.
-
-    Returns:
-        the outcomes; and which commands name a message that the entry has and that is not known: bool, (commands,).
     """
     named = np.zeros(commands.num_rows, np.bool_)
     named[command[is_named]] = True
     sizes = np.zeros(commands.num_rows, np.int64)
     sizes[command] = size
-    left = (sizes > 0) & ~named
-    has_it = int64(commands, "batch_index") < sizes
-    out_of_batch = where(commands, left & ~has_it)
-    outcomes = [answers_of(subscriptions, out_of_batch, Result.INVALID, "the entry has no such batch index")]
-    return outcomes if out_of_batch.num_rows else [], left & has_it
+    left = np.flatnonzero((sizes > 0) & ~named)
+    if not len(left):
+        return []
+    return [
+        answers_of(subscriptions, commands.take(pa.array(left)), Result.INVALID, "the entry has no such batch index")
+    ]
 
 
 # The reason in `rejects` begins with this and the subscription's name.

@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streaming.batch_schema import by_message_and_home
 from tests.support.tracker.messages import TOPIC, batches, command, commands, resumed
 from tracker.commands.kinds import CANCEL, KINDS_WITH_PAYLOAD
 from tracker.entry_log import ENTRY_LOG_ROWS
 from tracker.keys import cold_keys
 from tracker.keys.live_keys import KEYED
 from tracker.messages import MESSAGES, concat, int64, typed, where
+from tracker.rebuilt import Rebuilt
 from tracker.schemas import KNOWN, PauseChange
 from tracker.shard import Shard, StateOptions
 from tracker.sharding import ShardId, shard_of, shards_of
@@ -58,6 +60,13 @@ class Job:
         self.delivered: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
         self.outcomes: list[dict[str, object]] = []
         self.n_looked_up = 0
+        self.has_all_come = True  # what was published before the commands
+        self.rebuilt: Rebuilt | None = None  # each shard's, for the next tick
+
+    def lose_checkpoint(self, rebuilt: Rebuilt) -> None:
+        """A new state begins, in which all messages come again: only the rows of moves stay in the tables."""
+        self.stores, self.rebuilt, self.has_all_come = [MemoryStore() for _ in self.stores], rebuilt, False
+        self.sealed = self.sealed.filter(pc.is_valid(self.sealed["sequence"]))
 
     def step(
         self,
@@ -65,8 +74,13 @@ class Job:
         orders: list[dict[str, object]] = (),  # type: ignore[assignment]
         later: int = 0,
         pauses: list[PauseChange] = (),  # type: ignore[assignment]
+        known: pa.Table = KNOWN.empty_table(),  # noqa: B008
     ) -> list[dict[str, object]]:
-        """A tick of all shards, which ends a seal epoch; returns its outcomes."""
+        """A tick of all shards, which ends a seal epoch; returns its outcomes.
+
+        Args:
+            known: as KNOWN: what the tables have of the entries that the orders name.
+        """
         self.now += later
         self.tick += 1
         self.seal_epoch += 1
@@ -83,7 +97,7 @@ class Job:
             run_id="r",
             confirmed=self.tick - 1,
             durable_through=self.durable,
-            ingested_through=self.tick,
+            ingested_through=self.tick if self.has_all_come else -1,
         )
         due = int64(self.sealed, "deliver_at")
         sealed = self.sealed
@@ -120,10 +134,11 @@ class Job:
                 segment=of(segment),
                 commands=pa.concat_tables([of(ordered), copied]),
                 request_ids={str(o["request_id"]): 1 for o in orders} | {p.request_id: 1 for p in pauses},
-                known_messages=KNOWN.empty_table(),
+                known_messages=dict(by_message_and_home(known, self.n)).get(number, known.slice(0, 0)),
                 payload_rows=of(payload),
                 pause_changes=pauses,
                 find_keyed=find_keyed,
+                rebuilt=self.rebuilt,
                 **going_out,
             )
             effects = self._shard(store, number).apply(tick, tick_input)
@@ -140,6 +155,7 @@ class Job:
                     for bit, name in enumerate(("a", "b")):
                         if row["subscription_mask"] >> bit & 1:
                             self.delivered[name].append((row["entry_id"] // 64, max(row["batch_index"], 0)))
+        self.rebuilt = None
         self.sealed = concat([self.sealed, *new])
         self.outcomes += told
         return told

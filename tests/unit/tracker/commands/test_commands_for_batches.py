@@ -92,13 +92,6 @@ def test_a_batch_index_that_the_entry_does_not_have_is_invalid(desk: Desk) -> No
     assert apply_to_batch(desk, [command("t", 1, 7, batch_index=0)], ALONE) == [(-1, Result.APPLIED)]
 
 
-def test_a_message_of_which_another_one_of_its_entry_came_before_after_a_rebuild_is_waited_for(desk: Desk) -> None:
-    desk.at(5, 10_000, ingested_through=4)
-    row = command("r", 1, 8, [0], batch_index=0)
-    assert apply_to_batch(desk, [row], BATCH.slice(1, 1)) == [(0, Result.WAITING)]
-    assert desk.arrive(BATCH.slice(0, 1)) == [("a", Result.APPLIED)]
-
-
 def test_what_of_an_entry_is_in_no_bucket_was_handed_out_before() -> None:
     found = batches([(1, 8, 1, 3, 50_001), (1, 9, -1, 2, 0), (1, 7, -1, 1, 50_000)]).select(KNOWN.names)
     rows = with_released(found)
