@@ -21,6 +21,7 @@ from tracker.messages import (
     BoolArray,
     Int64Array,
     concat,
+    empty_table,
     has_occurrences,
     in_order,
     int64,
@@ -32,7 +33,7 @@ from tracker.messages import (
     with_columns,
 )
 from tracker.packing import parts_of_sizes
-from tracker.schemas import KNOWN
+from tracker.schemas import KNOWN, PAST
 from tracker.wire.delaylake_pb2 import Result
 from warehouse.delta.tables import Tables, ranges_of
 from warehouse.named_queries import ALL, FALSE, TRUE, NamedQueries, Sql, all_of, columns, in_ranges, none_of, some_of
@@ -218,13 +219,49 @@ def find_known_messages(tables: Tables, versions: list[int], commands: pa.Table,
     Returns:
         the messages, as KNOWN.
     """
-    found = _as_they_came(tables, versions, commands, keyed, KNOWN)
-    missing = command_positions(commands).join(found.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
-    if not missing.num_rows:
-        return found
-    sql = _SQL("entries_as_known", near=near_entries(missing))
-    rows = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
-    return concat([found, rows], KNOWN)
+    came = _as_they_came(tables, versions, commands, keyed, KNOWN)
+    missing = command_positions(commands).join(came.select(_ENTRY), _ENTRY, join_type="left anti", use_threads=False)
+    not_sealed = empty_table(KNOWN)
+    if missing.num_rows:
+        sql = _SQL("entries_as_known", near=near_entries(missing))
+        not_sealed = of_entries(typed(tables.query("entries", sql, versions[1]), KNOWN), missing)
+    keys = _keys_of_never_sealed(tables, versions, came, not_sealed, keyed)
+    return concat([came, where(not_sealed, ~is_among(not_sealed, keys, _ENTRY)), keys], KNOWN)
+
+
+def _keys_of_never_sealed(
+    tables: Tables, versions: list[int], came: pa.Table, not_sealed: pa.Table, keyed: Collection[str]
+) -> pa.Table:
+    """Finds messages with schedule keys that were parked, moved or superseded before they were sealed as they came.
+
+    The rows of their moves, or their outcomes, have their keys, and so tell which shards know what became of them.
+
+    Args:
+        versions: the versions of the tables LOOKED_UP to read.
+        came: as KNOWN: the messages that were sealed as they came, of entries that commands name.
+        not_sealed: as KNOWN: a row for each other entry.
+        keyed: the topics that have had schedule keys.
+
+    Returns:
+        the messages, as KNOWN, due at PAST.
+    """
+    entry = ["topic", *_ENTRY]
+    with_size = [*entry, "batch_size"]
+    sizes = came.group_by(with_size).aggregate([("batch_index", "count")])
+    in_part = sizes.filter(pc.less(sizes["batch_index_count"], sizes["batch_size"]))
+    entries = pa.concat_tables(rows.select(with_size) for rows in (in_part, not_sealed))
+    entries = entries.filter(pc.is_in(entries["topic"], pa.array(sorted(keyed), pa.string())))
+    if not entries.num_rows:
+        return empty_table(KNOWN)
+    position = [*entry, "partition", "batch_index", "schedule_key"]
+    read, near = columns(position), near_entries(entries)
+    moved = tables.query("delayed_index", _SQL("moved_rows", columns=read, near=near), versions[0])
+    superseded = tables.query("outcomes", _SQL("superseded", columns=read, near=near), versions[2])
+    rows = pa.concat_tables(typed(rows, KNOWN).select(position) for rows in (moved, superseded))
+    rows = rows.filter(pc.is_valid(rows["schedule_key"])).group_by(position).aggregate([])
+    rows = rows.join(entries, entry, join_type="inner", use_threads=False)
+    rows = where(rows, ~is_among(rows, came, [*_ENTRY, "batch_index"]))
+    return typed(rows.append_column("deliver_at", pa.repeat(PAST, rows.num_rows)), KNOWN)
 
 
 def _as_they_came(

@@ -79,6 +79,9 @@ SELECT ledger_id, entry_id FROM entries WHERE :near
 -- A moved row may be due at any time; the log's statistics show which files have moved rows.
 SELECT :columns FROM delayed_index WHERE sequence IS NOT NULL AND :near AND operation = 'DELAY'
 
+-- superseded --
+SELECT :columns FROM outcomes WHERE :near AND result = 'SUPERSEDED'
+
 -- rows_with_keys --
 SELECT :columns FROM delayed_index WHERE schedule_key IN (:keys) AND operation = 'DELAY'
 

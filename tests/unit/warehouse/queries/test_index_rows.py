@@ -24,6 +24,7 @@ from tracker.packing import payload_sizes
 from warehouse.delta.tables import Tables
 from warehouse.queries import index_rows
 from warehouse.queries.index_rows import (
+    LOOKED_UP,
     _covering,
     find_keyed_messages,
     find_known_messages,
@@ -55,7 +56,7 @@ def tables(tmp_path: Path) -> Tables:
 def found(tables: Tables, *asked: tuple[int, int, int]) -> list[tuple[int, ...]]:
     """The positions and times for skips of (ledger_id, entry_id, deliver_at)."""
     rows = commands(command(f"{i}", ledger, entry) | {"deliver_at": at} for i, (ledger, entry, at) in enumerate(asked))
-    versions = [tables.version(name) for name in ("delayed_index", "entries")]
+    versions = [tables.version(name) for name in LOOKED_UP]
     return positions(find_known_messages(tables, versions, rows, []))
 
 
@@ -107,7 +108,7 @@ class Index:
         for start in range(0, rows.num_rows, 100):
             self.tables.append("delayed_index", to_index(rows.slice(start, 100), 1), {})
         self.tables.append("entries", entries_of(concat([alone, batch, gone])), {})
-        self.versions = [self.tables.version(name) for name in ("delayed_index", "entries")]
+        self.versions = [self.tables.version(name) for name in LOOKED_UP]
         self._files = pa.table(DeltaTable(self._folder).get_add_actions(flatten=True)).to_pylist()
 
     @contextmanager
