@@ -40,7 +40,7 @@ class Account:
         is_cancelled: by a command, or because another message of its key took its place.
         is_expired: an outcome says so.
         is_debounced: it may be due sooner, as an answer will say.
-        came_at: ms since the epoch.
+        came_at: ms since the epoch, by the clock of the machine that has sent it.
         attempts: which of its deliveries came; 0: the first, n: the n-th retry.
         n_left_out: so many deliveries may not come, because a retry was asked for before, and a rebuild knows of that.
         is_unsure: answers about it came after the backup that is the warehouse now. They are given again, about what
@@ -199,7 +199,7 @@ class Accounts:
     # What happens.
 
     def arrived(self, arrival: Arrival, now: int) -> None:
-        """A message has come to a destination."""
+        """A message has come to a destination, at a time by the clock of the machine that has sent it."""
         position, name = arrival.position, arrival.subscription
         account = self.accounts[position, name]
         account.came_at.append(now)

@@ -70,6 +70,7 @@ class Entry:
     producer: str = ""
     sequence_id: int = -1
     highest_sequence_id: int = -1
+    sender: Process | None = None  # None: nobody of the service
 
 
 @dataclass(eq=False)
@@ -221,14 +222,14 @@ class Cluster:
         topic.producers[name] = link, producer_id
         return topic.last_ids.get(name, -1)
 
-    def store(self, topic: Topic, name: str, entry: Any, data: bytes) -> Position | None:
+    def store(self, topic: Topic, name: str, entry: Any, data: bytes, sender: Process | None = None) -> Position | None:
         """Stores what a producer has sent; None: it is a repetition."""
         highest = max(entry.highest_sequence_id, entry.sequence_id)
         if not entry.is_chunk or _is_last_chunk(data):
             if entry.sequence_id <= topic.last_ids.get(name, -1):
                 return None
             topic.last_ids[name] = highest
-        stored = Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id, highest)
+        stored = Entry(topic.end.next, data, entry.n_messages, name, entry.sequence_id, highest, sender)
         position = self._store(topic, stored)
         if len(topic.entries) >= topic.n_in_snapshot + SNAPSHOT_ENTRIES:
             topic.snapshot, topic.n_in_snapshot = dict(topic.last_ids), len(topic.entries)
@@ -411,7 +412,7 @@ class Link:
         if self._cluster.faults.is_now("unload"):
             self._cluster.unload(topic)
             return
-        position = self._cluster.store(topic, name, send, data)
+        position = self._cluster.store(topic, name, send, data, self._process)
         ledger, entry = (_UNSIGNED, _UNSIGNED) if position is None else position
         receipt = {
             "producer_id": send.producer_id,

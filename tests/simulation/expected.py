@@ -80,6 +80,7 @@ class Arrival(NamedTuple):
         occurrence: `delaylake.occurrence`; 0: it does not recur.
         attempt: `delaylake.attempt`; 0: it is no retry.
         sent_at: the publish time, ms since the epoch.
+        ahead_millis: by which the clock of the executor is ahead that has sent it.
     """
 
     position: str
@@ -90,3 +91,4 @@ class Arrival(NamedTuple):
     attempt: int
     payload: bytes
     sent_at: int
+    ahead_millis: int = 0

@@ -21,6 +21,8 @@ USUAL_RATES: Mapping[str, float] = {
     "task lost before": 0.05,
     "task lost after": 0.05,
     "task goes on": 0.03,
+    "executor cut off": 0.08,
+    "seeds with a cluster": 0.2,
     "shard runs again": 0.1,
     "connection lost": 0.003,
     "no answer": 0.004,

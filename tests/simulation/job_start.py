@@ -68,11 +68,16 @@ class JobStart:
             checkpoint.app_id,
             FeedbackFile(folder / "feedback.json"),
             last_routes(checkpoint.folder),
-            folder,
+            None if world.is_on_cluster else folder,  # as on a cluster: `DelayedDelivery` gives none
             checkpoint.release_folder,
             payloads,
         )
-        context: Any = Context(world.scheduler, world.faults, world.begin_executor)
+        context: Any = Context(
+            world.scheduler,
+            world.faults,
+            world.begin_executor,
+            world.begin_on_cluster if world.is_on_cluster else None,
+        )
         releaser = Releaser(context, settings, tables, run, lambda rows: None, Alerts())
         run_id = f"run{self._number}.{number}"
         outcomes = OutcomePublisher(settings, checkpoint.app_id)

@@ -81,10 +81,11 @@ class Oracle:
     def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
         position, subscription = arrival.position, arrival.subscription
+        sender_now = self.now() + arrival.ahead_millis
         if is_imported(position):
             self.came[position, subscription] += 1
             self.rates.arrived(subscription, arrival.sent_at)
-            self.imports.arrived(arrival, self.now())
+            self.imports.arrived(arrival, sender_now)
             return
         if (message := self.expected.get(position)) is None:
             raise BrokenGuaranteeError(f"{subscription} has got {position}, which nobody has sent")
@@ -96,7 +97,7 @@ class Oracle:
             raise BrokenGuaranteeError(f"{subscription} has got {position} with another payload")
         self.came[position, subscription] += 1
         if subscription == ADDED:
-            self.added.arrived(arrival, self.now())
+            self.added.arrived(arrival, sender_now)
             return
         self.added.arrived_elsewhere(position, self.now())
         if not self.accounts.skew_millis and not self.accounts.n_rebuilds:
@@ -104,11 +105,11 @@ class Oracle:
         if not self.accounts.skew_millis:
             self.windows.arrived(subscription, arrival.deliver_at, arrival.sent_at, self._published_at[position])
         if message.repeat is not None:
-            self.schedules.arrived(arrival, self.now())
+            self.schedules.arrived(arrival, sender_now)
             return
         self.order.arrived(arrival)
         self.kept.arrived(arrival)
-        self.accounts.arrived(arrival, self.now())
+        self.accounts.arrived(arrival, sender_now)
         self.keys.arrived(arrival)
 
     def told(self, outcome: ControlOutcome) -> None:

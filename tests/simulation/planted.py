@@ -29,7 +29,7 @@ from streaming.release.driver.releases import Progress, Releases
 from streaming.release.driver.spark_jobs import SparkJobs
 from streaming.release.driver.unwritable_retries import UnwritableRetries
 from streaming.release.naming import producer_name
-from streaming.release.task import send_on_time
+from streaming.release.task import send_on_time, sender
 from streaming.release.task.planning import plan_release, sending_order
 from streaming.release.task.planning.plan_release import _Release
 from streaming.release.task.producer_line import Line
@@ -246,6 +246,13 @@ def _two_shards_with_one_name() -> Planted:
         return original(app, source, subscription, 0, lane, is_batched)
 
     return mock.patch.object(plan_release, "producer_name", name)
+
+
+def _names_of_each_attempt() -> Planted:
+    def with_attempt(name: str, *_: Any) -> str:
+        return f"{name}-again" if sender._is_repeated_task() else name
+
+    return _after(plan_release, "producer_name", with_attempt)
 
 
 def _sent_early() -> Planted:
@@ -721,6 +728,10 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a destination is deleted that has what is not recorded": lambda: mock.patch.object(
         Oracle, "is_behind", return_value=False
     ),
+    "a task that Spark runs again has producer names of its own": _names_of_each_attempt,
+    "a task that Spark runs again takes itself for the first": lambda: mock.patch.object(
+        sender, "_is_repeated_task", return_value=False
+    ),
     "nobody tries a destination again": lambda: mock.patch.object(UnwritableRetries, "_look_after", _nothing),
 }
 
@@ -729,6 +740,7 @@ _LOST = {"checkpoint lost": 0.04}
 _RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
+_CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 RATES: dict[str, dict[str, float]] = {
     "an import knows nothing of earlier ones": _IMPORTED,
     "an import that was killed is not completed": _IMPORTED,
@@ -748,6 +760,8 @@ RATES: dict[str, dict[str, float]] = {
     "what is sent in part counts as sent": {"unload": 0.06},
     "chunks are sent again under one UUID": {"connection lost": 0.03},
     "a producer is opened after its end": {"topic offline": 0.1},
+    "a task that Spark runs again has producer names of its own": _CUT_OFF,
+    "a task that Spark runs again takes itself for the first": {**_CUT_OFF, "quota exceeded": 0.2},
     "nobody tries a destination again": {"topic offline": 0.0, "broker ends": 0.0, "quota exceeded": 0.05},
     "a destination is deleted that has what is not recorded": {"destination deleted": 0.5, "task lost after": 0.3},
     **{name: _LOST for name in PLANTED if name.startswith("a rebuild ")},

@@ -8,6 +8,7 @@ runs again; one that the driver takes for lost may go on all the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
@@ -24,9 +25,11 @@ from streaming.operator.processor import Operator
 from streaming.operator.schemas import OUTPUT_SCHEMA
 from streaming.source.reader import SourceReader
 from tests.simulation.faults import Faults
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.scheduler import Future, Process, Scheduler
 
 _OUTPUT = to_arrow_schema(OUTPUT_SCHEMA)
+_COUNTS_AS_LOST_SECONDS = (0.1, 3.0, 12.0)  # after which the driver starts the task of an executor again
+_SOON_BACK = 0.3  # of the executors that are cut off
 _SNAPSHOT_BATCHES = 10  # each tenth batch has its whole state, the others what they change
 
 
@@ -221,16 +224,27 @@ def _told(rows: list[Any]) -> list[Any]:
 class Context:
     """Stands in for `SparkSession` and `SparkContext` where releases are sent: tasks run in the thread that asks.
 
+    On a cluster the driver may lose an executor, and starts its task again on another one (`spark.task.maxFailures`):
+    `TaskContext.attemptNumber` is 1 there. What comes from an executor before it counts as lost is the task's result.
+    What comes later is dropped (`TaskSchedulerImpl.statusUpdate`: "its executor has been marked as failed").
+
     Args:
         scheduler: of the simulation.
         faults: that fall on tasks.
         begin_executor: makes a process for a task that the driver loses, and that goes on.
+        begin_on_cluster: makes one on another machine, for an attempt of a task; None: the master is local.
     """
 
-    def __init__(self, scheduler: Scheduler, faults: Faults, begin_executor: Callable[[], Process]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        faults: Faults,
+        begin_executor: Callable[[], Process],
+        begin_on_cluster: Callable[[int], Process] | None = None,
+    ) -> None:
         self.sparkContext = self
-        self.master = "local[2]"
         self._scheduler, self._faults, self._begin_executor = scheduler, faults, begin_executor
+        self._begin_on_cluster = begin_on_cluster
 
     def setLocalProperty(self, name: str, value: str) -> None:
         pass
@@ -250,10 +264,47 @@ class Context:
             self._scheduler.start(executor, "task", partial(_run_unheard, work, items))
             self._scheduler.wait(self._scheduler.random.choice([0.0, 0.1, 3.0]))
             raise LostTaskError("a task was lost, and goes on")
+        if self._begin_on_cluster is not None and self._faults.is_now("executor cut off"):
+            return self._run_twice(self._begin_on_cluster, work, items)
         result = list(work(iter(items)))
         if self._faults.is_now("task lost after"):
             raise LostTaskError("a task was lost after it had done all")
         return result
+
+    def _run_twice(
+        self,
+        begin: Callable[[int], Process],
+        work: Callable[[Iterable[Any]], Iterator[Any]],
+        items: list[Any],
+    ) -> list[Any]:
+        """Runs a task on an executor that is cut off from the driver, and, unless it is back soon, on another one."""
+        seconds = self._scheduler.random.choice(_COUNTS_AS_LOST_SECONDS)
+        is_soon_back = self._scheduler.random.random() < _SOON_BACK
+        _, first = self._begin_attempt(begin(0), work, items)
+        if is_soon_back:
+            with contextlib.suppress(TimeoutError):
+                return first.result(seconds)
+        else:
+            self._scheduler.wait(seconds)
+        executor, again = self._begin_attempt(begin(1), work, items)
+        while not executor.is_dead:
+            with contextlib.suppress(TimeoutError):
+                return again.result(1.0)
+        raise LostTaskError("a task was lost twice")
+
+    def _begin_attempt(
+        self, executor: Process, work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]
+    ) -> tuple[Process, Future[list[Any]]]:
+        result: Future[list[Any]] = Future()
+        self._scheduler.start(executor, "task", partial(_run_for, result, work, items))
+        return executor, result
+
+
+def _run_for(result: Future[list[Any]], work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> None:
+    try:
+        result.set_result(list(work(iter(items))))
+    except Exception as error:
+        result.set_exception(error)
 
 
 def _run_unheard(work: Callable[[Iterable[Any]], Iterator[Any]], items: list[Any]) -> None:

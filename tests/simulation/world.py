@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import random
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,7 @@ import streaming.release.last_sent
 import streaming.release.task.process_clients
 import streaming.release.task.producers
 import streaming.release.task.send_on_time
+import streaming.release.task.sender
 import streaming.sinks.outcomes
 import streaming.source.intake
 import streaming.source.receivers
@@ -82,6 +84,8 @@ _WINDOWS = [[{"from": f"08:{m:02}", "to": f"08:{m + 1:02}"} for m in range(first
 _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
+_EXECUTORS_AHEAD_SECONDS = (-3.0, -0.4, 0.0, 0.4, 3.0)  # their clocks
+_STANDS_STILL = 0.4  # of the executors that are cut off, so many do so for a while
 _CUT_OFF_SECONDS = 2.0  # after its driver an executor ends: Spark's `CoarseGrainedExecutorBackend` hears of it
 _CANCELLED_BEFORE_SECONDS = 3.0  # what comes next is cancelled before the first schedule key of its topic comes
 _QUIET_SECONDS = 180.0  # after the last fault, and after all is due, by which nothing may wait any more
@@ -216,6 +220,10 @@ class World:
         self.job: Process | None = None
         self.others: list[Process] = []  # paused jobs, and tasks that go on
         self.drivers: dict[Process, Process] = {}  # of tasks that go on
+        self._of_executors = random.Random(f"executors {plan.seed}")
+        self.is_on_cluster = self._of_executors.random() < plan.rates.get("seeds with a cluster", 0.0)
+        self.executors: dict[Process, int] = {}  # of a task, by executor on a cluster
+        self.oracle.rates.are_several_machines = self.is_on_cluster
         self.starts = 0
         self.machines = 1  # that have had the disk with the checkpoint
         self.connections: dict[tuple[Process, int], SimulatedBrokers] = {}
@@ -288,10 +296,15 @@ class World:
                         attempt,
                         message.payload or b"",
                         envelope.metadata.publish_time,
+                        self._ahead_millis(entry.sender),
                     )
                 )
         except BrokenGuaranteeError as error:
             self.break_off(str(error))
+
+    def _ahead_millis(self, sender: Process | None) -> int:
+        """By how much the clock of a sender is ahead that has one of its own, for good."""
+        return 0 if sender is None or sender not in self.executors else round(sender.ahead_seconds * 1000)
 
     def _stored_for_good(self, table: str, rows: Any) -> None:
         if table == "outcomes":
@@ -424,7 +437,9 @@ class World:
     def lose_power(self) -> None:
         """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
         chance = self.scheduler.random
-        for process in dict.fromkeys([*self.others, *([self.job] if self.job else []), *self.rebuilds]):
+        for process in dict.fromkeys(
+            [*self.others, *([self.job] if self.job else []), *self.rebuilds, *self.executors]
+        ):
             self.end(process)
         for log in self.logs.values():
             log.lose(chance.randint(log.forced_to, log.newest))
@@ -470,7 +485,7 @@ class World:
         """The place of the job is gone, with all processes there, the tables and the checkpoint."""
         self.trace("the warehouse is lost")
         self.backups.is_lost = True
-        for process in [*self.others, *self.maintaining()]:
+        for process in [*self.others, *self.maintaining(), *self.executors]:
             self.end(process)
         self._end_job()
         self.needs_rebuild, self.kept = "", None
@@ -729,6 +744,28 @@ class World:
         self.drivers[executor] = self.scheduler.process
         return executor
 
+    def begin_on_cluster(self, attempt: int) -> Process:
+        """Makes an executor on another machine; that of the first attempt does not hear of its driver's end.
+
+        For ten minutes an executor does not mind that its driver does not answer (`spark.executor.heartbeat.*`).
+        """
+        chance = self._of_executors
+        executor = Process(f"an executor, attempt {attempt}", chance.choice(_EXECUTORS_AHEAD_SECONDS))
+        self.trace(f"{executor.name} begins, {executor.ahead_seconds} s ahead")
+        self.executors[executor] = attempt
+        assert self.scheduler.process is not None
+        if attempt:
+            self.drivers[executor] = self.scheduler.process
+        elif chance.random() < _STANDS_STILL:
+            self.scheduler.after(chance.uniform(0.0, 4.0), partial(self.pause, executor))
+        return executor
+
+    def task_context(self) -> Any:
+        """What `TaskContext.get` returns to the running process."""
+        process = self.scheduler.process
+        attempt = 0 if process is None else self.executors.get(process, 0)
+        return SimpleNamespace(attemptNumber=lambda: attempt)
+
     def run(self) -> Result:
         """Runs the simulation to its end."""
         began = time.process_time()
@@ -742,7 +779,9 @@ class World:
                 self.history += traceback.format_exc().splitlines()
             finally:
                 self.is_over = True
-                for process in dict.fromkeys([*self.others, *([self.job] if self.job else []), *self.rebuilds]):
+                for process in dict.fromkeys(
+                    [*self.others, *([self.job] if self.job else []), *self.rebuilds, *self.executors]
+                ):
                     self.scheduler.kill(process)
                 self.backups.remove()
                 self.disk.remove()
@@ -980,6 +1019,7 @@ def _world_names(world: World) -> dict[Any, dict[str, Any]]:
             "new_brokers": lambda settings: world.new_brokers(),
             "forget_brokers": world.forget_brokers,
         },
+        streaming.release.task.sender: {"TaskContext": SimpleNamespace(get=world.task_context)},
         streaming.release.task.send_on_time: {"set": sim.OrderedSet},
         streaming.sinks.outcomes: {
             "connect": lambda _: Client(world.new_brokers()),
