@@ -33,8 +33,8 @@ class Order:
         known_at = self._known_at(arrival)
         for other in came if known_at is not None else ():
             assert known_at is not None
-            is_late = (
-                other.deliver_at > arrival.deliver_at and known_at < other.deliver_at - self._accounts.dispatched_millis
+            is_late = self._goes_before(arrival, other) and (
+                known_at < other.deliver_at - self._accounts.dispatched_millis
             )
             require(
                 not is_late,
@@ -48,9 +48,25 @@ class Order:
 
         The time of a message that was moved, or parked, may have been decided as late as it was due.
         """
-        account = self._accounts.accounts[arrival.position, arrival.subscription]
         taken_at = self._taken_at.get(arrival.position.rsplit(":", 2)[0])
         if taken_at is None:
             return None
-        is_as_sent = not account.is_moved and account.due == arrival.deliver_at
-        return taken_at if is_as_sent else max(taken_at, arrival.deliver_at)
+        return taken_at if self._is_as_sent(arrival) else max(taken_at, arrival.deliver_at)
+
+    def _goes_before(self, one: Arrival, other: Arrival) -> bool:
+        """Whether a message is due before another one, or together with it and has the lower id."""
+        if one.deliver_at != other.deliver_at:
+            return one.deliver_at < other.deliver_at
+        # What was moved, or parked, goes by other times, too.
+        return _id_of(one) < _id_of(other) and self._is_as_sent(one) and self._is_as_sent(other)
+
+    def _is_as_sent(self, arrival: Arrival) -> bool:
+        """Whether a message has come at the time that its sender gave it."""
+        account = self._accounts.accounts[arrival.position, arrival.subscription]
+        return not account.is_moved and account.due == arrival.deliver_at
+
+
+def _id_of(arrival: Arrival) -> tuple[int, ...]:
+    """Returns ledger, entry and number in the entry."""
+    ledger, entry, _, index = arrival.position.split(":")
+    return int(ledger), int(entry), int(index)
