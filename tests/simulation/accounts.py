@@ -151,6 +151,11 @@ class Accounts:
         self.forgotten: set[str] = set()  # entries of which rows are deleted that nobody needed
         self.left_out: frozenset[str] = frozenset()  # subscriptions of which another account is kept
         self._told_again: Counter[tuple[Any, ...]] = Counter()  # after a rebuild
+        self._told_last: tuple[int, Counter[tuple[Any, ...]]] = (
+            0,
+            Counter(),
+        )  # of the last tick that told any, by its time
+        self._may_be_told: Counter[tuple[Any, ...]] = Counter()  # once more
         self.ahead_millis = self._behind_millis = 0  # the most that any machine's clock was
 
     @property
@@ -341,8 +346,21 @@ class Accounts:
             self._told_again[key] += row["n_named"] or 1
         if row["is_repeat"] and (is_of_command or self.n_rebuilds):
             return
-        self._told[key] += row["n_named"] or 1
+        n = row["n_named"] or 1
+        if self._told[key] + n > self._recorded[key] and self._may_be_told[key] >= n:
+            self._may_be_told[key] -= n
+            return
+        self._told[key] += n
         require(self._told[key] <= self._recorded[key], f"told, and not in `outcomes`: {key}")
+        at, last = self._told_last
+        if row["applied_at"] > at:
+            self._told_last = row["applied_at"], Counter({key: n})
+        elif row["applied_at"] == at:
+            last[key] += n
+
+    def producers_forgotten(self) -> None:
+        """The broker has forgotten the job's producers: what it told last may be told once more."""
+        self._may_be_told = self._told_last[1]
 
     def is_gone(self, entry: str) -> bool:
         """Whether outcomes say that nobody gets any message of an entry."""

@@ -5,7 +5,8 @@ It promises what Pulsar's docs do, and `test_fakes.py` compares with a real one:
 - A topic keeps entries in order; an entry that was answered is not lost ("Messaging", Persistent topics).
 - Deduplication: an entry whose sequence id is not above the last one of its producer's name is answered with the id
   -1:-1, and dropped ("Message deduplication"). A name that nobody has used for six hours is forgotten
-  (`brokerDeduplicationProducerInactivityTimeoutMinutes`).
+  (`brokerDeduplicationProducerInactivityTimeoutMinutes`); a broker that loads the topic after that may know it again,
+  of entries after the last snapshot (`MessageDeduplication.purgeInactiveProducers`).
 - Of a message in chunks it looks at the last chunk alone (PIP 37, and from 3.0.2 on `MessageDeduplication`).
 - A broker that loads a topic has the last ids of the newest snapshot (`brokerDeduplicationEntriesInterval`), and of the
   entries after it: there each chunk counts as the whole message. All names are in use again from then on.
@@ -53,7 +54,7 @@ _NEXT_SECONDS = 1e-7  # between two things that come one after the other
 LOST_AFTER_SECONDS = (30.0, 60.0)  # after which a broker drops a connection that is silent: `keepAliveIntervalSeconds`
 _DISPATCH_SECONDS = (0.005, 0.05, 0.5)  # from when an entry is stored until it is sent to consumers, where it is late
 _LATE_DISPATCHES = 0.1
-_FORGETS_SECONDS = 6 * 3600  # a producer's name
+FORGETS_SECONDS = 6 * 3600  # after which a broker forgets a producer's name that nobody uses
 _UNSIGNED = (1 << 64) - 1
 _BROKERS = 2
 MAX_MESSAGE_BYTES = 131_072  # of which batches are well below
@@ -149,6 +150,7 @@ class Cluster:
         self.scheduler.after(self.scheduler.random.uniform(0.05, 2.0), partial(self._load, topic))
 
     def _disconnect(self, topic: Topic) -> None:
+        self._forget_unused(topic)
         topic.is_open = False
         self._end_producers(topic, [*topic.producers])
         if topic.reader is not None:
@@ -186,6 +188,8 @@ class Cluster:
     def crash(self, seconds: float) -> None:
         """The broker ends, and is there again after a while. Entries and cursors are at the bookies."""
         self.is_up = False
+        for topic in self.topics.values():
+            self._forget_unused(topic)
         for link in [*self.links]:
             link.cut(DisconnectedError("the broker has ended"))
         self.scheduler.after(seconds, self._begin)
@@ -213,12 +217,21 @@ class Cluster:
                 topic.reader = None
             topic.plain_readers = [reader for reader in topic.plain_readers if reader.link is not link]
 
+    def _forget_unused(self, topic: Topic) -> None:
+        """Forgets the names that nobody has used for long, and takes a snapshot without them, as of the last one."""
+        forgotten_at = self.scheduler.now - FORGETS_SECONDS
+        names = [name for name, at in topic.seen_at.items() if at < forgotten_at and name not in topic.producers]
+        for name in names:
+            del topic.seen_at[name]
+            topic.last_ids.pop(name, None)
+        if names:
+            topic.snapshot = dict(topic.last_ids)
+
     def produce(self, link: Link, topic: Topic, name: str, producer_id: int) -> int:
         """Gives a connection a producer's name; returns its last sequence id."""
         if topic.producers.get(name, (link, producer_id)) != (link, producer_id):
             raise RefusedError(ServerError.ProducerBusy, f"{name} is connected".encode())
-        if self.scheduler.now - topic.seen_at.get(name, self.scheduler.now) > _FORGETS_SECONDS:
-            topic.last_ids.pop(name, None)
+        self._forget_unused(topic)
         topic.producers[name] = link, producer_id
         return topic.last_ids.get(name, -1)
 

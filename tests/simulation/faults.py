@@ -46,6 +46,7 @@ USUAL_RATES: Mapping[str, float] = {
     "import": 0.04,
     "other system ends": 0.01,
     "seeds with imports": 0.12,
+    "seeds with a long pause": 0.1,
     "rebuilt elsewhere": 0.003,
 }
 

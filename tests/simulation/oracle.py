@@ -19,6 +19,7 @@ from tests.simulation.added import ADDED, Added
 from tests.simulation.expected import Arrival, Chunked, Expected
 from tests.simulation.importing import ImportedItems, is_imported
 from tests.simulation.kept import KeptCancels
+from tests.simulation.long_pause import Doubles
 from tests.simulation.ordered import Order
 from tests.simulation.recurring import Schedules
 from tests.simulation.rejected import Rejected
@@ -26,6 +27,7 @@ from tests.simulation.schedule_keys import ScheduleKeys
 from tests.simulation.shaped import Rates, Windows
 from tracker.wire.delaylake_pb2 import ControlOutcome, Result
 
+_CONFIRMED_MILLIS = 30_000  # after which what was put aside is not sent again; a second where nothing is slow
 _GIVEN_UP_MILLIS = 90_000  # after which a message whose chunks have not come is none
 
 
@@ -58,6 +60,7 @@ class Oracle:
         self._published_at: dict[str, int] = {}  # by position, ms since the epoch
         self.schedules = Schedules(self.accounts)
         self.added = Added(self.accounts, self.expected)
+        self.doubles = Doubles()
         self.kept = KeptCancels(self.accounts, self.expected, self.taken_at)
         self.order = Order(self.accounts, self.expected, self.taken_at)
 
@@ -81,6 +84,8 @@ class Oracle:
     def arrived(self, arrival: Arrival) -> None:
         """A message of a source topic has come to a destination: never early, and once."""
         position, subscription = arrival.position, arrival.subscription
+        if self.doubles.is_one(arrival):
+            return
         sender_now = self.now() + arrival.ahead_millis
         if is_imported(position):
             self.came[position, subscription] += 1
@@ -179,6 +184,16 @@ class Oracle:
             n, came = self.recorded[position, name], self.came[position, name]
             if n > came:
                 raise BrokenGuaranteeError(f"`deliveries` has {position} of {name} {n} times, it came {came} times")
+
+    def producers_forgotten(self, since: int) -> None:
+        """The broker has forgotten the job's producers.
+
+        Args:
+            since: no job has run since then, ms since the epoch.
+        """
+        self.doubles.may_come(self.came - self.recorded)
+        self.rejected.producers_forgotten(since - _CONFIRMED_MILLIS)
+        self.accounts.producers_forgotten()
 
     def is_behind(self, subscription: str) -> bool:
         """Whether a subscription has got messages that `deliveries` does not have for good."""

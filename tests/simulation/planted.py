@@ -230,6 +230,23 @@ def _deduplication_off() -> Planted:
     return stack
 
 
+def _forgotten_for_good() -> Planted:
+    of_topics: dict[Any, set[str]] = {}
+
+    def forget(self: Cluster, topic: Any) -> None:
+        before = {*topic.seen_at}
+        original(self, topic)
+        of_topics.setdefault(topic, set()).update(before - {*topic.seen_at})
+
+    def store(self: Cluster, topic: Any, name: str, entry: Any, data: bytes) -> Any:
+        if name in of_topics.get(topic, ()):
+            topic.last_ids.pop(name, None)
+        return store_it(self, topic, name, entry, data)
+
+    original, store_it = Cluster._forget_unused, Cluster.store
+    return mock.patch.multiple(Cluster, _forget_unused=forget, store=store)
+
+
 def _two_lanes_with_one_name() -> Planted:
     original = producer_name
 
@@ -666,6 +683,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "rows of a tick written again": _rows_of_a_tick_written_again,
     "a replayed batch sends": _a_replay_sends,
     "the broker's deduplication is off": _deduplication_off,
+    "deduplication is inactive after six hours": _forgotten_for_good,
     "two lanes with one producer name": _two_lanes_with_one_name,
     "two shards with one producer name": _two_shards_with_one_name,
     "sent a moment early": _sent_early,
@@ -755,6 +773,11 @@ RATES: dict[str, dict[str, float]] = {
     "commits of a killed writer not forced": {"power loss": 0.004, "crash": 0.01},
     "the epoch is not checked before a commit": {"pause": 0.008},
     "nor before anything is sent": {"pause": 0.008},
+    "deduplication is inactive after six hours": {
+        "seeds with a long pause": 1.0,
+        "crash": 0.015,
+        "connection lost": 0.05,
+    },
     "durable before it is confirmed": _LOST,
     "durable before it is settled": _LOST,
     "an offset that another job has replaced is taken": {"write hangs": 0.03},

@@ -24,6 +24,7 @@ class Rejected:
         self._expected = expected
         self._recorded: Counter[str] = Counter()
         self._put_aside: Counter[str] = Counter()
+        self._put_aside_at: dict[str, int] = {}  # the last time, ms since the epoch
         self._answers: dict[str, str] = {}  # by position of a message with a request id
         self._may_repeat: set[str] = set()  # positions that the topic had at a rebuild, and the table did not
         self.n_rebuilds = 0
@@ -38,8 +39,9 @@ class Rejected:
         self._recorded[position] += 1
         require(self._recorded[position] == 1, f"{position} is in `rejects` twice")
 
-    def put_aside(self, position: str) -> None:
-        """A message is in a topic of rejects."""
+    def put_aside(self, position: str, now: int) -> None:
+        """A message is in a topic of rejects, since now, ms since the epoch."""
+        self._put_aside_at[position] = now
         message = self._expected.get(position)
         require(message is not None and bool(message.rejected_for), f"{position} is in the topic of rejects")
         self._put_aside[position] += 1
@@ -57,6 +59,10 @@ class Rejected:
         """The checkpoint was rebuilt: what comes again, and only the topic has, is put aside again."""
         self.n_rebuilds += 1
         self._may_repeat |= {position for position in self._put_aside if not self._recorded[position]}
+
+    def producers_forgotten(self, since: int) -> None:
+        """The broker has forgotten the job's producers: what they have sent since a time may be put aside again."""
+        self._may_repeat |= {position for position, at in self._put_aside_at.items() if at >= since}
 
     def answered(self, row: Mapping[str, Any]) -> None:
         """A message with a request id is answered in `outcomes`."""

@@ -21,7 +21,7 @@ from tests.simulation.rebuilding import Copy
 from tests.simulation.scheduler import wall_seconds
 from warehouse.delta.fencing import EPOCH, FencedError
 from warehouse.maintenance.maintain import maintain
-from warehouse.queries.listing import PendingMessage
+from warehouse.queries.listing import PendingFilter, PendingMessage
 from warehouse.queries.pending_messages import Pending
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _KEPT_MILLIS = 15_000  # of rows that nobody needs; of deliveries and outcomes the service keeps more
 _PAGE = 4  # messages
 _OF_JOB = re.compile("delaylake-[0-9a-f]{12}")  # the app id of a job's transactions
+_OVERDUE_TOO = PendingFilter(due_from=0)
 _NAMED = ["ledger_id", "entry_id", "partition", "batch_index", "subscription"]
 
 
@@ -142,7 +143,7 @@ class _Listing:
 
     def read_on(self) -> None:
         if not self._is_whole:
-            page = Pending(self._settings, self._topic, cursor=self._cursor).page(_PAGE)
+            page = Pending(self._settings, self._topic, _OVERDUE_TOO, self._cursor).page(_PAGE)
             self._found += page.messages
             self._cursor = page.cursor
             self._is_whole = page.cursor is None

@@ -6,6 +6,8 @@ import contextlib
 import random
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from broker.pulsar_admin.admin_rest import AdminClient
 from broker.standalone import EmbeddedBroker
 from streaming.sinks.outcomes import _PRODUCER_OPTIONS
 from tests.simulation import tables as fake_tables
-from tests.simulation.broker import SNAPSHOT_ENTRIES, Admin, Client, SimulatedBrokers
+from tests.simulation.broker import FORGETS_SECONDS, SNAPSHOT_ENTRIES, Admin, Client, SimulatedBrokers
 from tests.simulation.faults import Faults
 from tests.simulation.load import Producers
 from tests.simulation.scheduler import Process
@@ -385,6 +387,118 @@ def test_a_topic_that_is_loaded_again_knows_in_memory_what_it_knows_on_pulsar(
     ids = [one for one in real if isinstance(one, int)]
     assert len({*ids}) > 5
     assert any(one[3] >= 0 for one in real if isinstance(one, list)), "something was repeated"
+
+
+def _forgetful_script(brokers: Brokers, topic: str, chance: random.Random, act: Any) -> list[Any]:
+    """What producers are told of whom some are closed for so long that the broker forgets them, and some are not."""
+    told: list[Any] = []
+    producers: dict[str, Any] = {}
+    sent = Counter[str]()
+
+    def send(name: str, n: int) -> None:
+        producer = producers.get(name) or act.opened(lambda: brokers.produce(topic, name))
+        producers[name] = producer
+        first = max(1, sent[name] + chance.choice([0, 1, 1]))
+        for sequence_id in range(first, first + n):
+            producer.send(single_entry(OutgoingMessage(sequence_id, b"x"), name.encode(), 1_000))
+        producer.flush()
+        act.wait(lambda: producer.has_arrived)
+        sent[name] = max(sent[name], first + n - 1)
+        told.append([name, first, n, producer.repeated_to, producer.last_sequence_id])
+
+    def look(unload: bool) -> None:
+        for one in producers.values():
+            one.close()(5.0)
+        producers.clear()
+        if unload:
+            act.unload(topic)
+        for name in names:
+            producers[name] = act.opened(lambda of=name: brokers.produce(topic, of))
+            told.append([name, producers[name].last_sequence_id])
+
+    names = "pqrst"
+    for _ in range(6):  # more than one snapshot, and some after it
+        for name in names:
+            send(name, chance.randrange(1, 4))
+    unused = [name for name in names if chance.random() < 0.6] or ["p"]
+    for name in unused:
+        producers.pop(name).close()(5.0)
+    for name in act.probes:
+        send(name, 1)
+        producers.pop(name).close()(5.0)
+    # What was closed before a name that is forgotten is forgotten, too. Whoever is asked for is in use again.
+    act.wait_until_forgotten(lambda name: act.opened(lambda: brokers.produce(topic, name)))
+    for name in names:
+        if name not in unused:
+            send(name, 1)
+    look(unload=False)
+    look(unload=chance.random() < 0.7)
+    for name in names:
+        send(name, 2)
+    look(unload=True)
+    return told
+
+
+_PROBES = tuple(f"probe {i}" for i in range(30))  # names that are closed after the others
+
+
+class _Forgetful(_OnPulsar):
+    """A real broker that forgets producers after a minute."""
+
+    probes = _PROBES
+
+    def wait_until_forgotten(self, open_it: Callable[[str], Any]) -> None:
+        for name in self.probes:
+            time.sleep(10)
+            producer = open_it(name)
+            producer.close()(5.0)
+            if producer.last_sequence_id < 0:
+                return
+        raise AssertionError("no producer is forgotten")
+
+
+class _ForgetfulInMemory(_InMemory):
+    """The same in a simulated world."""
+
+    probes = _PROBES
+
+    def wait_until_forgotten(self, open_it: Callable[[str], Any]) -> None:
+        self._world.scheduler.wait(FORGETS_SECONDS + 60)
+        producer = open_it(self.probes[0])
+        assert producer.last_sequence_id < 0
+        producer.close()(5.0)
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    conf = {
+        "brokerDeduplicationProducerInactivityTimeoutMinutes": "1",
+        "brokerDeduplicationEntriesInterval": f"{SNAPSHOT_ENTRIES}",
+        "brokerDeduplicationSnapshotFrequencyInSeconds": "0",
+    }
+    made = EmbeddedBroker(tmp_path_factory.mktemp("forgetful"), conf)
+    try:
+        made.start(port=0, http_port=0)
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+def test_producers_that_nobody_uses_are_forgotten_in_memory_as_by_pulsar(
+    forgetful: EmbeddedBroker, topic: str, seed: int
+) -> None:
+    with contextlib.closing(Brokers(forgetful.settings)) as brokers:
+        real = _forgetful_script(brokers, topic, random.Random(seed), _Forgetful(forgetful))
+
+    def script(world: World, process: Process) -> list[Any]:
+        simulated = SimulatedBrokers(world.cluster, process)
+        return _forgetful_script(simulated, topic, random.Random(seed), _ForgetfulInMemory(world))
+
+    assert _told_in_memory(seed, script) == real
+    assert any(one[1:] == [-1] for one in real), "some were forgotten"
+    assert any(len(one) == 2 and one[1] > 0 for one in real), "and others not"
 
 
 def _client_script(clients: list[Any], topic: str, chance: random.Random) -> list[Any]:

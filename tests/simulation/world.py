@@ -61,6 +61,7 @@ from tests.simulation.faults import USUAL_RATES, Fault, Faults
 from tests.simulation.importing import Import, OtherSystem, import_names
 from tests.simulation.job_start import JobStart
 from tests.simulation.load import Producers
+from tests.simulation.long_pause import HOURS, LongPause
 from tests.simulation.oracle import Oracle
 from tests.simulation.rebuilding import Rebuild, create_tables, empty_tables, rebuild_names
 from tests.simulation.retaining import Maintenance
@@ -79,8 +80,7 @@ NAMESPACE = "persistent://public/default"
 _PACKAGES = {"conf", "tracker", "status", "broker", "warehouse", "streaming", "checkpoint_from_tables"}
 _BACKOFF = {"first": "1s", "factor": 2, "max": "8s", "attempts": 10}
 _RATE = {"messages_per_second": 5, "burst": 5}  # more than come, but for what was missed
-# Of the hour in which a simulation is: every other minute is open, the even ones for half of the seeds.
-_WINDOWS = [[{"from": f"08:{m:02}", "to": f"08:{m + 1:02}"} for m in range(first, 59, 2)] for first in (0, 1)]
+_HOUR = 8  # of the day in which a simulation begins
 _FIRST_OWN = 1_000  # the first number of connections that their user closes
 _TAKEN_OVER = 0.5  # how often a job that is paused is taken over by another machine
 _JUMPS_SECONDS = (-20.0, -2.0, -0.3, 0.3, 2.0, 20.0)  # of a machine's clock
@@ -139,6 +139,12 @@ class Result:
     done: list[Fault] = field(default_factory=list)
 
 
+def _windows(seed: int, hours: Sequence[int]) -> list[dict[str, str]]:
+    """Returns windows of hours of the day: every other minute is open, the even ones for half of the seeds."""
+    first = seed // 2 % 2
+    return [{"from": f"{hour:02}:{m:02}", "to": f"{hour:02}:{m + 1:02}"} for hour in hours for m in range(first, 59, 2)]
+
+
 def _minute(time_of_day: str) -> int:
     """Returns the minute of the day of a time, HH:MM."""
     hours, minutes = time_of_day.split(":")
@@ -162,6 +168,8 @@ class World:
         self.logs = {name: fake_tables.Log(name, schema) for name, schema in FENCED.items()}
         for log in self.logs.values():
             log.on_forced = self._stored_for_good
+        self.long_pause = LongPause(self)
+        hours = (_HOUR, _HOUR + HOURS) if self.long_pause.is_made else (_HOUR,)
         self.settings = Settings(
             warehouse="file:/nowhere",
             checkpoint=f"file:{self.disk.folder}/machine 0",
@@ -185,7 +193,7 @@ class World:
                     "source": f"{NAMESPACE}/mails",
                     "subscriptions": [
                         {"name": "c", "type": "Exclusive", "rate": _RATE},
-                        {"name": "w", "windows": _WINDOWS[plan.seed // 2 % 2]},
+                        {"name": "w", "windows": _windows(plan.seed, hours)},
                     ],
                 },
             ],
@@ -280,7 +288,7 @@ class World:
                 if is_put_aside:
                     self.trace(f"{position} is put aside: {properties['delaylake.reason']}")
                     if not self.oracle.added.is_given_up(position, properties["delaylake.reason"]):
-                        self.oracle.rejected.put_aside(position)
+                        self.oracle.rejected.put_aside(position, self.oracle.now())
                     continue
                 self.trace(f"{name} gets {position} from {entry.producer} {entry.sequence_id >> 22}")
                 due, occurrence, attempt = (
@@ -434,13 +442,17 @@ class World:
         if process.is_paused and link.error is None:
             link.cut(DisconnectedError("the connection was silent"))
 
-    def lose_power(self) -> None:
-        """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
-        chance = self.scheduler.random
+    def end_all(self) -> None:
+        """Kills all processes of the service."""
         for process in dict.fromkeys(
             [*self.others, *([self.job] if self.job else []), *self.rebuilds, *self.executors]
         ):
             self.end(process)
+
+    def lose_power(self) -> None:
+        """All processes end, and what was not forced to the disk may be lost. The brokers are elsewhere."""
+        chance = self.scheduler.random
+        self.end_all()
         for log in self.logs.values():
             log.lose(chance.randint(log.forced_to, log.newest))
         if chance.random() < 0.5:
@@ -516,7 +528,7 @@ class World:
 
     def start(self) -> None:
         """Starts the job, unless it runs."""
-        if self.job is None and not self.is_over:
+        if self.job is None and not self.is_over and not self.long_pause.is_now:
             self.starts += 1
             self.has_begun = False
             if self.faults.is_now("settings edited"):
@@ -821,7 +833,8 @@ class World:
                 scheduler.after(at - _CANCELLED_BEFORE_SECONDS, partial(operators.cancel_next, topic))
         self.start()
         scheduler.after(1.0, self._each_second)
-        scheduler.run(lambda: self._has_ended() or scheduler.now > plan.seconds + plan.more_seconds)
+        ends_at = plan.seconds + plan.more_seconds
+        scheduler.run(lambda: self._has_ended() or scheduler.now > max(ends_at, self.long_pause.faults_end_at))
         self.faults.are_over = True
         self.trace("no more faults")
         self.set_clock(0.0)
@@ -865,6 +878,9 @@ class World:
             self.scheduler.after(0.1, partial(self._delete_destination, tries - 1))
 
     def _each_second(self) -> None:
+        if self.long_pause.is_now:
+            self.scheduler.at(self.long_pause.ends_at, self._each_second)
+            return
         if self.faults.is_now("broker ends"):
             seconds = self._how_long([0.5, 5.0, 30.0])
             self.trace(f"the broker ends, for {seconds} s")
