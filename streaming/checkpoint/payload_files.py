@@ -78,9 +78,10 @@ class PayloadFiles:
         return with_columns(rows, payload=left, **{COLUMN: pa.array(refs, pa.string())})
 
     def _write(self, tick: int, payloads: Sequence[pa.Buffer], is_synced: bool) -> str:
-        """Writes a file, unless it is there; returns its name.
+        """Writes a file, unless it is there whole; returns its name.
 
-        The name says what is in it: a batch that fails again and again writes the same file, and not a further one.
+        The name says what is in it: a batch that fails again and again writes the same file, and not a further one. A
+        loss of power may have left a part of the file.
         """
         digest = hashlib.blake2b(digest_size=16)
         for payload in payloads:
@@ -88,7 +89,7 @@ class PayloadFiles:
             digest.update(payload)
         name = f"{tick}-{digest.hexdigest()}"
         file = self._folder / name
-        if not file.exists():
+        if not _is_whole(file, payloads):
             self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             part = self._folder / f"{name}.{uuid.uuid4().hex[:8]}{PART}"
             try:
@@ -131,6 +132,15 @@ class PayloadFiles:
         if len(payload) != ref.length or zlib.crc32(payload) != ref.checksum:
             raise _lost(self._folder / ref.file, "is damaged")
         return payload
+
+
+def _is_whole(file: Path, payloads: Sequence[pa.Buffer]) -> bool:
+    """Whether a file is there, and has these payloads and nothing else."""
+    try:
+        with file.open("rb") as there:
+            return all(there.read(len(payload)) == memoryview(payload) for payload in payloads) and not there.read(1)
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: str, flags: int) -> int:

@@ -67,6 +67,19 @@ def test_a_batch_that_runs_again_writes_the_same_file_and_one_that_fails_leaves_
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("left", [0, ASIDE_BYTES])
+def test_a_batch_that_runs_again_writes_a_file_anew_of_which_a_loss_of_power_has_left_a_part(
+    tmp_path: Path, left: int
+) -> None:
+    rows, files = messages([(7, 0, 1_000), (7, 1, 1_000)], payload=b"x" * ASIDE_BYTES), PayloadFiles(tmp_path)
+    [name] = files_of(files.put_aside(rows, 3))
+    (tmp_path / name).write_bytes(b"x" * left)
+    again = files.put_aside(rows, 3, is_synced=True)
+    assert [*files_of(again)] == [name]
+    assert files.bring_back(again)["payload"].to_pylist() == rows["payload"].to_pylist()
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
 def test_without_large_payloads_nothing_is_written(tmp_path: Path) -> None:
     rows = rows_of(b"x" * 100, None)
     files = PayloadFiles(tmp_path / "payloads")
