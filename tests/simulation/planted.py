@@ -798,5 +798,6 @@ RATES: dict[str, dict[str, float]] = {
     "a rebuild waits for nobody": {"rebuilt elsewhere": 0.05},
 }
 
-# Not shown to be found: the simulation does not reach what would show them, or it takes more seeds than were tried.
+# Not shown to be found. It needs a line that ends while its producer looks for its broker, and finds it: none did in 13
+# seeds, seven of them with look-ups that took up to 2 s. `test_producer.py` closes one in that moment.
 NOT_FOUND = frozenset({"a producer is opened after its end"})
