@@ -763,6 +763,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 _LOST = {"checkpoint lost": 0.04}
 _RARER = {"crash": 0.001, "pause": 0.0005, "power loss": 0.0002, "broker ends": 0.002, "checkpoint lost": 0.0}
 _IMPORTED = {"seeds with imports": 1.0, "import": 0.2, "crash": 0.01, "other system ends": 0.02}
+_IN_ORDER = {"clock jumps": 0.0, "seeds with a cluster": 0.0, **_RARER}
 _RESTORED = {"seeds with backups": 1.0, "backup": 0.08, "warehouse lost": 0.06, **_RARER}
 _CUT_OFF = {"seeds with a cluster": 1.0, "executor cut off": 0.5, **_RARER}
 RATES: dict[str, dict[str, float]] = {
@@ -788,7 +789,8 @@ RATES: dict[str, dict[str, float]] = {
     "retention deletes what waits": {"maintenance": 0.2},
     "what is sent in part counts as sent": {"unload": 0.06},
     "chunks are sent again under one UUID": {"connection lost": 0.03},
-    "messages of a key are sent side by side": {"unload": 0.15, "connection lost": 0.03, "clock jumps": 0.0, **_RARER},
+    "releases of a key do not wait for each other": _IN_ORDER,
+    "messages of a key are sent side by side": {"unload": 0.15, "connection lost": 0.03, **_IN_ORDER},
     "a producer is opened after its end": {"topic offline": 0.1},
     "a task that Spark runs again has producer names of its own": _CUT_OFF,
     "a task that Spark runs again takes itself for the first": {**_CUT_OFF, "quota exceeded": 0.2},
