@@ -67,6 +67,7 @@ class Plan:
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
     dropped: Sequence[PlannedSend] = ()  # messages for subscriptions that the settings no longer have
     unsendable: Mapping[int, str] = field(default_factory=dict)  # by row: why it can't be sent
+    is_put_off: bool = False  # whether some messages are sent later than they are due
 
 
 BATCH_BYTES = 100_000  # the most bytes of a producer batch; a larger message is sent alone
@@ -205,6 +206,7 @@ def plan_release(
         has_held=any(time is not None for time in columns["was_due"]),
         limits=limits,
         unsendable=release.unsendable,
+        is_put_off=bool(attempt.put_off),
         dropped=dropped,
     )
 
@@ -304,8 +306,8 @@ def by_time(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
     that, `at` and `was_at` of some messages are set to later times.
     """
     plans = sorted(plans, key=lambda plan: (plan.tick, plan.kind))
-    if plans and plans[0].tick < plans[-1].tick:
-        _not_before_earlier_ticks(plans)
+    if plans and (plans[0].tick < plans[-1].tick or any(plan.is_put_off for plan in plans)):
+        _not_before_lower_ids(plans)
     pending = [(send, plan) for plan in plans if not plan.kind & IN_ORDER for send in plan.sends]
     pending += _in_order_of_keys([plan for plan in plans if plan.kind & IN_ORDER])
     if any(plan.has_held for plan in plans):
@@ -332,7 +334,7 @@ def _in_order_of_keys(plans: list[Plan]) -> list[tuple[PlannedSend, Plan]]:
     return joined
 
 
-def _not_before_earlier_ticks(plans: list[Plan]) -> None:
+def _not_before_lower_ids(plans: list[Plan]) -> None:
     """Puts off messages that are due before another message of their producer with a lower sequence id.
 
     Args:

@@ -79,6 +79,7 @@ def plan_release(
         has_held=has_values(release.rows, "was_due"),
         limits=limits,
         order_keys=release.order_keys,
+        is_put_off=bool(attempt.put_off),
         unsendable=release.unsendable,
         dropped=dropped,
     )

@@ -154,5 +154,6 @@ class Plan:
     has_held: bool  # whether some messages were parked
     limits: Mapping[tuple[str, str | None], RateLimit]  # the rates, by source topic and subscription
     order_keys: Sequence[bytes] | None  # of each row of a release that has to come in order; None: of another
+    is_put_off: bool = False  # whether some messages are sent later than they are due
     dropped: Sequence[PlannedSend] = ()  # messages for subscriptions that the settings no longer have
     unsendable: Mapping[int, str] = field(default_factory=dict)  # by row: why it can't be sent

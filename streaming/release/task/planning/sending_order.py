@@ -91,8 +91,9 @@ def by_time(plans: list[Plan]) -> Pending:
     """
     plans = sorted(plans, key=lambda plan: (plan.tick, plan.kind))
     lines, sends, of_plan = _joined(plans)
-    if plans[0].tick < plans[-1].tick:
-        _not_before_earlier_ticks(sends)
+    # Overdue messages are put off to one time: then `was_at` alone does not keep those of a producer in order.
+    if plans[0].tick < plans[-1].tick or any(plan.is_put_off for plan in plans):
+        _not_before_lower_ids(sends)
     are_in_order = np.array([bool(plan.kind & IN_ORDER) for plan in plans], np.bool_)[of_plan]
     order = np.flatnonzero(~are_in_order)
     if are_in_order.any():
@@ -119,11 +120,11 @@ def _joined(plans: list[Plan]) -> tuple[list[PlannedLine], Sends, Int64Array]:
     return lines, Sends.concat(parts), np.repeat(np.arange(len(plans)), [len(part) for part in parts])
 
 
-def _not_before_earlier_ticks(sends: Sends) -> None:
+def _not_before_lower_ids(sends: Sends) -> None:
     """Puts off messages that are due before another message of their producer with a lower sequence id.
 
     Args:
-        sends: ascending by tick; changed.
+        sends: those of a line ascending by sequence id; changed.
     """
     by_line = np.argsort(sends.line, kind="stable")
     at, was_at = sends.at[by_line], sends.was_at[by_line]

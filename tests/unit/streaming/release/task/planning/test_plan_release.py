@@ -219,6 +219,18 @@ def test_what_several_ticks_have_for_a_producer_goes_in_the_order_of_sequence_id
         assert ids == sorted(ids)
 
 
+def test_overdue_messages_that_are_put_off_to_one_time_go_in_the_order_of_sequence_ids() -> None:
+    """Of which one was parked, and is due again after the other one: the broker drops what has a lower id."""
+    rows = messages([(1, 0, 1_400), (1, 1, 1_500)])
+    rows = with_columns(rows, was_due=pa.array([None, 1_000]))
+    sending = json.loads(Offset(routes=known_routes(BEFORE).to_json()).to_tick().sending)
+    body = pack(release_rows(rows, 1, json.dumps(sending | {"shaped": {"now": 2_000}})))
+    plan = plan_release(BEFORE, Assignment("app", 0, 1, False, body), Attempt(put_off={(TOPIC, 0): 300}))
+    pending = by_time([plan])
+    assert [(send.sequence_id & 1, send.due) for send, _ in pending] == [(1, 1_400), (0, 1_500)]
+    assert all(send.at >= 2_300 for send, _ in pending)
+
+
 def test_what_was_retried_too_often_goes_to_the_dead_letters() -> None:
     backoff: Any = {"backoff": {"attempts": 1}}
     before = settings(A | backoff, B)
