@@ -89,6 +89,7 @@ class Command:
         n_sent: so often it was sent, under one request id.
         schedule_key: it names the message that waits under this key of its topic.
         n_others: so many other commands, restores, were sent under its request id.
+        sums_up: its outcomes are told by numbers.
     """
 
     id: str
@@ -102,6 +103,7 @@ class Command:
     schedule_key: str = ""
     n_others: int = 0
     n_refused: int = 0  # of these
+    sums_up: bool = False
     answers: dict[tuple[str, int, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     n_told_again: int = 0
     answered_at: int = 0  # the last answer, by the clock of its tick
@@ -272,7 +274,7 @@ class Accounts:
 
     def _take_back(self, row: dict[str, Any]) -> None:
         """An answer is lost with its table: what it was about is unsure, and the command is to be answered again."""
-        self._recorded[_outcome_key(row)] -= 1
+        self._recorded[self._outcome_key(row)] -= 1
         name, index = row["subscription"], row["batch_index"]
         if name in self.left_out:
             return
@@ -313,7 +315,7 @@ class Accounts:
                 self._check_rebuilt(row)
             return
         self._rows.append(row)
-        self._recorded[_outcome_key(row)] += 1
+        self._recorded[self._outcome_key(row)] += 1
         self.results[f"{row['operation']} {row['result']}"] += 1
         is_left_out = row["operation"] == "SCHEDULE" or row["result"] == "SUPERSEDED"
         if not is_left_out and row["subscription"] not in self.left_out:
@@ -336,7 +338,7 @@ class Accounts:
 
     def told(self, row: dict[str, Any]) -> None:
         """An outcome is on the outcome topic: the table has it before."""
-        key = _outcome_key(row)
+        key = self._outcome_key(row)
         if row["request_id"].startswith("rebuild-"):
             return
         is_of_command = row["request_id"] in self.commands
@@ -361,6 +363,13 @@ class Accounts:
     def producers_forgotten(self) -> None:
         """The broker has forgotten the job's producers: what it told last may be told once more."""
         self._may_be_told = self._told_last[1]
+
+    def _outcome_key(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        names = ("request_id", "subscription", "result", "operation")
+        position = ("ledger_id", "entry_id", "batch_index")
+        command = self.commands.get(row["request_id"])
+        is_summed = row["request_id"] in ("expired", "superseded") or (command is not None and command.sums_up)
+        return tuple(row[name] or 0 for name in (names if is_summed else (*names, *position)))
 
     def is_gone(self, entry: str) -> bool:
         """Whether outcomes say that nobody gets any message of an entry."""
@@ -556,10 +565,3 @@ def _soonest(command: Command, due: int) -> int:
     if command.operation == "RESCHEDULE":
         return max(command.value, command.sent_at)
     return command.sent_at if command.operation in ("POSTPONE", "RETRY", "RESTORE") else due
-
-
-def _outcome_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("request_id", "subscription", "result", "operation")
-    position = ("ledger_id", "entry_id", "batch_index")
-    is_summed = row["request_id"] in ("expired", "superseded")  # told by numbers
-    return tuple(row[name] or 0 for name in (names if is_summed else (*names, *position)))

@@ -22,6 +22,8 @@ _OPERATIONS = (
 _MOST_RETRIES = 3  # of a message; after more it is a dead letter
 _AT_ONCE = 0.06  # so many entries are named by a command when they are published
 _CANCELLED_NEXT = 12  # entries
+_BY_FILTER = 0.06  # so many commands are for all that match a filter
+_SURELY_WAITS_MILLIS = 9_000  # before it is due nothing is dispatched then
 _DELAYS_MILLIS = (0, 500, 3_000, 9_000, 25_000)
 
 
@@ -79,6 +81,9 @@ class Operators:
     def _ask_one(self, operation: str) -> None:
         chance, now = self._random, self._now()
         name = chance.choice(sorted(self._topic_of))
+        if random.Random(f"{self._name} filter {self._n_asked}").random() < _BY_FILTER:
+            self._ask_by_filter(name)
+            return
         if operation == "AGAIN":
             if self._sent:
                 command, message = chance.choice(self._sent[-20:])
@@ -127,6 +132,31 @@ class Operators:
         else:
             value = now + chance.choice(_DELAYS_MILLIS) + chance.randrange(200)
         self._send(operation, named, names, value)
+
+    def _ask_by_filter(self, name: str) -> None:
+        """Names all messages of a subscription that match a filter, as the commands `...-by-filter` do.
+
+        What matches is what the accounts say that waits: with a key, or that is due in a span of time.
+        """
+        chance, now = self._random, self._now()
+        operation = chance.choice(["CANCEL", "SKIP", "RESCHEDULE", "POSTPONE", "RESTORE"])
+        key, since = chance.choice(["", "x", "y"]), now + chance.choice([-60_000, 0, _SURELY_WAITS_MILLIS])
+        until = since + chance.choice([10_000, 60_000])
+        matching = [
+            position
+            for (position, of_name), account in self._accounts.accounts.items()
+            if of_name == name and since <= account.due < until and account.is_gone == (operation == "RESTORE")
+            if not key or self._oracle.expected[position].key == key
+        ]
+        if operation == "CANCEL":  # it names entries, of which all messages match
+            entries = {_entry_of(position) for position in matching}
+            left = {_entry_of(p) for p, n in self._accounts.accounts if n == name and p not in matching}
+            named = [(entry, -1) for entry in sorted(entries - left)]
+        else:
+            named = [(_entry_of(position), int(position.rpartition(":")[2])) for position in matching]
+        if named:
+            value = chance.choice([700, 5_000, 20_000]) + (0 if operation == "POSTPONE" else now)
+            self._send(operation, named, {name}, value, sums_up=True)
 
     def published(self, topic: str, position: str) -> None:
         """A message is in a source topic: somebody may name it at once, when the job may not have it yet."""
@@ -210,7 +240,13 @@ class Operators:
         return chance.choice(fitting) if fitting else None
 
     def _send(
-        self, operation: str, named: list[tuple[str, int]], names: set[str], value: int, schedule_key: str = ""
+        self,
+        operation: str,
+        named: list[tuple[str, int]],
+        names: set[str],
+        value: int,
+        schedule_key: str = "",
+        sums_up: bool = False,
     ) -> None:
         topic = self._topic_of[max(names)]  # names are after "*"
         command = Command(
@@ -222,18 +258,34 @@ class Operators:
             value,
             self._now(),
             schedule_key=schedule_key,
+            sums_up=sums_up,
         )
+        form = random.Random(f"{self._name} form {command.id}")
+        command.sums_up |= bool(named) and form.random() < 0.2
         asked = ["*"] if "*" in names else sorted(names)
-        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=asked)
+        if names == {one for one, of in self._topic_of.items() if of == topic} and form.random() < 0.5:
+            asked = []  # all of the topic's
+        message = ControlCommand(request_id=command.id, topic=topic, subscriptions=asked, sum_up=command.sums_up)
         entries = [_entry(entry, index) for entry, index in named]
         if schedule_key:
             entries = [SkipEntry(schedule_key=schedule_key)]
         match operation:
             case "CANCEL":
-                [one] = entries
-                named_one = CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=value)
-                message.cancel.CopyFrom(CancelDelayedMessage(schedule_key=schedule_key) if schedule_key else named_one)
+                cancels = [
+                    CancelDelayedMessage(schedule_key=schedule_key)
+                    if schedule_key
+                    else CancelDelayedMessage(ledger_id=one.ledger_id, entry_id=one.entry_id, deliver_at=value)
+                    for one in entries
+                ]
+                if len(cancels) > 1 or form.random() < 0.3:
+                    message.cancels.messages.extend(cancels)
+                else:
+                    message.cancel.CopyFrom(cancels[0])
             case "SKIP":
+                for one, (entry, index) in zip(entries, named, strict=False):
+                    account = self._accounts.accounts.get((f"{entry}:-1:{index}", max(names)))
+                    if account is not None and form.random() < 0.3:
+                        one.deliver_at = account.due  # so that it is found sooner
                 message.skip.entries.extend(entries)
             case "RESCHEDULE":
                 message.reschedule.entries.extend(entries)
@@ -267,6 +319,10 @@ class Operators:
     def _publish(self, message: ControlCommand) -> None:
         entry = single_entry(OutgoingMessage(1, message.SerializeToString()), b"operator", self._now())
         self._cluster.publish(self._settings.control.topic, entry.data)
+
+
+def _entry_of(position: str) -> str:
+    return ":".join(position.split(":")[:2])
 
 
 def _entry(entry: str, index: int) -> SkipEntry:

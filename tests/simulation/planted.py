@@ -272,6 +272,36 @@ def _names_of_each_attempt() -> Planted:
     return _after(plan_release, "producer_name", with_attempt)
 
 
+def _of_many_that_a_command_names_one_is_left_out() -> Planted:
+    original: Any = vars(decode._Request)["entries"].fget
+
+    def entries(self: decode._Request) -> Any:
+        found = original(self)
+        return found[:-1] if len(found) > 1 else found
+
+    return mock.patch.object(decode._Request, "entries", property(entries))
+
+
+def _summed_up_one_too_few() -> Planted:
+    def one_fewer(rows: Any, *_: Any) -> Any:
+        n = rows["n_named"].to_numpy()
+        fewer = pa.array(np.maximum(n - 1, np.minimum(n, 1)))
+        return rows.set_column(rows.schema.get_field_index("n_named"), "n_named", fewer)
+
+    return _after(outcomes, "to_publish", one_fewer)
+
+
+def _none_named_is_the_first_alone() -> Planted:
+    original = decode._rows
+
+    def rows(request: Any, positions: Any, keys: Any, routes: Any, newest: Any) -> Any:
+        if not request.command.subscriptions:
+            request.command.subscriptions.append(routes[request.command.topic][0].name)
+        return original(request, positions, keys, routes, newest)
+
+    return mock.patch.object(decode, "_rows", rows)
+
+
 def _sent_early() -> Planted:
     def early(entries: Any, *_: Any) -> Any:
         for entry in entries:
@@ -752,6 +782,9 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "a destination is deleted that has what is not recorded": lambda: mock.patch.object(
         Oracle, "is_behind", return_value=False
     ),
+    "of many messages that a command names one is left out": _of_many_that_a_command_names_one_is_left_out,
+    "what is summed up is one too few": _summed_up_one_too_few,
+    "a command without subscriptions is for the first one alone": _none_named_is_the_first_alone,
     "a task that Spark runs again has producer names of its own": _names_of_each_attempt,
     "a task that Spark runs again takes itself for the first": lambda: mock.patch.object(
         sender, "_is_repeated_task", return_value=False
